@@ -14,7 +14,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import connections
-from django.db.models import JSONField
+from django.db.models import JSONField, QuerySet
 from django.db.models.expressions import Col
 from django.utils.module_loading import import_string
 
@@ -86,6 +86,7 @@ class LogReader:
         self._dirty: Any = None
         #: The driver's connection that ``run`` had when that one was opened.
         self._beside: Any = None
+        self._server = ""
         self._load_time: Any = None
         #: A row that was there, by position and message id: a log that is emptied has it no more.
         self._known: tuple[Any, ...] | None = None
@@ -123,13 +124,24 @@ class LogReader:
             raise self._emptied()  # though positions may have come as far as the state again
         if self.vendor in outbox_settings().WINDOWS and not self.by_time:
             require_exact(self.vendor, self.table, self.run)  # a class of the project may not look
+        if self.window.server:
+            [(self._server,)] = self.run(f"SELECT {self.window.server}", [])
         self.window.verify(state)
         self._known, self._foreign = self._last_row(self.window.reached(state)), None
+
+    def unless_forgotten(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """Return these rows, or none where the server may have forgotten commits since ``verify``.
+
+        It gives the ids of their transactions out again, which a state from before has passed.
+        """
+        if not self._server:
+            return rows
+        return rows.extra(where=[f"{self.window.server} = %s"], params=[self._server])
 
     def believe(self, other: LogReader) -> bool:
         """Take over that a state of this log was verified by another reader; False: it cannot."""
         if self._foreign is None:
-            self._known = other._known
+            self._known, self._server = other._known, other._server
         return self._foreign is None
 
     def read(self, state: WindowState, limit: int) -> Events:

@@ -114,7 +114,8 @@ class LogCursor:
             "failed_event": failed_event,
         }
         with transaction.atomic(using=using):
-            rows = Cursor.objects.using(using).filter(pk=row.pk, revision=row.revision)
+            same = Cursor.objects.using(using).filter(pk=row.pk, revision=row.revision)
+            rows: Any = self.reader.unless_forgotten(same)
             if not rows.move(**columns, handled=F("handled") + handled, moved_at=DatabaseNow()):
                 raise CursorConflict(
                     f"The cursor {row} was moved by another process; this page is dropped."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import socket
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -38,11 +39,20 @@ ignore_startup_parameters = extra_float_digits,options
 
 @pytest.fixture(scope="module")
 def pooler():
-    """``(port,)`` of a pgbouncer with three connections to the shared PostgreSQL."""
+    """The port of a pgbouncer with three connections to the shared PostgreSQL."""
+    if "POSTGRES_URL" not in os.environ:
+        pytest.skip("no PostgreSQL")
+    with pooling(os.environ["POSTGRES_URL"]) as port:
+        yield port
+
+
+@contextmanager
+def pooling(url):
+    """Run a pgbouncer before a server, and yield its port."""
     program = find_program("pgbouncer")
-    if program is None or "POSTGRES_URL" not in os.environ:
-        pytest.skip("no pgbouncer, or no PostgreSQL")
-    server = urlsplit(os.environ["POSTGRES_URL"])
+    if program is None:
+        pytest.skip("no pgbouncer")
+    server = urlsplit(url)
     user = "postgres" if os.geteuid() == 0 else None  # it does not run as root
     if user and user not in {entry.pw_name for entry in pwd.getpwall()}:
         user = "nobody"
@@ -66,11 +76,13 @@ def pooler():
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    eventually(listens, "pgbouncer listens")
-    yield port
-    processes.kill_trees([process.pid])
-    process.wait()
-    processes.forget_process(process.pid)
+    try:
+        eventually(listens, "pgbouncer listens")
+        yield port
+    finally:
+        processes.kill_trees([process.pid])
+        process.wait()
+        processes.forget_process(process.pid)
 
 
 @on("postgres")

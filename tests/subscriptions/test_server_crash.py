@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 from django.db import connections, transaction
 
@@ -10,6 +12,7 @@ from outbox_app.eventlog.newevent import slice_of
 from outbox_app.models import Cursor
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
+from tests.faults.test_pgbouncer import pooling
 from tests.faults.tools import outbox_on
 from tests.servers import PostgreSQL
 
@@ -24,21 +27,34 @@ def server():
         yield server
 
 
+@pytest.fixture(params=[False, True], ids=["direct", "pooled"])
+def pooled(request):
+    """Whether a connection outlives the server."""
+    return request.param
+
+
 @pytest.fixture
-def alias(server, django_db_blocker, settings):
+def alias(pooled, server, django_db_blocker, settings):
     if "postgres" not in connections:
         pytest.skip("no PostgreSQL")
-    with outbox_on(server.url, django_db_blocker, settings) as alias:
+    with ExitStack() as stack:
+        url = server.url
+        if pooled:
+            port = stack.enter_context(pooling(url))
+            url = url.replace(f":{server.port}/", f":{port}/")
+        alias = stack.enter_context(outbox_on(url, django_db_blocker, settings))
         yield alias
 
 
-def commit(alias: str, stream: str, count: int = 1) -> None:
+def commit(alias: str, stream: str, count: int = 1, *, synchronous: str = "off") -> None:
     for _ in range(count):
         with transaction.atomic(using=alias):
+            with connections[alias].cursor() as cursor:
+                cursor.execute(f"SET LOCAL synchronous_commit = {synchronous}")
             publish(stream, "made")
 
 
-def test_a_partition_that_followed_another_one_in_memory(alias, server):
+def test_a_partition_that_followed_another_one_in_memory(alias, server, pooled):
     seen: list[tuple[str, int]] = []
     subscriber("two", partitions=2)(
         lambda events: seen.extend((e.stream, e.version) for e in events)
@@ -49,10 +65,7 @@ def test_a_partition_that_followed_another_one_in_memory(alias, server):
     commit(alias, idle)
     while runner.run_once():
         pass
-    with connections[alias].cursor() as cursor:
-        cursor.execute("SET synchronous_commit = on")
-        commit(alias, busy)  # all before it is on disk
-        cursor.execute("SET synchronous_commit = off")
+    commit(alias, busy, synchronous="on")  # all before it is on disk
     commit(alias, busy, 3)
     for _ in range(3):
         runner.run_once()
@@ -60,14 +73,18 @@ def test_a_partition_that_followed_another_one_in_memory(alias, server):
     [idle_state] = [each.state for each in runner.workers[0].partitions[1].cursors]
     assert idle_state.dump() != stored  # it has followed the other partition
     seen.clear()
+    before = connections[alias].connection
     server.kill()
     server.start()
-    connections[alias].close()
+    if not pooled:
+        connections[alias].close()
     commit(alias, idle, 30)
+    kept = connections[alias].connection is before
     for _ in range(50):
         for partition in runner.workers[0].partitions.values():
             partition._rest_until = float("-inf")
         runner.workers[0].backoff.succeeded()
         runner.run_once()
     runner._leave()
+    assert kept == pooled
     assert [event for event in seen if event[0] == idle] == [(idle, v) for v in range(2, 32)]

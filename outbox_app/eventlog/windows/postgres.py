@@ -29,6 +29,11 @@ XMAX = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 
 class PostgresWindow(Window[PostgresState]):
     state = PostgresState
+    # The first changes with each checkpoint, too, and there is one behind each recovery.
+    server = (
+        "(SELECT concat_ws(' ', extract(epoch FROM pg_control_last_modified), "
+        "extract(epoch FROM pg_postmaster_start_time())) FROM pg_control_system())"
+    )
 
     def start(self, after: int | None = None) -> PostgresState:
         now, cluster = self._snapshot()
