@@ -55,11 +55,9 @@ class Command(TeachingCommand):
         log = "table of one log (default: with --events all, with --archived outbox_event)"
         add("--log", metavar="LOG", help=log)
         age = (
-            "age of what is removed, at least 1 (default: OUTBOX['INBOX_RETENTION_DAYS'] and "
-            "OUTBOX['INCIDENT_RETENTION_DAYS'], 30; OUTBOX['TASK_RESULT_RETENTION_DAYS'], 30; "
-            "OUTBOX['STATISTICS_RETENTION_HOURS'], 48, "
-            "which is 2 days; OUTBOX['PREPARED_RETENTION_DAYS'] and "
-            "OUTBOX['FENCE_RETENTION_DAYS'], 30; OUTBOX['EVENT_RETENTION_DAYS'] has none)"
+            "age of what is removed, at least 1 (default: that of the kind in OUTBOX: 30 by "
+            "INBOX_, INCIDENT_, TASK_RESULT_, PREPARED_ and FENCE_RETENTION_DAYS; 2 by "
+            "STATISTICS_RETENTION_HOURS, 48; EVENT_RETENTION_DAYS has none)"
         )
         add("--older-than", type=int, metavar="DAYS", help=age)
         alias = "database alias (default: that of the inbox, of the outbox, of each log)"

@@ -158,13 +158,11 @@ class Command(TeachingCommand):
                 self.write("  not declared in the code")
             if lag.fault:
                 self.write(f"  {one_line(lag.fault, 300)}")
-            for each in lag.cursors:
-                if each.cursor.error:
-                    self.write(
-                        f"  {each.cursor.log}[{each.cursor.partition}]: "
-                        f"{one_line(each.cursor.error, 300)}"
-                    )
-                if failed := each.cursor.failed_event:
+            for cursor in (each.cursor for each in lag.cursors):
+                if cursor.error:
+                    error = one_line(cursor.error, 300)
+                    self.write(f"  {cursor.log}[{cursor.partition}]: {error}")
+                if failed := cursor.failed_event:
                     self.write(
                         f"  fails at position {failed['position']}: "
                         f"{one_line(failed['type'], 100)} {one_line(failed['stream'], 200)} "
