@@ -59,7 +59,7 @@ def test_what_was_requeued_or_put_off_is_kept_as_if_it_had_been_called_then(
     alias: str, results: Any
 ) -> None:
     job: dict[str, Any] = {"shard": 1, "task": RUN_TASK, "body": b"", "envelope": "{}"}
-    requeued, put_off = results(40, "READY"), results(40, "READY")
+    requeued, put_off, _gone = (results(40, "READY") for _ in range(3))
     DeadJob.objects.using(alias).create(task_id=requeued, staged_id=1, error="e", **job)
     held = StagedJob(task_id=put_off, available_at=now() + timedelta(hours=5), **job)
     held.save(using=alias)
