@@ -114,16 +114,13 @@ def prune_events(
     return removed
 
 
-def holds(log: type[EventLog], *, using: str | None = None) -> list[Hold]:
+def holds(log: type[EventLog], *, using: str | None = None, verify: bool = True) -> list[Hold]:
     """Return who still needs events of a log: each cursor, each parked stream.
 
-    ``using`` is a database alias, by default the log's. Raises ``ReadRefused`` where a cursor does
-    not belong to this database, or is damaged.
+    ``using`` is a database alias, by default the log's. Raises ``ReadRefused`` where a cursor is
+    damaged or, unless it is not to ``verify`` them, does not belong to this database.
     """
-    return _holds(log, using or log_alias(log), verify=True)
-
-
-def _holds(log: type[EventLog], using: str, *, verify: bool) -> list[Hold]:
+    using = using or log_alias(log)
     readers = {by: LogReader(log, using=using, by_time=by) for by in (False, True)}
     found = []
     cursors = Cursor.objects.using(using).filter(log=log._meta.db_table).order_by("pk")
@@ -202,7 +199,7 @@ def prune_steps(
         with opened, connections[using].cursor() as cursor:
             if not dry_run:
                 Subscription.objects.using(using).update(paused=F("paused"))
-            kept_by = [Hold(TOO_YOUNG, "recorded_at >= %s"), *_holds(log, using, verify=False)]
+            kept_by = [Hold(TOO_YOUNG, "recorded_at >= %s"), *holds(log, using=using, verify=False)]
             cases = " ".join(f"WHEN {hold.condition} THEN {n}" for n, hold in enumerate(kept_by))
             cursor.execute(
                 f"SELECT id, CASE {cases} END, message_id, type "

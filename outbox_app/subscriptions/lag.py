@@ -154,10 +154,7 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
 
 
 def still_read(cursors: QuerySet[Cursor]) -> Iterator[Cursor]:
-    """Yield cursors, without those in logs that were taken out of their subscription's.
-
-    Neither this process's code reads such a log, nor the code that ran the subscription last.
-    """
+    """Leave out those in logs that neither this code reads nor the one that ran last."""
     declared = {each.name: each.reads["logs"] or () for each in all_subscribers() if not each.fault}
     kept = Subscription.objects.filter(pk=OuterRef("subscription")).values("reads")
     found: Iterable[Any] = cursors.annotate(reads=Subquery(kept))

@@ -79,7 +79,8 @@ class Partition:
         self.cursors: list[LogCursor] = []
         #: That they were read on.
         self._connection: Any = None
-        self._readers = subscriber.readers(using=self.using, only=subscriber.read(part))
+        only = subscriber.read(part)
+        self._readers = [subscriber.reader(e, using=self.using, only=only) for e in subscriber.logs]
         self._rest_until = float("-inf")
 
     @property

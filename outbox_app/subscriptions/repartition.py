@@ -39,7 +39,7 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     rows = Subscription.objects.using(using).filter(pk=name)
     if rows.filter(partitions=wanted).exists():
         return
-    readers = {reader.table: reader for reader in subscriber.readers(using=using)}
+    readers = {log._meta.db_table: subscriber.reader(log, using=using) for log in subscriber.logs}
     try:
         # In autocommit: a window may not be opened inside a transaction that has written.
         known = Cursor.objects.using(using).filter(subscription=name)

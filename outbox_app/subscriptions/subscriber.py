@@ -94,10 +94,6 @@ class Subscriber:
         """Return a reader of one of its logs. The caller closes it."""
         return LogReader(log, using=self.read_from or using, only=only, by_time=self.by_time)
 
-    def readers(self, *, using: str, only: EventFilter | None = None) -> list[LogReader]:
-        """Return a reader of each of its logs. The caller closes them."""
-        return [self.reader(log, using=using, only=only) for log in self.logs]
-
     def only(self, part: int) -> EventFilter:
         """Return which rows one of its partitions handles."""
         return EventFilter(self.topics, self.types, self.partitions, part)
