@@ -103,14 +103,7 @@ def discard_dead(
 ) -> int:
     """Delete dead jobs: they are never going to be sent.
 
-    Args:
-        jobs: Which ones, for example from ``find``.
-        using: Database alias.
-        batch_size: Rows of one transaction.
-        by: Who decided, and why, for the log.
-
-    Returns:
-        How many jobs were discarded, those left out that were gone by then.
+    Takes what ``requeue_dead`` takes, and returns how many were discarded; ``by`` is for the log.
     """
     return _to_the_end(discard_for, jobs.using(using), batch_size=batch_size, by=by)
 

@@ -166,9 +166,6 @@ class LeaseHolder:
             raise self._removed()
         self._beaten_at = started
 
-    def holds(self, seconds: float) -> bool:
-        return seconds <= self.remaining
-
     @property
     def remaining(self) -> float:
         """Seconds for which the lease is certain to hold."""

@@ -86,7 +86,7 @@ class Puppet:
     def trusts_itself(self) -> bool:
         """Say whether it would publish rows of the shards in ``holder.owned``."""
         holder = self.drain.holder if self.alive and self.drain else None
-        return bool(holder and holder.joined and holder.holds(0))
+        return bool(holder and holder.joined and holder.remaining >= 0)
 
     def go(self, plan: Plan | None = None) -> None:
         """Let it run to the end of its turn, or as its plan says."""

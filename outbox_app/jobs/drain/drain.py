@@ -171,7 +171,8 @@ class Drain(ProcessLoop):
         # Before shards may be given up: their next owner must not find what was published.
         self._settle_all()
         if self.holder.sharing_is_due():
-            self._share_shards()
+            self.holder.share()
+            self._find_apps()
         self._counters.keep()
         self._shadow.keep()
         busy = False
@@ -198,11 +199,6 @@ class Drain(ProcessLoop):
         if not self.holder.joined:
             self._unsettled.record_loss(drainer=str(self))
         self._unsettled.flush()
-
-    def _share_shards(self) -> None:
-        """Share the shards with the other drainers, and look for apps that are new."""
-        self.holder.share()
-        self._find_apps()
 
     def _find_apps(self) -> list[str]:
         found = apps_with_rows(using=self.using)
@@ -289,7 +285,7 @@ class Drain(ProcessLoop):
         """Renew the lease where a send needs it. Returns the seconds that one may take."""
         if self._stop.is_set_for(FINISH_SECONDS):
             raise Stopping("The rest of the batch is left, because the drainer stops.")
-        self._beat_if_due(at_once=not self.holder.holds(seconds))
+        self._beat_if_due(at_once=seconds > self.holder.remaining)
         left = self.holder.remaining
         if left < outbox_settings().PUBLISH_TIMEOUT:
             raise LeaseLost("The lease is about to end; the batch is left to its next owner.")

@@ -41,12 +41,9 @@ def drain_outbox(
     """Drain in the foreground until SIGTERM or SIGINT, or until ``once`` is done.
 
     Args:
-        using: Database alias. Default: the outbox's.
-        interval: Seconds between two polls while idle. Default: the setting.
-        batch_size: Rows of a batch. Default: the setting.
+        using, interval, batch_size, max_jobs: What each ``Drain`` takes.
         once: Stop when nothing is left.
         processes: How many drainers, each a process of its own.
-        max_jobs: Stop after about so many jobs, in each process.
 
     Returns:
         An exit code: 0, 1 where a drainer process died, 3 where the broker is unsafe.

@@ -73,7 +73,7 @@ def test_only_the_owner_of_shard_0_takes_samples(alias, stage, drainer):
     one, other = drainer(), drainer()
     for drain in (one, other, one, other):
         drain.holder._shared_at = float("-inf")
-        drain._share_shards()
+        drain.holder.share()
     [without] = [drain for drain in (one, other) if 0 not in drain.holder.owned]
     [with_it] = {one, other} - {without}
     for drain in (one, other):
@@ -84,7 +84,7 @@ def test_only_the_owner_of_shard_0_takes_samples(alias, stage, drainer):
 
     with_it.holder.leave()
     without.holder._shared_at = float("-inf")
-    without._share_shards()
+    without.holder.share()
     without._counters.keep()
     without._counters.write()
     assert {row.source for row in rows.all()} == {str(one.holder.id), str(other.holder.id)}
