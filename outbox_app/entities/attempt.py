@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,15 +42,8 @@ class Moved(Exception):
     """Do it anew: another transaction was ahead, or an index refuses the last command's row."""
 
 
-@dataclass(frozen=True)
-class _Hidden:
-    """A callback that does nothing, but holds what a snapshot hides until its savepoint is gone."""
-
-    stream: tuple[str, str]
-    versions: list[int]
-
-    def __call__(self) -> None:
-        pass
+def _hold(stream: tuple[str, str], versions: list[int]) -> None:
+    """Do nothing after the commit: until its savepoint is gone it says what a snapshot hides."""
 
 
 class Attempt:
@@ -133,10 +126,11 @@ class Attempt:
         """Note versions that the snapshot hides; those before, too: now it sees the head itself."""
         stream = self.table, self.id
         if versions:
-            transaction.on_commit(_Hidden(stream, versions), using=self.using)
+            transaction.on_commit(partial(_hold, stream, versions), using=self.using)
         for _, callback, *_ in self.connection.run_on_commit:
-            if isinstance(callback, _Hidden) and callback.stream == stream:
-                self.hidden += callback.versions
+            held = callback.args if isinstance(callback, partial) and callback.func is _hold else ()
+            if held[:1] == (stream,):
+                self.hidden += held[1]
 
     def _load(self, head: int | None) -> None:
         # At REPEATABLE READ a plain read of MySQL shows the old version.

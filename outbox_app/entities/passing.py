@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from typing import Any
 
 from ..aliases import log_alias
@@ -95,10 +96,5 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
     told: list[Any] = [None] * len(calls)
     for number, call in enumerate(calls):
         with suppress(Exception):  # a KeyError, too: it was refused
-            told[number] = _told(queues.wait(lines[call], call))
+            told[number] = astuple(queues.wait(lines[call], call))
     return told
-
-
-def _told(answer: Outcome) -> list[Any]:
-    no = answer.rejected
-    return [answer.response, answer.version, no and [no.code, no.text], answer.replayed]
