@@ -241,7 +241,6 @@ class LogReader:
             self.close()
         self._beside = main.connection
         connection = self._dirty or connections.create_connection(self.using)
-        connection.execute_wrappers = main.execute_wrappers  # the watchdog is one of them
         try:
             with connection.cursor() as cursor:
                 if self._dirty is None:

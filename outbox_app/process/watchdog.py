@@ -75,7 +75,6 @@ class Watchdog:
             self._since = None if before is None else time.monotonic()
 
     def _around_statement(self, execute: Callable[..., Any], *args: Any) -> Any:
-        # One that has the same wrappers may execute it: that of dirty reads (``eventlog.reader``).
         self._last = args[-1]["connection"] if args else self.connection
         # Asked for here: some drivers let no other thread ask while a statement runs.
         self._socket, self._driver = _socket_of(self._last), self._last.connection

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+from django.db import connections
+
 from ..exceptions import InvalidArgument, UnknownSubscription
 from ..process.foreground import (
     Listen,
@@ -18,6 +20,7 @@ from ..process.foreground import (
     prepare,
     require_at_least,
     run_workers,
+    set_timeouts,
     stop_on_signals,
     with_trouble,
 )
@@ -57,6 +60,9 @@ def run(
     for fault in faults:
         logger.warning("Subscription left out reason=%s", fault)
     prepare(chosen[0].using)
+    replicas = {each.read_from for each in chosen if each.read_from}
+    for alias in replicas.intersection(connections):
+        set_timeouts(alias)
     work = partial(
         run_here, chosen, once=once, beside=beside, interval=interval, batch_size=batch_size
     )

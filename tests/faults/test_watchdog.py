@@ -10,14 +10,13 @@ import pytest
 from django.db import connections
 
 from outbox_app import subscriber
-from outbox_app.eventlog.reader import LogReader
-from outbox_app.models import Event
 from outbox_app.process.watchdog import Watchdog
+from outbox_app.subscriptions import run
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.patience import patience
 
-from .tools import alias_for
+from .tools import alias_for, on
 
 
 @pytest.fixture(params=["POSTGRES_URL", "MARIADB_URL"])
@@ -64,23 +63,6 @@ def test_the_end_of_a_transaction_is_cut_too(behind_a_proxy, end):
     connections[alias].close()
 
 
-@pytest.mark.parametrize("behind_a_proxy", ["MARIADB_URL"], indirect=True)
-def test_dirty_reads_are_cut_too(behind_a_proxy):
-    """Their connection is idle for as long as nothing is missing: a firewall forgets it first."""
-    alias, link = behind_a_proxy
-    reader = LogReader(Event, using=alias)
-    watchdog = Watchdog(using=alias, limit=0.5)
-    with watchdog.watching():
-        assert answer(alias) == (1,)
-        assert reader.window.dirty("SELECT 1", []) == [(1,)]
-        link.mode = "blackhole"
-        with pytest.raises(django.db.Error):
-            reader.window.dirty("SELECT 1", [])
-        link.mode = "pass"
-        assert reader.window.dirty("SELECT 1", []) == [(1,)]
-        reader.close()
-
-
 def test_a_replica_is_cut_too(behind_a_proxy):
     alias, link = behind_a_proxy
     subscriber("late", by_time=True, on_gap="park", read_from=alias)(print)
@@ -92,6 +74,19 @@ def test_a_replica_is_cut_too(behind_a_proxy):
         link.mode = "blackhole"
         with pytest.raises(django.db.Error):
             answer(alias)
+
+
+@on("postgres", "mariadb")
+@pytest.mark.django_db
+def test_connecting_to_a_replica_is_bounded(alias, monkeypatch):
+    options = {**connections[alias].settings_dict["OPTIONS"]}
+    monkeypatch.setitem(connections[alias].settings_dict, "OPTIONS", options)
+    monkeypatch.setattr(run, "prepare", lambda using: None)
+    monkeypatch.setattr(run, "run_workers", lambda work, **options: 0)
+    subscriber("late", by_time=True, on_gap="park", read_from=alias)(print)
+    assert "connect_timeout" not in options
+    run.run(["late"])
+    assert options["connect_timeout"] == 10
 
 
 def test_what_has_taken_the_place_of_its_socket_is_left_alone(behind_a_proxy):
