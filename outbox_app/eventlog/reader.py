@@ -27,6 +27,7 @@ from .record import COLUMNS, NO_ANSWER, RecordedEvent, columns_of, lazy_record
 from .requirements import require_exact
 from .state import WindowState
 from .window import TOMBSTONE, Page, Window
+from .windows.postgres import SERVER, PostgresWindow
 
 WINDOWS = {
     "postgresql": "outbox_app.eventlog.windows.postgres.PostgresWindow",
@@ -124,8 +125,8 @@ class LogReader:
             raise self._emptied()  # though positions may have come as far as the state again
         if self.vendor in outbox_settings().WINDOWS and not self.by_time:
             require_exact(self.vendor, self.table, self.run)  # a class of the project may not look
-        if self.window.server:
-            [(self._server,)] = self.run(f"SELECT {self.window.server}", [])
+        if isinstance(self.window, PostgresWindow):
+            [(self._server,)] = self.run(f"SELECT {SERVER}", [])
         self.window.verify(state)
         self._known, self._foreign = self._last_row(self.window.reached(state)), None
 
@@ -136,7 +137,7 @@ class LogReader:
         """
         if not self._server:
             return rows
-        return rows.extra(where=[f"{self.window.server} = %s"], params=[self._server])
+        return rows.extra(where=[f"{SERVER} = %s"], params=[self._server])
 
     def believe(self, other: LogReader) -> bool:
         """Take over that a state of this log was verified by another reader; False: it cannot."""

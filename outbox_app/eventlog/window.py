@@ -56,9 +56,6 @@ class Window(ABC, Generic[S]):
     state: type[S]
     needs_dirty = False
     quote = '"'
-    #: SQL of a text that is another one once the server may have forgotten commits: a pooler keeps
-    #: the connection over a crash and a fail-over. Empty: it is not known.
-    server = ""
     #: Gives the columns that the log has of its own, for one tombstone.
     own_values: Callable[[], dict[str, Any]] = dict
 

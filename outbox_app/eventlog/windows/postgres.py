@@ -25,15 +25,16 @@ from ..window import MAX_POSITIONS, Page, Window
 REBASED = "1:1:"
 #: SQL of the first transaction id that has not begun.
 XMAX = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+#: SQL of a text that is another one once the server may have forgotten commits, and after each
+#: checkpoint: a pooler keeps the connection over a crash and a fail-over.
+SERVER = (
+    "(SELECT concat_ws(' ', extract(epoch FROM pg_control_last_modified), "
+    "extract(epoch FROM pg_postmaster_start_time())) FROM pg_control_system())"
+)
 
 
 class PostgresWindow(Window[PostgresState]):
     state = PostgresState
-    # The first changes with each checkpoint, too, and there is one behind each recovery.
-    server = (
-        "(SELECT concat_ws(' ', extract(epoch FROM pg_control_last_modified), "
-        "extract(epoch FROM pg_postmaster_start_time())) FROM pg_control_system())"
-    )
 
     def start(self, after: int | None = None) -> PostgresState:
         now, cluster = self._snapshot()
