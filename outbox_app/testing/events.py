@@ -61,10 +61,8 @@ def assert_published(
     Args:
         type: Exact type.
         data: Its data, all of it. Default: any.
-        stream: Its stream. Default: any.
         count: How many of these; 0: none.
-        log: The log.
-        using: Database alias. Default: the log's.
+        stream, log, using: As for ``published_events``.
 
     Returns:
         The events.
