@@ -33,7 +33,7 @@ PAGES = {
     "docs/howto/fleet.md": ("W037", "W040", "W041"),
     "docs/howto/unique-entities.md": ("E042", "W033"),
     "docs/howto/redis.md": ("E030", "W016", "W017", "W018", "W020"),
-    "docs/howto/rabbitmq.md": ("E029", "W019", "W021"),
+    "docs/howto/rabbitmq.md": ("E029", "W019"),
     "docs/howto/poolers.md": ("W022",),
     "docs/howto/preflight.md": ("E028", "W015", "W023", "W024"),
 }

@@ -58,6 +58,8 @@ class PostgresPartitions(PostgresCopy, Partitions):
         sql = (
             "SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = {t} AND NOT tgisinternal "
             "UNION ALL SELECT 'policy ' || polname FROM pg_policy WHERE polrelid = {t} "
+            "UNION ALL SELECT 'row security' FROM pg_class WHERE oid = {t} AND relrowsecurity "
+            "UNION ALL SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = {t} "
             "UNION ALL SELECT 'foreign key ' || conname || ' of ' || conrelid::regclass "
             "FROM pg_constraint WHERE confrelid = {t} AND contype = 'f' AND conparentid = 0 "
             "UNION ALL SELECT DISTINCT 'view ' || ev_class::regclass FROM pg_rewrite r "

@@ -320,6 +320,44 @@ def test_a_row_that_moves_while_it_is_looked_up(alias, order):
 
 
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@pytest.mark.parametrize(
+    ("what", "made", "undone"),
+    [
+        (
+            "policy mine",
+            "CREATE POLICY mine ON split_order USING (true)",
+            "DROP POLICY mine ON split_order",
+        ),
+        (
+            "row security",  # without a policy nobody but the owner sees a row
+            "ALTER TABLE split_order ENABLE ROW LEVEL SECURITY",
+            "ALTER TABLE split_order DISABLE ROW LEVEL SECURITY",
+        ),
+        (
+            "rule kept",
+            "CREATE RULE kept AS ON DELETE TO split_order DO INSTEAD NOTHING",
+            "DROP RULE kept ON split_order",
+        ),
+        (
+            "view split_view",
+            "CREATE VIEW split_view AS SELECT id FROM split_order",
+            "DROP VIEW split_view",
+        ),
+    ],
+)
+@commits
+def test_what_postgresql_would_lose_is_refused(alias, order, what, made, undone):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(made)
+    try:
+        with pytest.raises(InvalidArgument, match=f"cannot be split: {what} would be lost"):
+            run_operation(OPERATIONS[0], order, alias)
+    finally:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(undone)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
 @commits
 def test_rights_and_the_comment_of_a_table_stay(alias, order):
     seen = (
