@@ -14,7 +14,7 @@ import pytest
 from django.db import InternalError, OperationalError, connections, transaction
 from django.utils import translation
 
-from outbox_app.door import client
+from outbox_app.door import client, messages, peers
 from outbox_app.entities import Command, counting, passing, queue
 from outbox_app.entities.request import Call
 from outbox_app.exceptions import (
@@ -114,6 +114,21 @@ def test_all_that_waited_have_given_up(requests: list[Any], alias: str) -> None:
     queue.queues.lines[line.key] = line
     queue.queues.lead(line)
     assert (requests, queue.queues.lines) == ([], {})
+
+
+def test_what_goes_to_a_leader_fits_one_request(requests: list[Any], alias: str) -> None:
+    line = queue.Line(queue.Key(Account, alias, leader=LEADER))
+    for number in range(40):
+        item = ["ä" * 130_000, 2, None, False]
+        asked = Command("ö" * 255, "enlist", {"item": item}, command_id=f"{number:ü>255}")
+        line.waiting[Call(asked)] = None
+    taken = 0
+    while batch := line.take():
+        taken += len(batch)
+        passing.pass_on(Account, batch, leader=LEADER)
+        body = {"type": "entities.account", "commands": requests[-1]}
+        assert len(messages.written(body)) <= peers.LIMITS["bytes"]
+    assert taken == 40
 
 
 @pytest.mark.parametrize(
