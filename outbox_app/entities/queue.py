@@ -37,7 +37,7 @@ from .request import Call, Command, Outcome, deadline_after
 
 logger = get_logger("outbox_app.entities")
 
-#: Characters of requests of a batch; for a leader an eighth: the door takes as many bytes, with ids.
+#: Characters of requests of a batch; for a leader an eighth: its door takes as many bytes in all.
 BATCH_SIZE = 4 * 1024 * 1024
 #: Commands that wait in one process, for all entities.
 MAX_WAITING = 50_000
