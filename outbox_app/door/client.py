@@ -108,7 +108,7 @@ async def _exchange(
 
 
 class _Selector(selectors.DefaultSelector):
-    """Waits as nobody's loop: under gevent all threads, which are greenlets, have one running loop.
+    """Waits without being the running loop, of which all threads have one under gevent.
 
     Django would refuse them its databases for as long as this one runs.
     """

@@ -17,12 +17,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from django.db import transaction
-
 from ..process import counters
 from ..process.tracing import MAX_LINKS, api_with_provider
 from ..text import get_logger
-from ..transactions import is_in_test
+from ..transactions import after_commit, is_in_test
 from .attempt import Attempt
 from .request import Call
 
@@ -59,7 +57,7 @@ def count_after_commit(attempt: Attempt) -> None:
             add(minute)
         write_if_due(using)
 
-    transaction.on_commit(committed, using=using, robust=True)
+    after_commit(committed, using=using, robust=True)
 
 
 def write_if_due(using: str) -> None:

@@ -60,9 +60,6 @@ def run(
     for fault in faults:
         logger.warning("Subscription left out reason=%s", fault)
     prepare(chosen[0].using)
-    replicas = {each.read_from for each in chosen if each.read_from}
-    for alias in replicas.intersection(connections):
-        set_timeouts(alias)
     work = partial(
         run_here, chosen, once=once, beside=beside, interval=interval, batch_size=batch_size
     )
@@ -100,6 +97,9 @@ def run_here(
     **options: Any,
 ) -> int:
     """Run subscriptions of one database in this thread; ``listen`` is given what stops them."""
+    replicas = {each.read_from for each in chosen if each.read_from}
+    for alias in replicas.intersection(connections):
+        set_timeouts(alias)
     runner = Runner(chosen, **options, on_turn=Progress(_progress, parent=parent))
     listen(runner.stop)
     names = ",".join(each.name for each in chosen)

@@ -31,19 +31,17 @@ def main(count: int) -> None:
     }
     django.setup()
 
-    from outbox_app.entities import passing
+    from outbox_app.entities import views
     from outbox_app.fleet import topology
     from tests.entities.models import Account
 
     Account.routed, Account.timeout = True, 60
     arrived: list[int] = []
-    answered_here = passing.answered_here
+    answered_here = views.answered_here
 
     def answered(entity, calls, seconds):
         arrived.append(len(calls))
         return answered_here(entity, calls, 60)
-
-    from outbox_app.entities import views
 
     views.answered_here = answered
 

@@ -11,7 +11,7 @@ from django.db import connections
 
 from outbox_app import subscriber
 from outbox_app.process.watchdog import Watchdog
-from outbox_app.subscriptions import run
+from outbox_app.subscriptions.run import run_here
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.patience import patience
@@ -81,11 +81,10 @@ def test_a_replica_is_cut_too(behind_a_proxy):
 def test_connecting_to_a_replica_is_bounded(alias, monkeypatch):
     options = {**connections[alias].settings_dict["OPTIONS"]}
     monkeypatch.setitem(connections[alias].settings_dict, "OPTIONS", options)
-    monkeypatch.setattr(run, "prepare", lambda using: None)
-    monkeypatch.setattr(run, "run_workers", lambda work, **options: 0)
+    monkeypatch.setattr(Runner, "run", lambda runner, once: 0)
     subscriber("late", by_time=True, on_gap="park", read_from=alias)(print)
     assert "connect_timeout" not in options
-    run.run(["late"])
+    run_here([subscriber_named("late")], once=True, listen=lambda stop: None)
     assert options["connect_timeout"] == 10
 
 

@@ -329,7 +329,7 @@ def test_a_row_that_moves_while_it_is_looked_up(alias, order):
             "DROP POLICY mine ON split_order",
         ),
         (
-            "row security",  # without a policy nobody but the owner sees a row
+            "row security",  # without a policy the owner alone sees rows
             "ALTER TABLE split_order ENABLE ROW LEVEL SECURITY",
             "ALTER TABLE split_order DISABLE ROW LEVEL SECURITY",
         ),
