@@ -13,6 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+import django.db
+
 from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..eventlog.registry import sinks
@@ -95,10 +97,12 @@ class Retention(LeasedLoop):
             self._faults.pop(kind, None)
             try:
                 removed = remove()
-            except OutboxError as error:
+            except (OutboxError, django.db.Error) as error:
+                removed = 0
                 self._faults[kind] = described(error)
                 logger.error("Not removed kind=%s error=%s", kind, self._faults[kind])
-                continue
+                if isinstance(error, django.db.Error):
+                    self._disconnect()
             self._removed += removed
             if removed:
                 logger.info("Removed kind=%s rows=%d", kind, removed)

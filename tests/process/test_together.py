@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import transaction
+from django.db import OperationalError, connections, transaction
 from django.utils.timezone import now
 
 from outbox_app import publish, subscriber
@@ -219,14 +219,23 @@ def test_a_part_is_stopped_while_it_pauses(monkeypatch: pytest.MonkeyPatch, runn
     assert part.code == 3
 
 
+@pytest.mark.parametrize("by_database", [False, True], ids=["setting", "database"])
 def test_the_retention_goes_on_after_a_kind_that_fails(
-    alias: str, settings: Any, seen_by: Any, caplog: pytest.LogCaptureFixture
+    alias: str, settings: Any, seen_by: Any, caplog: pytest.LogCaptureFixture, by_database: bool
 ) -> None:
-    settings.OUTBOX = {**settings.OUTBOX, "INBOX_DATABASE": alias, "INCIDENT_RETENTION_DAYS": 0}
+    def refuse(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if by_database and Incident._meta.db_table in sql:
+            raise OperationalError("The table is locked.")
+        return execute(sql, params, many, context)
+
+    days = 1 if by_database else 0
+    settings.OUTBOX = {**settings.OUTBOX, "INBOX_DATABASE": alias, "INCIDENT_RETENTION_DAYS": days}
     keeper.prepare(f"alias:{alias}", [checked(NewPrepared("s", "t", {}))], using=alias)
     PreparedEvent.objects.using(alias).update(state="cancelled", decided_at=now() - 99 * DAY)
     loop = Retention(using=alias)
-    assert loop.run(once=True) == 1
-    assert "incidents: InvalidArgument" in loop.trouble
+    with connections[alias].execute_wrapper(refuse):
+        assert loop.run(once=True) == 1
+    fault = "OperationalError" if by_database else "InvalidArgument"
+    assert f"incidents: {fault}" in loop.trouble
     assert "Not removed kind=incidents" in caplog.text
     assert not Lease.objects.using(alias).filter(owner__isnull=False).exists()
