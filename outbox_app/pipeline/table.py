@@ -217,23 +217,23 @@ class Archive:
         self._write(new, old, self.mark)
 
     def vacuum(self) -> int:
-        """Delete files that the table does not name, a week old. Returns how many.
+        """Delete files of ours that the table does not name, a week old. Returns how many.
 
-        Those in whose place they were are checked first. Raises ``ArchiveRefused``.
+        Those in whose place they were are checked first. What else is in the folder stays: another
+        archive, for one. Raises ``ArchiveRefused``.
         """
         with _explained(self.store):
             names = self._table.vacuum(full=True, dry_run=True)
         # Replaced files that have gone are named again and again.
         there = self.store.list() if names else {}
-        if names := [name for name in names if name in there]:
-            days = {name.partition("/")[0] for name in names}
-            for file in self._files:
-                if f"{DAY}={file.day}" in days:
-                    read_checked(self.store, file)
-            properties = _properties(self.mark)
-            with self._committing():
-                self._table.vacuum(full=True, dry_run=False, commit_properties=properties)
-            self.refresh()
+        names = [name for name in names if name in there and name.startswith(f"{DAY}=")]
+        days = {name.partition("/")[0] for name in names}
+        for file in self._files:
+            if f"{DAY}={file.day}" in days:
+                read_checked(self.store, file)
+        for name in names:
+            with suppress(FileNotFoundError):  # another process does the same
+                self.store.delete(name)
         return len(names)
 
     def _write(

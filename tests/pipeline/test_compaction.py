@@ -226,3 +226,19 @@ def test_what_is_in_their_place_is_checked_before_they_go(batches):
     path.write_bytes(content)
     assert Archive.load(batches.folder, LOG).vacuum() == 20
     batches.assert_whole()
+
+
+def test_what_is_not_its_own_in_the_folder_stays(batches):
+    """The archive of another log, whose rows were pruned, lies in a folder within."""
+    batches.add(*[3] * 20)
+    list(compact(batches.archive))
+    inner = Batches(f"{batches.folder}/payments")
+    inner.add(3, 4)
+    Path(batches.folder, "report.html").touch()
+    removed_long_ago(batches.folder)
+    before = tree(inner.folder)
+    assert Archive.load(batches.folder, LOG).vacuum() == 20
+    assert tree(inner.folder) == before
+    assert Path(batches.folder, "report.html").exists()
+    batches.assert_whole()
+    inner.assert_whole()
