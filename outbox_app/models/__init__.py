@@ -1,60 +1,34 @@
 """All models of the app, re-exported: Django looks for them here and nowhere below."""
 
-from .clock import DatabaseNow
-from .collation import compare_bytes
-from .entity import CommandsOnly, EntityRow, EntityVersion
-from .event import Event, EventLog, StreamHead
-from .gap import Gap, GapQuerySet
-from .job import (
-    DeadJob,
-    InboxEntry,
-    Incident,
-    ShadowJob,
-    ShadowNote,
-    ShadowResult,
-    StagedJob,
-    TaskResult,
-)
-from .node import Node
-from .peer import Peer
-from .prepared import Fence, PreparedEvent
-from .process import Lease, Overview, Process
-from .server import Server
-from .statistic import Statistic
-from .subscription import Cursor, DeliveredVersion, ParkedStream, Subscription
-from .transaction import CurrentTransaction
-
-__all__ = [
-    "CommandsOnly",
-    "CurrentTransaction",
-    "Cursor",
-    "DatabaseNow",
-    "DeadJob",
-    "DeliveredVersion",
-    "EntityRow",
-    "EntityVersion",
-    "Event",
-    "EventLog",
-    "Fence",
-    "Gap",
-    "GapQuerySet",
-    "InboxEntry",
-    "Incident",
-    "Lease",
-    "Node",
-    "Overview",
-    "ParkedStream",
-    "Peer",
-    "PreparedEvent",
-    "Process",
-    "Server",
-    "ShadowJob",
-    "ShadowNote",
-    "ShadowResult",
-    "StagedJob",
-    "Statistic",
-    "StreamHead",
-    "Subscription",
-    "TaskResult",
-    "compare_bytes",
-]
+from .clock import DatabaseNow as DatabaseNow
+from .collation import compare_bytes as compare_bytes
+from .entity import CommandsOnly as CommandsOnly
+from .entity import EntityRow as EntityRow
+from .entity import EntityVersion as EntityVersion
+from .event import Event as Event
+from .event import EventLog as EventLog
+from .event import StreamHead as StreamHead
+from .gap import Gap as Gap
+from .gap import GapQuerySet as GapQuerySet
+from .job import DeadJob as DeadJob
+from .job import InboxEntry as InboxEntry
+from .job import Incident as Incident
+from .job import ShadowJob as ShadowJob
+from .job import ShadowNote as ShadowNote
+from .job import ShadowResult as ShadowResult
+from .job import StagedJob as StagedJob
+from .job import TaskResult as TaskResult
+from .node import Node as Node
+from .peer import Peer as Peer
+from .prepared import Fence as Fence
+from .prepared import PreparedEvent as PreparedEvent
+from .process import Lease as Lease
+from .process import Overview as Overview
+from .process import Process as Process
+from .server import Server as Server
+from .statistic import Statistic as Statistic
+from .subscription import Cursor as Cursor
+from .subscription import DeliveredVersion as DeliveredVersion
+from .subscription import ParkedStream as ParkedStream
+from .subscription import Subscription as Subscription
+from .transaction import CurrentTransaction as CurrentTransaction
