@@ -183,10 +183,10 @@ def contest(servers: Servers, leads: list[str], callers: list[int], seconds: flo
 def leader(urls: list[str]) -> int:
     """Return the number of the server that leads the hot entity."""
     from outbox_app.eventlog.newevent import slice_of
-    from outbox_app.fleet.topology import allocation
+    from outbox_app.fleet.topology import leaders_of
 
     configure(FLEET={"SERVICE": "shop", "TOPOLOGY": urls})
-    return urls.index(allocation(())[slice_of("hot")])
+    return urls.index(leaders_of(())[slice_of("hot")])
 
 
 def over_http(seconds: float, errors: list[str]) -> float:

@@ -37,21 +37,22 @@ def other_leader(slice: int) -> str:
     Empty: this process leads it, or none does.
     """
     conf = fleet_settings()
-    if conf.TOPOLOGY is None or not conf.SERVICE:
-        return ""
-    listed = conf.TOPOLOGY == "elected"
-    owners = allocation(known_of(conf.SERVICE).watch.listing().servers if listed else ())
+    listed = conf.TOPOLOGY == "elected" and conf.SERVICE
+    owners = leaders_of(known_of(conf.SERVICE).watch.listing().servers if listed else ())
     address = owners[slice] if owners else ""
     return "" if address == conf.ADDRESS else address
 
 
-def allocation(members: Iterable[Member | Server]) -> tuple[str, ...]:
-    """Return the address of the leader of each slice, as the setting TOPOLOGY says; empty: none."""
-    topology = fleet_settings().TOPOLOGY
-    if topology == "elected":
-        servers = {m for m in members if m.kind == SERVER and m.weight and not m.draining}
-        return _allocation(tuple(sorted((m.address, m.weight) for m in servers)))
-    return _allocation(tuple((address, 1) for address in topology or ()))
+def leaders_of(members: Iterable[Member | Server]) -> tuple[str, ...]:
+    """Return the address of the leader of each slice of this service's entities; empty: none."""
+    conf = fleet_settings()
+    if not conf.SERVICE:
+        return ()
+    if conf.TOPOLOGY == "elected":
+        found = [m for m in members if m.service == conf.SERVICE and m.kind == SERVER]
+        leads = [(m.address, m.weight) for m in found if m.weight and not m.draining]
+        return _allocation(tuple(sorted(leads)))
+    return _allocation(tuple((address, 1) for address in conf.TOPOLOGY or ()))
 
 
 @lru_cache(maxsize=8)
@@ -87,12 +88,6 @@ def live_servers(*, using: str) -> list[Server]:
     """Return the newest servers of the database's registry that are not silent. Changes nothing."""
     rows = Server.objects.using(using).filter(kind=Server.Kind.SERVER)
     return alive(rows.order_by("-started_at")[:LISTED])
-
-
-def leaders_of(members: Iterable[Member | Server]) -> tuple[str, ...]:
-    """Return the address of the leader of each slice of this service's entities; empty: none."""
-    service = fleet_settings().SERVICE
-    return allocation(each for each in members if each.service == service) if service else ()
 
 
 def slices(members: Iterable[Member | Server]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from django.utils import timezone
 from outbox_app.eventlog.newevent import slice_of
 from outbox_app.fleet import cluster
 from outbox_app.fleet.balance import Failing
-from outbox_app.fleet.topology import allocation
+from outbox_app.fleet.topology import leaders_of
 from outbox_app.models import Server
 from tests.entities.models import Account
 
@@ -52,7 +52,7 @@ def test_who_leads_what(fleet, superuser, monkeypatch):
     failing = Failing("<b>refused</b> password=hunter2", 3, 5.0, known.balance.clock() + 1000)
     known.balance.failing[TWO] = failing
     monkeypatch.setattr(cluster, "_services", {"shop": known})
-    leads = allocation(fleet).count(ONE)
+    leads = leaders_of(fleet).count(ONE)
     shown = text(superuser.get(SERVERS, {"service": "shop"}))
     assert f"host:1 shop is called {ONE} 100" in shown
     assert f" {leads} - " in shown
@@ -69,7 +69,7 @@ def test_the_leader_of_an_entity(alias, fleet, superuser, monkeypatch):
     address = reverse("admin:entities_account_change", args=["a"])
     assert ONE not in text(superuser.get(address))
     monkeypatch.setattr(Account, "routed", True)
-    leader = allocation(fleet)[slice_of("a")]
+    leader = leaders_of(fleet)[slice_of("a")]
     assert f"Leads it: {leader}" in text(superuser.get(address))
     Server.objects.using(alias).all().delete()
     assert "Leads it: -" in text(superuser.get(address))

@@ -13,7 +13,7 @@ from outbox_app.entities.passing import leader_of
 from outbox_app.entities.request import Call
 from outbox_app.fleet import topology
 from outbox_app.fleet.registry import CLIENT, Member
-from outbox_app.fleet.topology import allocation, other_leader
+from outbox_app.fleet.topology import leaders_of, other_leader
 from tests.entities.models import Account
 from tests.patience import eventually
 
@@ -31,8 +31,8 @@ def no_server_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_goes_moves_its_own_slices(fleet: Any) -> None:
-    before = allocation(map(member, URLS))
-    after = allocation(map(member, reversed(URLS[1:])))
+    before = leaders_of(map(member, URLS))
+    after = leaders_of(map(member, reversed(URLS[1:])))
     assert len(before) == 1024
     assert all(180 < count < 330 for count in Counter(before).values())
     moved = [n for n in range(1024) if before[n] != after[n]]
@@ -41,18 +41,18 @@ def test_a_server_that_goes_moves_its_own_slices(fleet: Any) -> None:
 
 
 def test_by_weight(fleet: Any) -> None:
-    counts = Counter(allocation([member(URLS[0], weight=30), member(URLS[1], weight=90)]))
+    counts = Counter(leaders_of([member(URLS[0], weight=30), member(URLS[1], weight=90)]))
     assert counts[URLS[1]] == pytest.approx(768, abs=60)
 
 
 def test_who_leads_nothing(fleet: Any) -> None:
     others = [member(URLS[1], weight=0), member(URLS[2], draining=True), member("", kind=CLIENT)]
-    assert set(allocation([member(URLS[0]), *others])) == {URLS[0]}
-    assert allocation(others) == ()
+    assert set(leaders_of([member(URLS[0]), *others])) == {URLS[0]}
+    assert leaders_of(others) == ()
     fleet(TOPOLOGY=URLS[2:])
-    assert set(allocation([member(URLS[0])])) == set(URLS[2:])
+    assert set(leaders_of([member(URLS[0])])) == set(URLS[2:])
     fleet(TOPOLOGY=None)
-    assert allocation([member(URLS[0])]) == ()
+    assert leaders_of([member(URLS[0])]) == ()
 
 
 def test_elsewhere(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
