@@ -71,7 +71,6 @@ def read(
     """
     options = log if isinstance(log, Options) else Options.of(log)
     whole = replace(options, archive=archive)
-    whole.check()
     if not _has_file_system(session, archive):
         logger.info("archive=%s is read in Python: Spark has no file system for it", archive)
         return frame(session, whole, schema)

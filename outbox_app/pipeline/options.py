@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -78,6 +78,7 @@ class Options:
         if self.archive and "://" not in self.archive:
             # Executors have working folders of their own.
             object.__setattr__(self, "archive", os.path.abspath(self.archive))
+        self._check()
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
@@ -94,12 +95,9 @@ class Options:
                 'Say which database: .option("url", "postgresql://user@host/name"), or mysql://…, '
                 "or sqlite:///file."
             )
-        options = cls(**values)
-        options.check()
-        return options
+        return cls(**values)
 
-    def check(self) -> None:
-        """Raise ``InvalidOption`` where values contradict each other."""
+    def _check(self) -> None:
         try:
             said = self.parameters
         except ValueError as error:
@@ -121,12 +119,8 @@ class Options:
             raise InvalidOption("partitions must be at least 1.")
 
     def texts(self) -> dict[str, str]:
-        plain = asdict(Options(url=""))
-        return {
-            name.replace("_", ""): str(value)
-            for name, value in asdict(self).items()
-            if value != plain[name]
-        }
+        values = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
+        return {name.replace("_", ""): str(value) for name, value, plain in values if value != plain}
 
     @property
     def address(self) -> SplitResult:
