@@ -150,6 +150,7 @@ class EscapedChangeList(DatabaseChangeList):
             self.queryset = self.row_range.rows(self.queryset)
         super().get_results(request)
         self.result_list: Any = [escaped_copy(row) for row in self.result_list]
+        model_admin.measure(self.result_list)
 
     @property
     def older(self) -> str:
@@ -216,6 +217,9 @@ class OutboxAdmin(DatabaseAdmin):
             escaped_copy(row)
             row.may_be_seen = request.user.has_perm(f"outbox_app.{self.payload_permission}")
         return row
+
+    def measure(self, rows: list[Any]) -> None:
+        """Add to the rows of a list what its columns show besides those of the table."""
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return EscapedChangeList

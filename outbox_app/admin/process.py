@@ -82,17 +82,6 @@ def _ejected(failing: Failing | None) -> str:
     return masked_line(words % {"seconds": seconds, "why": failing.why}, 200)
 
 
-class ServerChangeList(EscapedChangeList):
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        live = {each.pk: each for each in live_servers(using=self.queryset.db)}
-        leads, failing = slices(live.values()), known_failing()
-        for row in self.result_list:
-            address = given(row, "address")
-            row.leads = leads.get(address, 0) if row.pk in live else 0
-            row.failing = failing.get((given(row, "service"), address))
-
-
 @admin.register(Server)
 class ServerAdmin(ConfirmedActionsAdmin):
     list_display = ["node", "service", "kind", "address", "weight", "draining", "leads", "ejected",
@@ -126,8 +115,13 @@ class ServerAdmin(ConfirmedActionsAdmin):
         ),
     )
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return ServerChangeList
+    def measure(self, rows: list[Any]) -> None:
+        live = {each.pk: each for each in live_servers(using=self.alias())}
+        leads, failing = slices(live.values()), known_failing()
+        for row in rows:
+            address = given(row, "address")
+            row.leads = leads.get(address, 0) if row.pk in live else 0
+            row.failing = failing.get((given(row, "service"), address))
 
 
 @admin.register(Incident)

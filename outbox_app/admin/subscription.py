@@ -27,7 +27,7 @@ from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point
 from ..text import duration, one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason, RequiredReason
-from .base import EscapedChangeList, address, column
+from .base import address, column
 from .blocking import may_read_queries
 from .filters import column_filter
 from .masking import masked_line, masked_text
@@ -122,12 +122,6 @@ RELEASE = _(
 )
 
 
-class SubscriptionChangeList(EscapedChangeList):
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        _measure(self.result_list)
-
-
 @admin.register(Subscription)
 class SubscriptionAdmin(ConfirmedActionsAdmin):
     of_the_log = True
@@ -199,13 +193,17 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         ),
     )
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
-        return SubscriptionChangeList
+    def measure(self, rows: list[Any]) -> None:
+        names = [row.name for row in rows]
+        lags = {each.name: each for each in lag.lags(using=log_alias(Event), names=names)}
+        for row in rows:
+            # A name that is not shown as it is can only have been written by hand.
+            row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         row = super().get_object(request, object_id, from_field)
         if row:
-            _measure([row])
+            self.measure([row])
         return row
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
@@ -311,14 +309,6 @@ def failed_event(row: Any, site: str) -> SafeString:
         text = link(address(site, "event", failed["position"]), text)
     trace = shown(masked_text(failed["traceback"]), 10_000)
     return format_html('{}<pre class="outbox-words">{}</pre>', text, trace)
-
-
-def _measure(rows: list[Any]) -> None:
-    names = [row.name for row in rows]
-    lags = {each.name: each for each in lag.lags(using=log_alias(Event), names=names)}
-    for row in rows:
-        # A name that is not shown as it is can only have been written by hand.
-        row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
 
 
 def _in_flight(request: HttpRequest) -> list[tuple[str, list[str], str]]:
