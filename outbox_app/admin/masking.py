@@ -30,25 +30,20 @@ def masked(value: Any, *, hidden: str = MASK) -> Any:
     waiting: list[Any] = [whole]
     while waiting:
         each = waiting.pop()
-        if isinstance(each, dict):
-            for key, inner in each.items():
-                if _is_sensitive(key, words):
-                    each[key] = MASK
-                elif isinstance(inner, str):
-                    if (key in REPRS or _is_nested(inner)) and _is_sensitive(
-                        _unescaped(inner), words
-                    ):
-                        each[key] = hidden
-                else:
-                    waiting.append(inner)
-        elif isinstance(each, list):
-            if _is_pair(each) and _is_sensitive(each[0], words):
-                each[1] = MASK
-            for place, inner in enumerate(each):
-                if isinstance(inner, dict | list):
-                    waiting.append(inner)
-                elif _is_nested(inner) and _is_sensitive(_unescaped(inner), words):
-                    each[place] = hidden
+        if _is_pair(each) and _is_sensitive(each[0], words):
+            each[1] = MASK
+        # A key is a name, and a place in a list is none.
+        for key, inner in each.items() if isinstance(each, dict) else enumerate(each):
+            if isinstance(key, str) and _is_sensitive(key, words):
+                each[key] = MASK
+            elif isinstance(inner, dict | list):
+                waiting.append(inner)
+            elif (
+                isinstance(inner, str)
+                and (key in REPRS or _is_nested(inner))
+                and _is_sensitive(_unescaped(inner), words)
+            ):
+                each[key] = hidden
     return whole[0]
 
 
@@ -91,18 +86,19 @@ def _is_sensitive(name: Any, words: list[str]) -> bool:
     return any(word in plain for word in words)
 
 
-def _is_pair(value: list[Any]) -> bool:
+def _is_pair(value: Any) -> bool:
     # A header, as HTTP libraries list them. A sentence in the first place is none.
     return (
-        len(value) == 2
+        isinstance(value, list)
+        and len(value) == 2
         and isinstance(value[0], str)
         and bool(re.fullmatch(r"[\w.-]{1,60}", value[0]))
     )
 
 
-def _is_nested(value: Any) -> bool:
+def _is_nested(text: str) -> bool:
     # JSON in a text, as of a webhook, also if it is a text in there; or a repr.
-    return isinstance(value, str) and value.lstrip()[:1] in ("{", "[", '"')
+    return text.lstrip()[:1] in ("{", "[", '"')
 
 
 def _unescaped(text: str) -> str:
