@@ -72,16 +72,12 @@ def payload(job: JobMessage) -> Payload:
     trace = str(times.get("traceparent") or "")
     return Payload(
         body=_body(_bytes(job.body), envelope, times),
-        headers=_json(headers, ""),
-        options=_json({name: value for name, value in envelope.items() if value}, ""),
+        headers=data_of(headers),
+        options=data_of({name: value for name, value in envelope.items() if value}),
         due=shown(due, 100),
         expires=shown(expires, 100),
         trace=trace if re.fullmatch(TRACEPARENT, trace) else "",
     )
-
-
-def data_of(value: Any) -> Part:
-    return _json(value, "")
 
 
 def difference_of(before: Any, after: Any) -> Part:
@@ -111,7 +107,7 @@ def _body(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> Par
             return Part(f"{_opaque(f'{kind}, {compression}', len(body))} {error}")
     text = body[: PARSED + 1].decode(errors="backslashreplace")
     parsed = _parsed(text) if len(text) <= PARSED else _UNPARSED
-    return _as_it_is(note, text) if parsed is _UNPARSED else _json(parsed, note)
+    return _as_it_is(note, text) if parsed is _UNPARSED else data_of(parsed, note)
 
 
 _UNPARSED = object()
@@ -124,7 +120,7 @@ def _parsed(text: str) -> Any:
         return _UNPARSED
 
 
-def _json(value: Any, note: str) -> Part:
+def data_of(value: Any, note: str = "") -> Part:
     try:
         hidden = _("Not shown: it may hold sensitive values.")
         plain = masked(value, hidden=hidden)
