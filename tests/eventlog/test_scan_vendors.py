@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from outbox_app import NewEvent, publish_many
-from outbox_app.eventlog.scans.mysql import _without
+from outbox_app.eventlog.windows.mysql import without
 from outbox_app.exceptions import ForeignCursor, TooManyGaps, UnsafeLog
 from outbox_app.models import Event
 from tests.faults.tools import on
@@ -234,6 +234,6 @@ def test_runs_without_holes():
 
     for _ in range(500):
         runs, holes = some(), some()
-        left = _without(runs, holes)
+        left = without(runs, holes)
         assert numbers(left) == numbers(runs) - numbers(holes)
         assert all(first <= last for first, last, _ in left)

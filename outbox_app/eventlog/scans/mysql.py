@@ -7,14 +7,12 @@ state that has seen it. No tombstones are written: the reader may have no right 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from operator import itemgetter
 
 from ..scan import LogScan, dealt, ranges
 from ..state import MysqlState
 from ..window import TOMBSTONE
-from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, any_between, chunks, left, within
+from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, chunks, meets, within, without
 
 #: Positions counted together.
 BLOCK = 1_000
@@ -37,16 +35,16 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
         if bound is not None:
             high = max(state.high, min(high, bound.high))
         came = self._committed(known)
-        runs = left(known, came) + self._holes(state.high, high)
+        runs = without(known, came) + self._holes(state.high, high)
         while True:
             # What a row's writer could see has a lower position, and was committed before: it is
             # seen now. If it was missing in a view that is no cut, this finds it.
             seen, now = self._look(runs)
-            late = self._committed([run for run in runs if any_between(seen, run[0], run[1])])
+            late = self._committed([run for run in runs if meets(seen, run[0], run[1])])
             if not late:
                 break
             came += late
-            runs = left(runs, late)
+            runs = without(runs, late)
         if high == state.high and not came and not crowded:
             return state
         after = self._settle(high, runs, seen, now)
@@ -55,9 +53,9 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
         return after
 
     def parts(self, start: MysqlState, end: MysqlState, count: int) -> list[list[str]]:
-        late = _without(start.missing, end.missing)
+        late = without(start.missing, end.missing)
         cuts = ranges(start.high, end.high, count)
-        new = [_without([(after + 1, upto, None)], end.missing) for after, upto in cuts]
+        new = [without([(after + 1, upto, None)], end.missing) for after, upto in cuts]
         return dealt(_conditions(new), _conditions([late]))
 
     def _reach(self, high: int, limit: int | None) -> int:
@@ -96,23 +94,9 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
                 torn.append((first, last, None))
             if age >= self.settle:
                 settled = max(settled, int(top))
-        there = sorted(full + [(id, id, None) for id in self._committed(torn)])
-        holes = _without([(after + 1, upto, None)], there)
+        there = sorted(full + self._committed(torn))
+        holes = without([(after + 1, upto, None)], there)
         return [(first, last, 0 if last < settled else None) for first, last, _ in holes]
-
-
-def _without(runs: Runs, holes: Runs) -> Runs:
-    """Return what is left of runs; both are in order and do not overlap."""
-    found: Runs = []
-    for first, last, _ in runs:
-        begin = bisect_left(holes, first, key=itemgetter(1))
-        for a, b, _ in holes[begin : bisect_right(holes, last, key=itemgetter(0))]:
-            if first < a:
-                found.append((first, a - 1, None))
-            first = b + 1
-        if first <= last:
-            found.append((first, last, None))
-    return found
 
 
 def _conditions(parts: Iterable[Runs]) -> list[list[str]]:

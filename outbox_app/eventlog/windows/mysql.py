@@ -60,14 +60,14 @@ class MysqlWindow(Window[MysqlState]):
         floor = max(0, end - LOOK_BACK)
         waited = _joined((run for state in states for run in state.missing), end)
         runs = _joined([*waited, (floor + 1, end, None)], end)
-        runs = left(runs, self._committed(runs))
+        runs = without(runs, self._committed(runs))
         seen, now = self._look(runs)
         state = self._settle(high, runs, seen, now)
         near = end - LOOK_NEAR
         kept = [
             (first, last, since)
             for first, last, since in state.missing
-            if since is None or last > near or _meets(waited, first, last)
+            if since is None or last > near or meets(waited, first, last)
         ]
         return MysqlState(high, kept)
 
@@ -83,10 +83,9 @@ class MysqlWindow(Window[MysqlState]):
         rows = self._rows(beyond, known, columns=columns, limit=most, only=only)
         while True:
             rows, full = _page_of(rows, limit, most)
-            positions = [row[0] for row in rows]
-            new = positions[bisect_right(positions, state.high) :]
-            high = new[-1] if new else state.high
-            runs = [*left(known, positions), *between(state.high, new)]
+            high = max(state.high, rows[-1][0] if rows else 0)
+            there = [(row[0], row[0], None) for row in rows]
+            runs = without([*known, (state.high + 1, high, None)], there)
             seen, now = self._look(runs)
             if not rows:
                 break
@@ -94,8 +93,8 @@ class MysqlWindow(Window[MysqlState]):
             # seen now. If it was missing in a view that is no cut, this finds it.
             reach = rows[-1][0] if full else high
             near = [(first, min(last, reach), None) for first, last, _ in runs if first <= reach]
-            there = [run for run in near if any_between(seen, run[0], run[1])]
-            late = self._rows(None, there, columns=columns, limit=most, only=only)
+            written = [run for run in near if meets(seen, run[0], run[1])]
+            late = self._rows(None, written, columns=columns, limit=most, only=only)
             if not late:
                 break
             rows = sorted(rows + late, key=itemgetter(0))
@@ -146,11 +145,11 @@ class MysqlWindow(Window[MysqlState]):
         )
         return max(int(used), self.top())
 
-    def _committed(self, runs: Runs) -> list[int]:
-        """Return the positions of the runs that have a committed row, in order."""
+    def _committed(self, runs: Runs) -> Runs:
+        """Return the positions of the runs that have a committed row, in order, a run each."""
         select = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
         rows = [row for chunk in chunks(runs) for row in self.run(f"{select} {within(chunk)}", [])]
-        return sorted(int(id) for (id,) in rows)
+        return sorted((int(id), int(id), None) for (id,) in rows)
 
     def _rows(
         self, high: int | None, runs: Runs, *, columns: Sequence[str], limit: int, only: EventFilter
@@ -181,12 +180,12 @@ class MysqlWindow(Window[MysqlState]):
         rows = self.run(" UNION ALL ".join(arms), (params + given) * len(arms))
         return sorted(rows, key=itemgetter(0))[:limit]
 
-    def _look(self, runs: Runs) -> tuple[list[int], float]:
+    def _look(self, runs: Runs) -> tuple[Runs, float]:
         """Return positions of rows, committed or not (one a run, at least), and the time."""
         if not runs:
             return [], 0.0
         assert self.dirty is not None
-        seen: list[int] = []
+        seen: Runs = []
         for chunk in chunks(runs):
             narrow = [run for run in chunk if run[1] - run[0] < WIDE]
             wide = [run for run in chunk if run[1] - run[0] >= WIDE]
@@ -197,14 +196,14 @@ class MysqlWindow(Window[MysqlState]):
             # The time in UTC: the session's zone may set its clock back and forth.
             arms.append("(SELECT 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))")
             found = self.dirty(" UNION ALL ".join(arms), [])
-            seen += [id for id, _ in found if id]
+            seen += [(id, id, None) for id, _ in found if id]
         return sorted(seen), max(time for _, time in found) / 1_000_000
 
-    def _settle(self, high: int, runs: Runs, seen: list[int], now: float) -> MysqlState:
+    def _settle(self, high: int, runs: Runs, seen: Runs, now: float) -> MysqlState:
         """Return the state without the runs that were never used."""
         kept: Runs = []
         for first, last, since in runs:
-            if any_between(seen, first, last):
+            if meets(seen, first, last):
                 kept.append((first, last, None))
             elif since is None or since > now:
                 kept.append((first, last, now))
@@ -254,22 +253,18 @@ def _page_of(rows: list[Any], limit: int, most: int) -> tuple[list[Any], bool]:
     return rows[:most], len(rows) >= most
 
 
-def left(runs: Runs, positions: Sequence[int]) -> Runs:
-    """Return what is left of runs when rows came at these positions, which are in order."""
+def without(runs: Runs, holes: Runs) -> Runs:
+    """Return what is left of runs; both are in order and do not overlap."""
     found: Runs = []
     for first, last, since in runs:
-        inside = positions[bisect_left(positions, first) : bisect_right(positions, last)]
-        # What is left beside a row that came has been seen near.
-        found += between(first - 1, [*inside, last + 1]) if inside else [(first, last, since)]
+        begin = bisect_left(holes, first, key=itemgetter(1))
+        for a, b, _ in holes[begin : bisect_right(holes, last, key=itemgetter(0))]:
+            if first < a:
+                found.append((first, a - 1, None))
+            first, since = b + 1, None  # what is left beside a row that came has been seen near
+        if first <= last:
+            found.append((first, last, since))
     return found
-
-
-def between(before: int, present: Iterable[int]) -> Iterator[tuple[int, int, None]]:
-    """Yield the runs that are missing between positions, which are in order."""
-    for position in present:
-        if position > before + 1:
-            yield before + 1, position - 1, None
-        before = position
 
 
 def _joined(runs: Iterable[tuple[int, int, Any]], end: int) -> Runs:
@@ -283,14 +278,9 @@ def _joined(runs: Iterable[tuple[int, int, Any]], end: int) -> Runs:
     return found
 
 
-def _meets(runs: Runs, first: int, last: int) -> bool:
+def meets(runs: Runs, first: int, last: int) -> bool:
     at = bisect_left(runs, first, key=itemgetter(1))
     return at < len(runs) and runs[at][0] <= last
-
-
-def any_between(positions: Sequence[int], first: int, last: int) -> bool:
-    at = bisect_left(positions, first)
-    return at < len(positions) and positions[at] <= last
 
 
 def within(runs: Iterable[tuple[int, int, Any]]) -> str:
