@@ -119,8 +119,12 @@ class Options:
             raise InvalidOption("partitions must be at least 1.")
 
     def texts(self) -> dict[str, str]:
-        values = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
-        return {name.replace("_", ""): str(value) for name, value, plain in values if value != plain}
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {
+            name.replace("_", ""): str(value)
+            for name, (value, plain) in values.items()
+            if value != plain
+        }
 
     @property
     def address(self) -> SplitResult:

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from ..eventlog.filter import EventFilter
 from ..exceptions import InvalidOption, ReadRefused
 from .archive_reader import ALL, Part, file_batches, planned
-from .database import Database, columns_of, connect
+from .database import columns_of, connect
 from .offset import Offset, Offsets
 from .options import Options
 from .pushdown import condition
@@ -133,7 +133,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema, columns_of(options), options.read)
-        self._database: Database | None = None
         self._offsets: Offsets | None = None
         self._verified = False
         #: Where a query that is to end ends.
@@ -168,9 +167,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batches(self.options, partition.conditions, self.schema, self.options.only)
 
     def stop(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = self._offsets = None
+        if self._offsets is not None:
+            self._offsets.database.close()
+            self._offsets = None
 
     def _belongs(self, *given: Mapping[str, Any]) -> list[Offset]:
         """Return offsets; the first ones are from a checkpoint, and have to be of this log."""
@@ -183,12 +182,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _planner(self) -> Offsets:
         if self._offsets is None:
-            self._database = connect(self.options)
-            self._offsets = Offsets(self._database)
+            self._offsets = Offsets(connect(self.options))
         return self._offsets
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_database": None, "_offsets": None}
+        return {**self.__dict__, "_offsets": None}
 
 
 def batches(

@@ -138,10 +138,10 @@ class TestReader:
         reader = make()
         reader.initialOffset()
         away = pickle.loads(pickle.dumps(reader))
-        with closing(reader._database):
-            assert away._database is None
+        with closing(reader._offsets.database):
+            assert away._offsets is None
             reader.stop()
-        assert reader._database is None
+        assert reader._offsets is None
 
 
 class Crash(Exception):
