@@ -134,7 +134,7 @@ class EscapedChangeList(DatabaseChangeList):
     def url_for_result(self, result: Any) -> str:
         """Return the address of a row by its own id, not by the one that is shown."""
         model_admin: Any = self.model_admin
-        return str(model_admin.address("change", quote(given(result, self.pk_attname))))
+        return str(model_admin.address(given(result, self.pk_attname)))
 
     def get_ordering_field(self, field_name: Any) -> Any:
         """Sort by the columns of ``sortable_by`` only, also if the address asks for another."""
@@ -199,10 +199,9 @@ class OutboxAdmin(DatabaseAdmin):
     def alias(self) -> str:
         return log_alias(Event) if self.of_the_log else outbox_alias()
 
-    def address(self, page: str, *args: Any) -> str:
-        """Return the address of a page of this model: ``changelist``, ``change`` …"""
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        return reverse(name, args=args, current_app=self.admin_site.name)
+    def address(self, key: Any = None, **filters: str) -> str:
+        site, app, model = self.admin_site.name, self.opts.app_label, str(self.opts.model_name)
+        return address(site, model, key, app=app, **filters)
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
         """Return what a list looks at; None where that is bounded anyway."""
@@ -250,10 +249,12 @@ class OutboxAdmin(DatabaseAdmin):
         return False
 
 
-def address(site: str, model: str, key: Any = None, **filters: str) -> str:
+def address(
+    site: str, model: str, key: Any = None, *, app: str = "outbox_app", **filters: str
+) -> str:
     """Return the address on a site of a model's list, or of the page of the row with this key."""
     page, args = ("changelist", []) if key is None else ("change", [quote(key)])
-    found = reverse(f"admin:outbox_app_{model}_{page}", args=args, current_app=site)
+    found = reverse(f"admin:{app}_{model}_{page}", args=args, current_app=site)
     return f"{found}?{urlencode(filters)}" if filters else found
 
 

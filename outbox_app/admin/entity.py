@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -70,13 +69,12 @@ class EntityAdmin(OutboxAdmin):
             return SafeString("-")
         rows: Any = QuerySet(log, using=entity._state.db).filter(stream=given(entity, "id"))
         links = [
-            (pages.address("change", row.pk), row.version, row.command or row.type, answer(row))
+            (pages.address(row.pk), row.version, row.command or row.type, answer(row))
             for row in rows.order_by("-version").defer(*pages.not_listed)[:LAST]
         ]
-        every = f"{pages.address('changelist')}?{urlencode({'stream': given(entity, 'id')})}"
         last = format_html_join("", '<li><a href="{}">{}: {}</a> {}</li>', links)
-        words = gettext("All versions")
-        return format_html('<ul>{}</ul><a href="{}">{}</a>', last, every, words)
+        every = pages.address(stream=given(entity, "id"))
+        return format_html('<ul>{}</ul><a href="{}">{}</a>', last, every, gettext("All versions"))
 
 
 def answer(version: EntityVersion) -> str:

@@ -9,7 +9,6 @@ and after it in its stream. What it carries is shown to those who may see it.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -76,9 +75,8 @@ class EventAdmin(OutboxAdmin):
     @admin.display(description=_("stream"))
     def linked_stream(self, event: EventLog) -> SafeString:
         return format_html(
-            '<a href="{}?{}">{}</a>',
-            self.address("changelist"),
-            urlencode({"stream": given(event, "stream")}),
+            '<a href="{}">{}</a>',
+            self.address(stream=given(event, "stream")),
             one_line(event.stream, 100),
         )
 
@@ -88,7 +86,7 @@ class EventAdmin(OutboxAdmin):
         before = rows.filter(version__lt=event.version).order_by("-version")
         after = rows.filter(version__gt=event.version).order_by("version")
         links = [
-            (self.address("change", id), words, version)
+            (self.address(id), words, version)
             for words, found in ((gettext("before"), before), (gettext("after"), after))
             for id, version in found.values_list("id", "version")[:1]
         ]
