@@ -16,7 +16,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..jobs.dead_summary import WINDOWS
-from ..jobs.staged import held_few
+from ..jobs.drain.batch import apps_with_rows
+from ..jobs.drain.status import by_shard
 from ..text import one_line
 from .actions import asked_at
 from .base import few
@@ -25,6 +26,8 @@ from .base import few
 NEWEST = 1000
 #: Values that are offered.
 OFFERED = 30
+#: Rows that are found by an index, wherever in the table they are, up to this number.
+FEW = 1000
 
 
 class ColumnFilter(SimpleListFilter):
@@ -69,17 +72,21 @@ class StateFilter(SimpleListFilter):
             case "ready":
                 return queryset.filter(available_at=None)
             case "held":
-                return _by_the_index(request, queryset, queryset.held())
+                return _held(request, queryset.held())
             case "due":
-                due = queryset.filter(available_at__lte=asked_at(request))
-                return _by_the_index(request, queryset, due)
+                return _held(request, queryset.filter(available_at__lte=asked_at(request)))
         return queryset.none()
 
 
-def _by_the_index(request: HttpRequest, queryset: Any, held: Any) -> Any:
-    # A few held rows may lie below millions of ready ones, where no range of ids reaches.
-    ids = held_few(held)
-    return held if ids is None else few(request, queryset, ids)
+def _held(request: HttpRequest, jobs: Any) -> Any:
+    return by_index(request, jobs, by_shard(jobs, apps_with_rows(using=jobs.db)).order_by())
+
+
+def by_index(request: HttpRequest, rows: QuerySet[Any], indexed: QuerySet[Any]) -> QuerySet[Any]:
+    """Return the rows; where an index leads to a few only, from everywhere in the table."""
+    # They may lie below millions of others, where no range of ids reaches.
+    ids = list(indexed.values_list("id", flat=True)[: FEW + 1])
+    return few(request, rows, ids) if len(ids) <= FEW else rows
 
 
 class AgeFilter(SimpleListFilter):

@@ -27,14 +27,12 @@ from ..models import Fence, Peer, PreparedEvent
 from ..prepared import operations
 from ..text import shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason
-from .base import DatabaseAdmin, OutboxAdmin, column, few
-from .filters import AgeFilter, ColumnFilter, column_filter
+from .base import DatabaseAdmin, OutboxAdmin, column
+from .filters import AgeFilter, ColumnFilter, by_index, column_filter
 from .job import carried_column
 from .payload import data_of
 
 State = PreparedEvent.State
-#: Open events that are found by their index, wherever in the table they are.
-FEW = 1000
 
 
 def _decide(rows: Any, state: str, values: dict[str, Any], by: str) -> str:
@@ -118,13 +116,10 @@ class PreparedStateFilter(ColumnFilter):
         return list(State.choices)
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        if self.value() in PreparedEvent.OPEN:
-            # Old ones may lie below millions of decided rows, where no range of ids reaches.
-            by_index = queryset.filter(state=self.value()).order_by("prepared_at")
-            ids = list(by_index.values_list("id", flat=True)[: FEW + 1])
-            if len(ids) <= FEW:
-                return few(request, queryset, ids)
-        return super().queryset(request, queryset)
+        found = super().queryset(request, queryset)
+        if found is not None and self.value() in PreparedEvent.OPEN:
+            return by_index(request, found, found.order_by("prepared_at"))
+        return found
 
 
 class PreparedAgeFilter(AgeFilter):

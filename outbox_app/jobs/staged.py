@@ -30,7 +30,6 @@ from ..text import get_logger, storable
 from ..transactions import after_commit, is_atomic
 from .bulk import BulkResult, Moment, run_for
 from .drain.batch import apps_with_rows
-from .drain.status import by_shard
 from .immediate import leave_out
 from .message import Message
 from .staging.insert import shard_of
@@ -44,7 +43,7 @@ logger = get_logger("outbox_app.staged")
 ORDER = "id"
 #: What stands for the class of the exception where a person has moved a job to dead.
 MOVED = "moved by a person"
-#: Rows that are found by an index are listed one by one up to this number.
+#: Jobs of one task id that are looked at, at most.
 FEW = 1000
 
 
@@ -175,13 +174,6 @@ def _run(
     if found.done:
         logger.warning("%s database=%s jobs=%d by=%s", what, jobs.db, found.done, by)
     return found
-
-
-def held_few(jobs: QuerySet[StagedJob]) -> list[int] | None:
-    """Return the ids of held jobs, by the index, where they are few; None where they are not."""
-    through = by_shard(jobs, apps_with_rows(using=jobs.db))
-    ids = list(through.order_by().values_list("id", flat=True)[: FEW + 1])
-    return ids if len(ids) <= FEW else None
 
 
 def ids_of_task(task_id: str, *, using: str, ordering_key: str = "") -> list[int]:

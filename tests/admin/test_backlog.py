@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 
+from outbox_app.admin import filters
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import bulk, staged
 from outbox_app.jobs.dead import find_dead, requeue_dead
@@ -83,7 +84,7 @@ def test_a_few_held_jobs_are_found_below_many_ready_ones(alias, superuser, monke
     staged_jobs(4, using=alias)
     assert listed(superuser.get(STAGED, {"state": "held"})) == [later.task_id, due.task_id]
     assert listed(superuser.get(STAGED, {"state": "due"})) == [due.task_id]
-    monkeypatch.setattr(staged, "FEW", 1)
+    monkeypatch.setattr(filters, "FEW", 1)
     assert listed(superuser.get(STAGED, {"state": "held"})) == []
     assert "Looked through the newest 3 rows" in text(superuser.get(STAGED, {"state": "held"}))
 

@@ -11,7 +11,7 @@ from django.conf import settings as django_settings
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
-from outbox_app.admin import prepared as pages
+from outbox_app.admin import filters
 from outbox_app.models import DatabaseNow, Event, Fence, PreparedEvent, Statistic, counting
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.request import checked
@@ -75,7 +75,7 @@ def test_undecided_ones_are_found_below_any_number_of_others(
     monkeypatch.setattr(counting, "MANY", 3)
     assert "order-17" not in text(superuser.get(EVENTS))
     assert "order-17" in text(superuser.get(EVENTS, {"state": "undecided"}))
-    monkeypatch.setattr(pages, "FEW", 0)  # there are many of them, too
+    monkeypatch.setattr(filters, "FEW", 0)  # there are many of them, too
     assert "order-17" not in text(superuser.get(EVENTS, {"state": "undecided"}))
 
 
