@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any, NoReturn, ParamSpec, TypeVar, overload
@@ -30,6 +29,7 @@ from ..exceptions import InboxError, TransactionEnded
 from ..process.enclosure import SwallowedError, enclosed
 from ..process.lock_wait import sqlstate
 from ..text import get_logger
+from .context import let
 
 try:
     from celery.app.task import get_actual_ignore_result  # type: ignore[attr-defined]
@@ -127,7 +127,8 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
                 logger.info("Job was handled already task=%s task_id=%s", task.name, job_id)
                 kept = _entry(job_id, using=using).values_list("result", flat=True).first()
                 return json.loads(kept) if kept else None
-            with _progress(job_id), enclosed(f"{task.name}[{job_id}]", using=using):
+            running = let(_in_progress, _in_progress.get() | {job_id})
+            with running, enclosed(f"{task.name}[{job_id}]", using=using):
                 result = function()
                 if transaction.get_rollback(using=using):
                     raise SwallowedError(
@@ -212,15 +213,6 @@ def _is_body(run: Any, task: Any) -> bool:
                 return True
             body = getattr(body, "__wrapped__", None)
     return False
-
-
-@contextmanager
-def _progress(job_id: str) -> Iterator[None]:
-    token = _in_progress.set(_in_progress.get() | {job_id})
-    try:
-        yield
-    finally:
-        _in_progress.reset(token)
 
 
 def _is_race(error: OperationalError) -> bool:

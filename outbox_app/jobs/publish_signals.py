@@ -13,13 +13,14 @@ receivers out for one task, in one thread, for the time of one call. Other calls
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 from celery.signals import after_task_publish, task_sent
 from celery.utils.dispatch import Signal
+
+from .context import let
 
 PAIRED = ("opentelemetry.instrumentation.celery", "ddtrace.contrib")
 
@@ -39,14 +40,9 @@ for _signal in (after_task_publish, task_sent):
     _signal.__class__ = _PublishSignal
 
 
-@contextmanager
-def heard_by(*, paired: bool, task: str) -> Iterator[None]:
+def heard_by(*, paired: bool, task: str) -> AbstractContextManager[None]:
     """Let ``after_task_publish`` of a task reach the paired receivers only, or all others only."""
-    token = _heard.set((task, paired))
-    try:
-        yield
-    finally:
-        _heard.reset(token)
+    return let(_heard, (task, paired))
 
 
 def _is_paired(receiver: Any) -> bool:

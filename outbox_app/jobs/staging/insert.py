@@ -24,6 +24,7 @@ from ...exceptions import InvalidJob
 from ...process.wakeup import JOBS, wake_after_commit
 from ...signals import jobs_staged
 from ...transactions import require_table
+from ..context import let
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -92,11 +93,8 @@ def batching(*, streaming: bool = False) -> Iterator[None]:
     """Collect the rows staged inside; write them when the outermost block ends without an error."""
     outer = _current_batch.get()
     batch = StagedBatch(streaming=streaming and outer is None, outer=outer)
-    _current_batch.set(batch)
-    try:
+    with let(_current_batch, batch):
         yield
-    finally:
-        _current_batch.set(outer)
     if outer is None:
         batch.write()
     else:

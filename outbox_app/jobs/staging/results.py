@@ -23,6 +23,7 @@ from celery._state import task_join_will_block  # type: ignore[attr-defined]
 from django.db import connections
 
 from ...exceptions import StillStaged
+from ..context import let
 from .producer import StagingProducer
 
 #: Ids that are kept of one transaction, at most.
@@ -66,12 +67,8 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
         return wait(result, **kwargs)
 
     def on_chord_part_return(*args: Any, **kwargs: Any) -> Any:
-        before = is_chord_part.get()
-        is_chord_part.set(True)
-        try:
+        with let(is_chord_part, True):
             return note_part(*args, **kwargs)
-        finally:
-            is_chord_part.set(before)
 
     backend.on_task_call = on_task_call_unless_staging
     backend.on_chord_part_return = on_chord_part_return

@@ -14,8 +14,7 @@ autocommit off, outside ``atomic()``                   refused: it would be sent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from inspect import signature
 from types import SimpleNamespace
@@ -31,6 +30,7 @@ from ...conf import outbox_settings
 from ...exceptions import NotAtomic, StagingRefused
 from ...text import get_logger
 from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
+from ..context import let
 from . import validation
 from .modes import Mode, is_by_hand, loaded_task, mode_of
 from .producer import LazyProducer, StagingProducer, hold_horizon, or_staged, with_quick_reprs
@@ -55,8 +55,6 @@ logger = get_logger("outbox_app.shadow")
 _AFTER_ARGUMENTS = tuple(signature(Celery.send_task).parameters)[4:-1]
 _OURS = ("ordering_key", "using", "immediate")
 
-# Context variables, because threads and greenlets stage side by side.
-
 #: True while a worker sends what follows a task: links, chain steps, the body of a chord. With a
 #: Celery that does not tell, all that a worker sends outside a transaction is taken for that.
 _follow_up: ContextVar[bool] = getattr(
@@ -78,17 +76,11 @@ _forced = ContextVar("outbox_app_forced", default=_NOT_FORCED)
 _staging_now: ContextVar[bool | None] = ContextVar("outbox_app_staging_now", default=None)
 
 
-@contextmanager
 def force_staging(
     *, using: str, ordering_key: str, immediate: bool | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Stage everything that is sent inside, by whichever app, on the alias ``using``."""
-    before = _forced.get()
-    _forced.set(ForcedStaging(using, ordering_key, immediate))
-    try:
-        yield
-    finally:
-        _forced.set(before)
+    return let(_forced, ForcedStaging(using, ordering_key, immediate))
 
 
 class StagingMixin:
@@ -140,13 +132,8 @@ class StagingMixin:
         elif mode == "shadow" and not by_hand:
             options["producer"] = record = self._recording(name, task_args, ours, options)
         send: Any = super().send_task  # type: ignore[misc]
-        before = _staging_now.get()
-        _staging_now.set(alias is not None)
-        try:
-            with record or nullcontext():
-                result = send(name, *args, **options)
-        finally:
-            _staging_now.set(before)
+        with let(_staging_now, alias is not None), record or nullcontext():
+            result = send(name, *args, **options)
         if alias is not None:
             remember_staged(result.id, using=alias)
         return result

@@ -22,6 +22,7 @@ from ...exceptions import StagingRefused
 from ...process.background import Background
 from ...text import get_logger, storable
 from ...transactions import is_atomic, is_in_test
+from ..context import let
 from .producer import LazyProducer, StagingProducer
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
@@ -53,11 +54,8 @@ def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[],
         return call
 
     def call_expected() -> Any:
-        token = _expected.set({task: job.key})
-        try:
+        with let(_expected, {task: job.key}):
             return call()
-        finally:
-            _expected.reset(token)
 
     return call_expected
 
