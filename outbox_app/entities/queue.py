@@ -234,12 +234,12 @@ class Queues:
             first.waits.set()
         else:
             self.to_lead.append(line)
-            if len(self.to_lead) <= self.idle:
-                self.called.notify()
-            elif self.threads < outbox_settings().ENTITY_THREADS:
-                self._start()
+            self.called.notify()
+            self._start()
 
     def _start(self) -> None:
+        if len(self.to_lead) <= self.idle or self.threads >= outbox_settings().ENTITY_THREADS:
+            return
         try:
             threading.Thread(target=self._work, name="outbox-entities", daemon=True).start()
             self.threads += 1
@@ -269,10 +269,18 @@ class Queues:
                     self.threads -= 1
                     break
                 line = self.to_lead.popleft()
+                # Not of the pool while it waits for a server, whose pool may wait for this one.
+                away = bool(line.key.leader)
+                self.threads -= away
+                self._start()
             try:
                 self.lead(line)
             except BaseException:
                 logger.exception("A batch of %s was broken off.", line.key.entity.__name__)
+            with self.lock:
+                if away and self.threads >= outbox_settings().ENTITY_THREADS:
+                    break
+                self.threads += away
         connections.close_all()
 
 
@@ -309,6 +317,8 @@ def _overloaded(call: Call, why: str) -> Exception:
 
 
 queues = Queues()
+#: Set by tests, whose transaction belongs to one thread: coroutines use that one.
+in_one_thread = False
 
 
 def _forget() -> None:
@@ -319,10 +329,6 @@ def _forget() -> None:
 
 os.register_at_fork(after_in_child=_forget)
 atexit.register(lambda: queues.close())
-
-
-#: Set by tests, whose transaction belongs to one thread: coroutines use that one.
-in_one_thread = False
 
 
 @async_unsafe("In a coroutine, await aexecute() instead of execute(): it would stop the loop.")

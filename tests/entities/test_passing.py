@@ -131,6 +131,32 @@ def test_what_goes_to_a_leader_fits_one_request(requests: list[Any], alias: str)
     assert taken == 40
 
 
+@pytest.mark.usefixtures("account")
+def test_servers_that_wait_for_one_another(alias: str, settings: Any, monkeypatch: Any) -> None:
+    """What a pool passes on leaves it free for what others pass on to it."""
+    told: list[Any] = []
+
+    def call(*args: Any, **options: Any) -> Any:
+        calls = [Call(Command(*asked, command_id=key)) for *asked, key, _ in args[3]["commands"]]
+        told.append(passing.answered_here(Account, calls, options["seconds"]))
+        return 200, told[-1]
+
+    async def ask(first: int, count: int) -> list[int]:
+        entity, take = Account, ("withdraw", {"amount": 1})
+        ids = [f"{first + number}" for number in range(count)]
+        asked = [entity.aexecute("a", *take, command_id=id, timeout=SECONDS) for id in ids]
+        return [outcome.version for outcome in await asyncio.gather(*asked)]
+
+    monkeypatch.setattr(client, "call", call)
+    monkeypatch.setattr(queue, "IDLE", 0.1)
+    monkeypatch.setattr(passing, "SECONDS", SECONDS / 2)
+    settings.OUTBOX = {**settings.OUTBOX, "ENTITY_THREADS": 1}
+    for first, count in (2, 1), (3, 5), (8, 1):
+        assert asyncio.run(ask(first, count)) == list(range(first, first + count))
+    assert not any(None in each for each in told)
+    eventually(lambda: queue.queues.threads == 0)
+
+
 @pytest.mark.parametrize(
     "failure", [PeerUnavailable("gone"), OSError("odd"), [1, 2], "text"], ids=repr
 )
