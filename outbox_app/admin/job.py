@@ -75,23 +75,13 @@ class JobAdmin(ConfirmedActionsAdmin):
 
 def carried(model_admin: OutboxAdmin, row: Any, part: Part) -> SafeString:
     """Return a part of what a row carries, as HTML, for those who may see it."""
-    if getattr(row, "may_be_seen", False):
-        return block(part)
-    words = gettext("Hidden: it takes the permission outbox_app.%(permission)s.")
-    return format_html("<p>{}</p>", words % {"permission": model_admin.payload_permission})
-
-
-def block(part: Part) -> SafeString:
+    if not getattr(row, "may_be_seen", False):
+        words = gettext("Hidden: it takes the permission outbox_app.%(permission)s.")
+        return format_html("<p>{}</p>", words % {"permission": model_admin.payload_permission})
+    note = format_html("<p>{}</p>", part.note) if part.note else SafeString()
     if part.text is None:
-        return format_html("<p>{}</p>", part.note)
-    note = format_html("<p>{}</p>", part.note) if part.note else ""
+        return note
     return format_html('<div>{}<pre class="outbox-message">{}</pre></div>', note, part.text)
-
-
-def is_searched(request: HttpRequest) -> bool:
-    # With a NUL Django refuses the search, and the list is that of all rows.
-    term = request.GET.get("q", "").strip()
-    return bool(term) and "\x00" not in term
 
 
 def _payload(job: JobMessage) -> Payload:
