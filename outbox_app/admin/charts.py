@@ -91,9 +91,9 @@ def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Lin
     """Return a chart of at most three lines. No two charts of a page have the same name."""
     known = [value for line in lines for value in line.values if value is not None]
     scale = _round_up(max(known, default=0))
+    times = [date_format(timezone.localtime(start), "H:i") for start in starts]
     rows = [
-        (_time(start), [number(line.values[place]) for line in lines])
-        for place, start in enumerate(starts)
+        (time, [number(line.values[place]) for line in lines]) for place, time in enumerate(times)
     ]
     names = [line.name for line in lines]
     last, width = len(rows) - 1, (_RIGHT - _LEFT) / max(1, len(rows))
@@ -171,8 +171,3 @@ def _round_up(value: float) -> float:
         return 1.0
     power = 10.0 ** floor(log10(value))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value)
-
-
-def _time(moment: datetime) -> str:
-    local = timezone.localtime(moment) if timezone.is_aware(moment) else moment
-    return date_format(local, "H:i")

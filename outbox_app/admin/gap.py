@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import display_for_value
 from django.db.models import QuerySet
-from django.utils import timezone
-from django.utils.formats import localize
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
@@ -95,10 +94,9 @@ class GapAdmin(ConfirmedActionsAdmin):
         event = rows.defer("data", "metadata").first()
         if event is None:
             return format_html("{}", gettext("nothing"))
-        moment = event.recorded_at
         return format_html(
             '<a href="{}">{}</a>, {}',
             address(self.admin_site.name, "event", event.pk),
             one_line(f"{event.pk}: {event}", 200),
-            localize(timezone.localtime(moment) if timezone.is_aware(moment) else moment),
+            display_for_value(event.recorded_at, "-"),
         )
