@@ -12,7 +12,7 @@ be seen until it has a successor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .reader import LogReader
 from .record import RecordedEvent
@@ -42,20 +42,22 @@ class Checked(NamedTuple):
 
 
 class Completeness:
-    """Checks the pages of one reader, which has to read all types and topics of its streams."""
+    """Checks a page of one reader, which has to read all types and topics of its streams.
 
-    def __init__(self, reader: LogReader) -> None:
+    ``state`` is the cursor's before the page.
+    """
+
+    def __init__(self, reader: LogReader, state: WindowState) -> None:
         self.reader = reader
-        self._unread = reader.window.unread
         self._run, self._source = reader.window.run, reader.window.source
+        self._by_time = isinstance(state, TimeState)
+        self._unread = reader.window.unread(state.floor if isinstance(state, TimeState) else state)
 
-    def check(
-        self, state: WindowState, events: Sequence[RecordedEvent], handled: Mapping[str, int]
-    ) -> Checked:
+    def check(self, events: Sequence[RecordedEvent], handled: Mapping[str, int]) -> Checked:
         """Return what of a page is to be handled, and which streams have to wait.
 
-        ``state`` is the cursor's before the page; ``events`` are without the streams that are held;
-        ``handled`` are the highest versions handled, of the streams of which they were recorded.
+        ``events`` are without the streams that are held; ``handled`` are the highest versions
+        handled, of the streams of which they were recorded.
         """
         streams: dict[str, list[list[RecordedEvent]]] = {}
         for event in sorted(events, key=lambda event: event.version):
@@ -64,36 +66,17 @@ class Completeness:
                 runs[-1].append(event)
             else:
                 runs.append([event])
-        floor = state.floor if isinstance(state, TimeState) else state
         unknown = [run for name, runs in streams.items() if name not in handled for run in runs]
-        beside = self._beside(floor, unknown)
+        beside = self._beside(unknown)
         missing: list[MissingVersions] = []
         accepted = {
-            stream: self._accept(state, floor, runs, handled.get(stream), beside, missing)
+            stream: self._accept(runs, handled.get(stream), beside, missing)
             for stream, runs in streams.items()
         }
         return Checked(_in_order(events, accepted), missing)
 
-    def next_events(
-        self, state: WindowState, stream: str, version: int, limit: int
-    ) -> tuple[list[RecordedEvent], MissingVersions | None, bool]:
-        """Return the events of a held stream from a version on, as far as they are contiguous.
-
-        And what is missing after them, and whether there may be more.
-        """
-        passed = "" if isinstance(state, TimeState) else f"NOT ({self._unread(state)}) AND"
-        rows = self._select(f"{passed} stream = %s AND version >= {version}", [stream], limit)
-        ready = _contiguous(version, rows)
-        missing = None
-        if len(ready) < len(rows):
-            late = rows[len(ready)]
-            missing = MissingVersions(stream, version + len(ready), late.version - 1, late.id)
-        return ready, missing, len(rows) == limit
-
     def _accept(
         self,
-        state: WindowState,
-        floor: WindowState,
         runs: list[list[RecordedEvent]],
         handled: int | None,
         beside: Mapping[tuple[int, int], tuple[int, bool]],
@@ -103,7 +86,7 @@ class Completeness:
         accepted: list[RecordedEvent] = []
         for run in runs:
             done = handled
-            stream, first, last = run[0].stream, run[0], run[-1]
+            first, last = run[0], run[-1]
             if done is None:
                 if beside.get((last.id, _AFTER), (0, False))[1]:
                     continue  # something later was handled: so was this
@@ -113,25 +96,21 @@ class Completeness:
                 elif before[1]:
                     done = before[0]
                 else:
-                    done = self._done_before(floor, stream, first.version)
+                    done = self._done_before(first)
             if accepted:
                 done = max(done, accepted[-1].version)
             ready = [event for event in run if event.version > done]
-            if ready and ready[0].version > done + 1 and isinstance(state, TimeState):
-                # A reader by time has passed over them.
-                between = f"stream = %s AND version > {done} AND version < {ready[0].version}"
-                ready = self._select(between, [stream], MAX_BEFORE) + ready
-            chain = _contiguous(done + 1, ready)
+            if ready and ready[0].version > done + 1 and self._by_time:
+                ready = self._passed_over(done, ready[0]) + ready
+            chain, gap = contiguous(done + 1, ready)
             accepted += chain
-            if ready and (not chain or chain[-1].version < last.version):
-                done += len(chain)
-                late = next(event for event in ready if event.version > done)
-                missing.append(MissingVersions(stream, done + 1, late.version - 1, late.id))
+            if gap:
+                missing.append(gap)
                 break
         return accepted
 
     def _beside(
-        self, floor: WindowState, runs: Sequence[Sequence[RecordedEvent]]
+        self, runs: Sequence[Sequence[RecordedEvent]]
     ) -> dict[tuple[int, int], tuple[int, bool]]:
         """Return the version before each run and the one after it, and whether it was passed."""
         if not runs:
@@ -148,45 +127,49 @@ class Completeness:
         # Below zero: not passed. No join, for which a planner may read the whole log.
         rows = self._run(
             "SELECT page_id, side, (SELECT CASE WHEN "
-            f"{self._unread(floor)} THEN -version ELSE version END "
+            f"{self._unread} THEN -version ELSE version END "
             f"FROM {self._source} t WHERE t.id = beside_id) AS beside "
             f"FROM ({' UNION ALL '.join(arms)}) f",
             [],
         )
         return {(id, side): (abs(version), version > 0) for id, side, version in rows if version}
 
-    def _done_before(self, floor: WindowState, stream: str, version: int) -> int:
+    def _done_before(self, event: RecordedEvent) -> int:
         """Return the highest version that was handled below one whose predecessor was not."""
         select = f"SELECT version FROM {self._source} WHERE stream = %s"
         passed = self._run(
-            f"{select} AND version < {version} AND NOT ({self._unread(floor)}) "
+            f"{select} AND version < {event.version} AND NOT ({self._unread}) "
             "ORDER BY version DESC LIMIT 1",
-            [stream],
+            [event.stream],
         )
         if passed:
             return int(passed[0][0])
-        kept = self._run(f"{select} ORDER BY version LIMIT 1", [stream])
-        return int(kept[0][0]) - 1 if kept else version - 1
+        kept = self._run(f"{select} ORDER BY version LIMIT 1", [event.stream])
+        return int(kept[0][0]) - 1 if kept else event.version - 1
 
-    def _select(self, condition: str, params: list[Any], limit: int) -> list[RecordedEvent]:
+    def _passed_over(self, done: int, event: RecordedEvent) -> list[RecordedEvent]:
+        """Return the events of a stream between a version and an event, which are behind."""
         rows = self._run(
-            f"SELECT {', '.join(self.reader.columns)} FROM {self._source} WHERE {condition} "
-            f"ORDER BY version LIMIT {limit}",
-            params,
+            f"SELECT {', '.join(self.reader.columns)} FROM {self._source} WHERE stream = %s "
+            f"AND version > {done} AND version < {event.version} "
+            f"ORDER BY version LIMIT {MAX_BEFORE}",
+            [event.stream],
         )
         return self.reader.records(rows)
 
 
-def _contiguous(version: int, events: Iterable[RecordedEvent]) -> list[RecordedEvent]:
-    """Return the events from a version on, up to the first that is missing."""
+def contiguous(
+    version: int, events: Iterable[RecordedEvent]
+) -> tuple[list[RecordedEvent], MissingVersions | None]:
+    """Return the events of a stream from a version on up to a gap, and what is missing there."""
     found = []
     for event in events:
         if event.version == version:
             found.append(event)
             version += 1
         elif event.version > version:
-            break
-    return found
+            return found, MissingVersions(event.stream, version, event.version - 1, event.id)
+    return found, None
 
 
 def _in_order(

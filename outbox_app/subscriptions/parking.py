@@ -14,9 +14,7 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 
-from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
-from ..eventlog.state import WindowState
 from ..exceptions import LeaseLost, TransactionEnded
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
@@ -120,18 +118,6 @@ class Parking:
             return []
         rows = self._rows().filter(Q(released=True) | Q(stream__in=streams), log=log)
         return list(rows.order_by("id")[: len(streams) + MAX_RELEASED])
-
-    def missed(
-        self, parked: ParkedStream, reader: LogReader, state: WindowState, limit: int
-    ) -> list[RecordedEvent]:
-        """Return the stream's events that the cursor has passed without handling them."""
-        condition, params = reader.only.sql()
-        sql = (
-            f"SELECT {', '.join(reader.columns)} FROM {reader.window.source} "
-            f"WHERE stream = %s AND version >= %s AND NOT ({reader.window.unread(state)}) "
-            f"{condition and f'AND {condition}'} ORDER BY version LIMIT {limit}"
-        )
-        return reader.records(reader.run(sql, [parked.stream, parked.version, *params]))
 
     def progress(
         self, parked: ParkedStream, events: list[RecordedEvent], *, more: bool, waits: bool

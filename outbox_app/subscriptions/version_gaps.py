@@ -13,11 +13,11 @@ transaction of the effects. Rows of an older run, from before a replay, are igno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from django.db import transaction
 
-from ..eventlog.completeness import Checked, Completeness, MissingVersions
+from ..eventlog.completeness import Checked, Completeness, MissingVersions, contiguous
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
 from ..eventlog.state import WindowState
@@ -73,11 +73,16 @@ class VersionGaps:
             if key in self._due and event.version <= self.parking.parked[key]:
                 self._due[key] = self.clock()  # the page brings what it waits for
         events = self.parking.without(events)
-        streams = {event.stream for event in events}
-        handled = handled_versions(
-            self.subscriber.name, reader.table, state, streams, using=self.using
-        )
-        return Completeness(reader).check(state, events, handled)
+        handled: dict[str, int] = {}
+        if isinstance(state, TimeState):
+            rows = DeliveredVersion.objects.using(self.using).filter(
+                subscription=self.subscriber.name,
+                log=reader.table,
+                stream__in={event.stream for event in events},
+                run=state.run,
+            )
+            handled = dict(rows.values_list("stream", "version"))
+        return Completeness(reader, state).check(events, handled)
 
     def wanted(self, events: list[RecordedEvent]) -> list[RecordedEvent]:
         """Return the events that the subscription has asked for: all versions were read."""
@@ -127,11 +132,18 @@ class VersionGaps:
         self, reader: LogReader, state: WindowState, parked: ParkedStream, limit: int
     ) -> tuple[list[RecordedEvent], MissingVersions | None, bool]:
         """Return what can be handled of a parked stream, what is missing then, and if more is."""
-        if self.active:
-            check = Completeness(reader)
-            return check.next_events(state, parked.stream, parked.version, limit)
-        events = self.parking.missed(parked, reader, state, limit)
-        return events, None, len(events) == limit
+        wanted, params = reader.only.sql()
+        # A state of a reader by time does not say what was passed.
+        ahead = "1 = 0" if isinstance(state, TimeState) else reader.window.unread(state)
+        rows = reader.run(
+            f"SELECT {', '.join(reader.columns)} FROM {reader.window.source} "
+            f"WHERE stream = %s AND version >= %s {wanted and f'AND {wanted}'} AND NOT ({ahead}) "
+            f"ORDER BY version LIMIT {limit}",
+            [parked.stream, parked.version, *params],
+        )
+        events = reader.records(rows)
+        ready, missing = contiguous(parked.version, events) if self.active else (events, None)
+        return ready, missing, len(rows) == limit
 
     def held(self, parked: ParkedStream) -> bool:
         """Say whether the stream waits for versions, and not for a person."""
@@ -253,18 +265,6 @@ def give_up(gap: Gap, *, by: str, reason: str, using: str) -> bool:
     same = Gap.objects.using(using).filter(pk=gap.pk, first=gap.first, last=gap.last)
     settled = same.settle(Gap.State.SKIPPED, by=by, reason=reason)
     return bool(settled and (moved or not gap.subscription))
-
-
-def handled_versions(
-    subscription: str, log: str, state: WindowState, streams: Collection[str], *, using: str
-) -> dict[str, int]:
-    """Return the highest version handled, of those streams of which it was recorded."""
-    if not isinstance(state, TimeState) or not streams:
-        return {}
-    rows = DeliveredVersion.objects.using(using).filter(
-        subscription=subscription, log=log, stream__in=streams, run=state.run
-    )
-    return dict(rows.values_list("stream", "version"))
 
 
 def record_versions(
