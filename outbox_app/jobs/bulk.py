@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -72,21 +71,16 @@ def run_for(
         found = _look(rows, order, after, edge, until)
         rows_at_once = batch_size or BATCH_SIZE
         batches = [*chunks(found, rows=rows_at_once, bytes=BUDGET_BYTES, size=itemgetter(2))]
-        for batch, following in zip_longest(batches, batches[1:]):
+        # Not past rows with the same value; those that are done do not match any more.
+        places = [*(batch[0][0] - 1 for batch in batches[1:]), edge]
+        for batch, place in zip(batches or [[]], places, strict=True):
             try:
-                done += act([id for _, id, _ in batch])
+                done += act([id for _, id, _ in batch]) if batch else 0
             except (OutboxError, OperationalError) as error:
                 return BulkResult(done, after, error)
-            if following:
-                # Not past rows with the same value; those that are done do not match any more.
-                after = following[0][0] - 1
-                if clock() >= end:
-                    return BulkResult(done, after)
-        if edge is None:
-            return BulkResult(done, None)
-        after = edge
-        if clock() >= end:
-            return BulkResult(done, after)
+            if place is None or clock() >= end:
+                return BulkResult(done, place)
+            after = place
 
 
 def up_to(until: int, rows: QuerySet[Any], order: str) -> QuerySet[Any]:
