@@ -10,7 +10,6 @@ Not covered: mail, HTTP and other databases, and ids older than the retention.
 from __future__ import annotations
 
 import inspect
-import sqlite3
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial, wraps
@@ -27,7 +26,7 @@ from kombu.utils import json
 from ..aliases import inbox_alias
 from ..exceptions import InboxError, TransactionEnded
 from ..process.enclosure import SwallowedError, enclosed
-from ..process.lock_wait import sqlstate
+from ..process.lock_wait import is_conflict, sqlstate
 from ..text import get_logger
 from .context import let
 
@@ -46,12 +45,6 @@ R = TypeVar("R")
 
 #: Pause before a delivery that met another one in progress is tried again, in seconds.
 RETRY_SECONDS = 5
-#: Lock timeouts, deadlocks and lost races, as MySQL, PostgreSQL (SQLSTATE) and SQLite number them.
-_RACES = {
-    *(1020, 1205, 1213),
-    *("40001", "40P01", "55P03", "57014"),
-    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
-}
 
 _in_progress: ContextVar[frozenset[str]] = ContextVar("outbox_app_in_progress", default=frozenset())
 
@@ -216,8 +209,7 @@ def _is_body(run: Any, task: Any) -> bool:
 
 
 def _is_race(error: OperationalError) -> bool:
-    cause = error.__cause__
-    codes = [sqlstate(error), *error.args[:1]]
-    if isinstance(cause, sqlite3.Error):
-        codes = [cause.sqlite_errorcode & 0xFF]
-    return not _RACES.isdisjoint(codes)
+    # Also where a time-out of statements ends the wait, or connections to SQLite share a cache.
+    if sqlstate(error) == "57014" or "database table is locked" in str(error):
+        return True
+    return is_conflict(error)
