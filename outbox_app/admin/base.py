@@ -123,18 +123,17 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 class EscapedChangeList(DatabaseChangeList):
     """A list of rows that are safe to show, of a range of the table."""
 
-    row_range: RowRange | None = None
+    model_admin: Any
+    row_range: RowRange | None
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         rows = super().get_queryset(request, *args, **kwargs)
         names = {field.name for field in self.opts.fields}
-        model_admin: Any = self.model_admin
-        return rows.defer(*names.intersection(model_admin.not_listed))
+        return rows.defer(*names.intersection(self.model_admin.not_listed))
 
     def url_for_result(self, result: Any) -> str:
         """Return the address of a row by its own id, not by the one that is shown."""
-        model_admin: Any = self.model_admin
-        return str(model_admin.address(given(result, self.pk_attname)))
+        return str(self.model_admin.address(given(result, self.pk_attname)))
 
     def get_ordering_field(self, field_name: Any) -> Any:
         """Sort by the columns of ``sortable_by`` only, also if the address asks for another."""
@@ -144,23 +143,21 @@ class EscapedChangeList(DatabaseChangeList):
     def get_results(self, request: HttpRequest) -> None:
         """Look at the range only, and escape every row of the page."""
         # Here, not in get_queryset: an action on all rows that match reaches those outside too.
-        model_admin: Any = self.model_admin
-        self.row_range = model_admin.row_range(request)
+        self.row_range = self.model_admin.row_range(request)
         if self.row_range:
             self.queryset = self.row_range.rows(self.queryset)
         super().get_results(request)
         self.result_list: Any = [escaped_copy(row) for row in self.result_list]
-        model_admin.measure(self.result_list)
+        self.model_admin.measure(self.result_list)
 
     @property
     def older(self) -> str:
-        first = self.row_range.first if self.row_range else None
-        return "" if first is None else self.get_query_string({BEFORE: first})
+        assert self.row_range
+        return self.get_query_string({BEFORE: self.row_range.first})
 
     @property
     def newest(self) -> str:
-        before = self.row_range.before if self.row_range else None
-        return "" if before is None else self.get_query_string(remove=[BEFORE])
+        return self.get_query_string(remove=[BEFORE])
 
     @property
     def may_match(self) -> bool:
