@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 from zlib import crc32
 
@@ -25,6 +24,7 @@ from django.db.models import Case, F, When
 from django.db.models.functions import Least
 
 from ..aliases import outbox_alias
+from ..exceptions import UnknownPrepared
 from ..failpoints import failpoint
 from ..models import DatabaseNow, PreparedEvent
 from ..process.backoff import Backoff, described
@@ -32,7 +32,8 @@ from ..process.lock_wait import is_conflict
 from ..process.loop import LeasedLoop
 from ..text import get_logger, storable
 from . import keeper
-from .local import PREFIX, LocalSender
+from .fences import outcomes
+from .local import PREFIX
 from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
 
 logger = get_logger("outbox_app.prepared")
@@ -58,16 +59,16 @@ ANSWER_SECONDS = 300.0
 LEAVE_SECONDS = 5.0
 
 
-def sender_named(name: str) -> Any:
-    """Return the sender of a name, to be asked.
+def ask(sender: str, questions: Sequence[Question]) -> dict[UUID, str]:
+    """Return the answers of a sender; raise any error where it cannot be asked."""
+    if not sender.startswith(PREFIX):
+        from .remote import ask_over_http  # needs the extra door
 
-    Raises ``UnknownPrepared`` for an alias that there is not, ``InvalidPeer`` for such a peer.
-    """
-    if name.startswith(PREFIX):
-        return LocalSender(name)
-    from .remote import HttpSender  # needs the extra door
-
-    return HttpSender(name)
+        return ask_over_http(sender, questions)
+    alias = sender.removeprefix(PREFIX)
+    if alias not in connections:
+        raise UnknownPrepared(f"There is no sender {sender!r} to ask: no such alias.")
+    return outcomes(questions, using=alias)
 
 
 class SenderWorker:
@@ -140,7 +141,7 @@ class SenderWorker:
     def _ask(self, rows: Sequence[PreparedEvent]) -> Exception | None:
         questions = [Question(r.event_id, r.prepared_at, r.stream, r.type) for r in rows]
         try:
-            answers = dict(sender_named(self.name).check(questions))
+            answers = ask(self.name, questions)
         except Exception as error:
             self._put_off(rows, "unreachable", described(error))
             return error

@@ -14,13 +14,11 @@ import django.db
 from django.db import connections
 
 from ..aliases import outbox_alias
-from ..exceptions import InvalidPrepared, KeeperUnavailable, UnknownPrepared
+from ..exceptions import InvalidPrepared, KeeperUnavailable
 from ..models import PreparedEvent
 from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
-from .fences import outcomes
 from .keeper import Answer
-from .questions import Question
 from .request import NewPrepared, checked
 
 #: What the names of senders that are aliases begin with. No name of a peer has a colon.
@@ -63,13 +61,3 @@ class LocalKeeper:
             raise KeeperUnavailable(
                 f"The keeper on {self.using!r} gave no answer: {error}"
             ) from error
-
-
-class LocalSender:
-    def __init__(self, name: str) -> None:
-        self.alias = name.removeprefix(PREFIX)
-        if self.alias not in connections:
-            raise UnknownPrepared(f"There is no sender {name!r} to ask: no such alias.")
-
-    def check(self, questions: Sequence[Question]) -> dict[UUID, str]:
-        return outcomes(questions, using=self.alias)

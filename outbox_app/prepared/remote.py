@@ -148,24 +148,21 @@ class HttpKeeper:
         return KeeperUnavailable(f"The keeper {self.name!r} {what}.")
 
 
-class HttpSender:
-    def __init__(self, name: str) -> None:
-        self.peer = peer_named(name, Peer.Direction.SENDER)
-
-    def check(self, questions: Sequence[Question]) -> dict[UUID, str]:
-        sent = [
-            {"id": str(id), "prepared_at": zoned(at), "stream": stream, "type": type}
-            for id, at, stream, type in questions
-        ]
-        status, said = call_in_parts(self.peer, "POST", "check", sent)
-        if status != 200 or not isinstance(said, list):
-            raise PeerUnavailable(f"The sender {self.peer.name!r} has answered {status}.")
-        asked = {str(each.event_id): each.event_id for each in questions}
-        answers: dict[UUID, str] = {}
-        for each in said:
-            id = asked.get(str(each.get("id"))) if isinstance(each, dict) else None
-            if id is None:
-                raise PeerUnavailable(f"The sender {self.peer.name!r} has answered something else.")
-            if each.get("outcome") in OUTCOMES:
-                answers[id] = each["outcome"]
-        return answers
+def ask_over_http(sender: str, questions: Sequence[Question]) -> dict[UUID, str]:
+    peer = peer_named(sender, Peer.Direction.SENDER)
+    sent = [
+        {"id": str(id), "prepared_at": zoned(at), "stream": stream, "type": type}
+        for id, at, stream, type in questions
+    ]
+    status, said = call_in_parts(peer, "POST", "check", sent)
+    if status != 200 or not isinstance(said, list):
+        raise PeerUnavailable(f"The sender {sender!r} has answered {status}.")
+    asked = {str(each.event_id): each.event_id for each in questions}
+    answers: dict[UUID, str] = {}
+    for each in said:
+        id = asked.get(str(each.get("id"))) if isinstance(each, dict) else None
+        if id is None:
+            raise PeerUnavailable(f"The sender {sender!r} has answered something else.")
+        if each.get("outcome") in OUTCOMES:
+            answers[id] = each["outcome"]
+    return answers

@@ -16,7 +16,7 @@ from outbox_app.exceptions import PeerUnavailable
 from outbox_app.models import DatabaseNow, Statistic
 from outbox_app.monitoring.diagnosis import problems
 from outbox_app.monitoring.status import outbox_status
-from outbox_app.prepared.remote import HttpSender
+from outbox_app.prepared.remote import ask_over_http
 
 from .test_forged_answers import QUESTION, replying
 from .test_forged_answers import server as server
@@ -57,10 +57,10 @@ def test_an_answer_of_a_peer(alias: str, server: Any, signer: Any, seconds: int)
     """Also where it is refused, as it seems to come from another time."""
     server("billing", replying(signer, created=seconds, expires=seconds + 300))
     if seconds == -100:
-        HttpSender("billing").check([QUESTION])
+        ask_over_http("billing", [QUESTION])
     else:
         with pytest.raises(PeerUnavailable):
-            HttpSender("billing").check([QUESTION])
+            ask_over_http("billing", [QUESTION])
     assert told().startswith(f"billing: {seconds // 100:+d}"[:-1])
 
 

@@ -24,7 +24,7 @@ from outbox_app.door.peers import peer_named
 from outbox_app.exceptions import InvalidPeer, KeeperUnavailable, PeerUnavailable
 from outbox_app.prepared import NewPrepared, prepare
 from outbox_app.prepared.questions import Question
-from outbox_app.prepared.remote import HttpKeeper, HttpSender
+from outbox_app.prepared.remote import HttpKeeper, ask_over_http
 from tests.fixtures.door import ROOT
 
 from . import rfc9421
@@ -44,11 +44,11 @@ import os, sys, uuid, django
 django.setup()
 from django.utils import timezone
 from outbox_app.prepared.questions import Question
-from outbox_app.prepared.remote import HttpSender
+from outbox_app.prepared.remote import ask_over_http
 
 def ask():
     questions = [Question(uuid.UUID(sys.argv[1]), timezone.now())]
-    print(*HttpSender("billing").check(questions).values(), flush=True)
+    print(*ask_over_http("billing", questions).values(), flush=True)
 
 ask()
 if child := os.fork():
@@ -65,12 +65,12 @@ django.setup()
 from django.utils import timezone
 from outbox_app.prepared import one_way
 from outbox_app.prepared.questions import Question
-from outbox_app.prepared.remote import HttpSender
+from outbox_app.prepared.remote import ask_over_http
 
 def ask(items):
     threading.main_thread().join()
     questions = [Question(uuid.UUID(sys.argv[1]), timezone.now())]
-    print(*HttpSender("billing").check(questions).values(), flush=True)
+    print(*ask_over_http("billing", questions).values(), flush=True)
 
 one_way.send(ask, [None])
 atexit.register(one_way.calls.drain, 60)
@@ -145,7 +145,7 @@ def replying(signer: Any, status: int = 200, body: bytes = COMMITTED, **changes:
 
 def test_what_is_signed_as_it_should_be(alias: str, server: Any, signer: Any) -> None:
     asked = server("billing", replying(signer))
-    assert HttpSender("billing").check([QUESTION]) == {ID: "committed"}
+    assert ask_over_http("billing", [QUESTION]) == {ID: "committed"}
     assert asked == ["/outbox/check"]
 
 
@@ -183,9 +183,8 @@ FORGED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
 def test_what_is_forged(alias: str, server: Any, signer: Any, forged: dict[str, Any]) -> None:
     server("billing", replying(signer, **forged))
-    sender = HttpSender("billing")
     with pytest.raises((PeerUnavailable, MessageRefused)):
-        sender.check([QUESTION])
+        ask_over_http("billing", [QUESTION])
 
 
 @pytest.mark.parametrize("outcome", ["confirmed", "", None, 1, ["committed"], {}])
@@ -193,7 +192,7 @@ def test_an_outcome_that_there_is_not(alias: str, server: Any, signer: Any, outc
     server(
         "billing", replying(signer, body=json.dumps([{"id": str(ID), "outcome": outcome}]).encode())
     )
-    assert HttpSender("billing").check([QUESTION]) == {}
+    assert ask_over_http("billing", [QUESTION]) == {}
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -203,9 +202,8 @@ def test_a_redirect_is_not_followed(
     private = server("shop", replying(signer))
     there = {"Location": f"http://127.0.0.1:{ports['shop']}/outbox/check"}
     server("billing", replying(signer, status, more=there))
-    sender = HttpSender("billing")
     with pytest.raises(PeerUnavailable):
-        sender.check([QUESTION])
+        ask_over_http("billing", [QUESTION])
     assert private == []
 
 
@@ -251,7 +249,7 @@ def test_cookies_are_not_kept(alias: str, server: Any, signer: Any) -> None:
 
     server("billing", reply)
     for _ in range(2):
-        assert HttpSender("billing").check([QUESTION]) == {ID: "committed"}
+        assert ask_over_http("billing", [QUESTION]) == {ID: "committed"}
     assert cookies == [None, None]
 
 
@@ -307,9 +305,8 @@ def test_an_address_that_is_not_called(
 ) -> None:
     changed = {"billing": peers["shop"]["billing"] | {"address": address}}
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": changed}
-    sender = HttpSender("billing")
     with pytest.raises(InvalidPeer, match="address"):
-        sender.check([QUESTION])
+        ask_over_http("billing", [QUESTION])
 
 
 def test_a_keeper_that_is_not_believed_has_recorded_nothing(

@@ -51,7 +51,7 @@ from outbox_app.prepared import (
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.fences import outcomes
 from outbox_app.prepared.questions import Question
-from outbox_app.prepared.remote import HttpKeeper, HttpSender
+from outbox_app.prepared.remote import HttpKeeper, ask_over_http
 from outbox_app.prepared.request import time_ordered_id
 from tests import tasks
 from tests.faults.tools import on
@@ -257,8 +257,8 @@ def test_a_check_back(alias: str, sender: str, states: Any, ask: Any) -> None:
         fence(done)
     ask()
     assert states() == ["cancelled", "confirmed"]
-    answers = HttpSender("billing").check(
-        [Question(each.event_id, timezone.now()) for each in (gone, done)]
+    answers = ask_over_http(
+        "billing", [Question(each.event_id, timezone.now()) for each in (gone, done)]
     )
     assert answers == {gone.event_id: "rolled_back", done.event_id: "committed"}
 
@@ -323,7 +323,7 @@ def test_a_time_of_sqlite_without_time_zones(alias: str, sender: str, settings: 
 def test_a_keeper_is_not_told_of_fences_of_another(alias: str, sender: str) -> None:
     id = time_ordered_id()
     Fence.objects.using(sender).create(event_id=id, outcome="committed", keeper="depot")
-    assert HttpSender("billing").check([Question(id, timezone.now())]) == {}
+    assert ask_over_http("billing", [Question(id, timezone.now())]) == {}
 
 
 @one
@@ -368,7 +368,7 @@ def test_an_answer_comes_in_the_time_of_who_asks(alias: str, sender: str) -> Non
 
 def test_nobody_asks_about_the_mark_of_fences(alias: str, sender: str) -> None:
     with pytest.raises(Exception, match="422"):
-        HttpSender("billing").check([Question(Fence.MARK, timezone.now())])
+        ask_over_http("billing", [Question(Fence.MARK, timezone.now())])
     assert outcomes([Question(Fence.MARK, timezone.now())], using=sender) == {}
     assert not Fence.objects.using(sender).exists()
 
@@ -385,7 +385,7 @@ def test_what_a_function_has_answered_is_answered_again(
         assert senders._outcomes([event]) == {event.event_id: "committed"}
     asked = Question(event.event_id, timezone.now(), "a", "order.paid")
     for _ in range(3):
-        assert HttpSender("billing").check([asked]) == {event.event_id: "committed"}
+        assert ask_over_http("billing", [asked]) == {event.event_id: "committed"}
 
 
 @one

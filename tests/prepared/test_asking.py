@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +27,6 @@ from outbox_app.prepared import (
 )
 from outbox_app.prepared import fences as fences_module
 from outbox_app.prepared.asking import CheckBack, SenderWorker
-from outbox_app.prepared.local import LocalSender
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.request import NewPrepared, checked
 from tests.patience import eventually, patience
@@ -44,7 +44,7 @@ class Sender:
         self.answer = answer
         self.asked: list[int] = []
 
-    def check(self, given: Any) -> Any:
+    def __call__(self, name: str, given: Any) -> Any:
         self.asked.append(len(given))
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -59,7 +59,7 @@ def answering(monkeypatch: Any) -> Callable[..., Sender]:
 
     def use(answer: Any) -> Sender:
         sender = Sender(answer)
-        monkeypatch.setattr(asking, "sender_named", lambda name: sender)
+        monkeypatch.setattr(asking, "ask", sender)
         return sender
 
     return use
@@ -156,7 +156,7 @@ def test_after_it_was_undecided(
     alias: str, then: str, make: Any, pay: Any, ask: Any, answering: Any, in_log: Any
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asking, "sender_named", lambda name: Sender(OSError("away")))
+        patch.setattr(asking, "ask", Sender(OSError("away")))
         event = make()
         move(alias, decide_by=PAST)
         ask()
@@ -186,7 +186,7 @@ def test_attempts_are_not_counted(
     """A sender that is away spends none of its budget: there is none."""
     pay(make())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asking, "sender_named", lambda name: Sender(ConnectionError("refused")))
+        patch.setattr(asking, "ask", Sender(ConnectionError("refused")))
         for _ in range(6):
             move(alias, next_check_at=PAST)
             loop = ask()
@@ -236,12 +236,12 @@ def test_a_sender_that_is_unknown_stays_visible(alias: str, ask: Any) -> None:
 def test_many_in_questions_of_a_hundred(
     alias: str, sender: str, pay: Any, make: Any, answering: Any, ask: Any, states: Any
 ) -> None:
-    real = LocalSender(f"alias:{sender}")
+    real = partial(asking.ask, f"alias:{sender}")
     requests = [checked(NewPrepared(f"s{n % 40}", "t", {}, immune=0)) for n in range(250)]
     keeper.prepare(f"alias:{sender}", requests, using=alias)
     fences = [Fence(event_id=r.event_id, outcome="committed") for r in requests[::2]]
     Fence.objects.using(sender).bulk_create(fences)
-    seen = answering(real.check)
+    seen = answering(real)
     assert ask().done == 250
     assert sorted(seen.asked) == [50, 100, 100]
     assert states() == ["confirmed", "cancelled"] * 125
@@ -258,10 +258,12 @@ def test_a_sender_that_hangs_holds_up_itself(
         go.wait(60)
         return {}
 
-    def named(name: str) -> Any:
-        return Sender(hang) if name == "alias:hung" else LocalSender(name)
+    real = asking.ask
 
-    monkeypatch.setattr(asking, "sender_named", named)
+    def ask(name: str, given: Any) -> Any:
+        return hang(given) if name == "alias:hung" else real(name, given)
+
+    monkeypatch.setattr(asking, "ask", ask)
     monkeypatch.setattr(asking, "LEAVE_SECONDS", 0.1)
     monkeypatch.setattr(asking, "QUESTIONS", 1)
     monkeypatch.setattr(asking, "BATCH", 1)
@@ -316,7 +318,7 @@ def test_a_sender_that_comes_back_is_not_stormed(
     count, batch = (100_000, asking.BATCH) if FULL else (300, 20)
     settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
     monkeypatch.setattr(asking, "BATCH", batch)
-    name, real = f"alias:{sender}", LocalSender(f"alias:{sender}")
+    name, real = f"alias:{sender}", partial(asking.ask, f"alias:{sender}")
     for first in range(0, count, 500):
         size = min(500, count - first)
         requests = [checked(NewPrepared(f"s{n % 9}", "t", {}, immune=0)) for n in range(size)]
@@ -332,7 +334,7 @@ def test_a_sender_that_comes_back_is_not_stormed(
     def answer(given: Any) -> Any:
         with under_way:
             back.append((100 - under_way._value, len(given)))
-            return real.check(given)
+            return real(given)
 
     seen = answering(refuse)
     with running(alias) as loop:
@@ -448,9 +450,8 @@ def test_functions_that_take_long(alias: str, sender: str, make: Any, monkeypatc
         return COMMITTED
 
     events = [make(f"order-{n}") for n in range(3)]
-    found = LocalSender(f"alias:{sender}").check(
-        [Question(each.event_id, each.prepared_at, "", "order.paid") for each in events]
-    )
+    asked_of = [Question(each.event_id, each.prepared_at, "", "order.paid") for each in events]
+    found = asking.ask(f"alias:{sender}", asked_of)
     assert len(asked) <= 1
     assert list(found.values()).count(IN_PROGRESS) >= 2
 

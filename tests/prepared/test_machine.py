@@ -27,8 +27,7 @@ from outbox_app.exceptions import FencedOut
 from outbox_app.models import DatabaseNow, Event, Fence, Incident, PreparedEvent
 from outbox_app.prepared import fence, keeper
 from outbox_app.prepared import sender as senders
-from outbox_app.prepared.asking import SenderWorker
-from outbox_app.prepared.local import LocalSender
+from outbox_app.prepared.asking import SenderWorker, ask
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.request import NewPrepared, checked
 from outbox_app.prepared.sender import Prepared
@@ -209,9 +208,8 @@ class Machine(RuleBasedStateMachine):
     def check_back(self, late: bool) -> None:
         PreparedEvent.objects.using(self.alias).open().update(next_check_at=DatabaseNow() + PAST)
         rows = self.worker._claim()
-        sender = LocalSender(self.keeper_of)
         given = [Question(r.event_id, r.prepared_at, r.stream, r.type) for r in rows]
-        answers = sender.check(given)
+        answers = ask(self.keeper_of, given)
         assert answers == {row.event_id: self.model.answer(row.event_id) for row in rows}
 
         def settle() -> None:
