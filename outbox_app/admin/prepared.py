@@ -36,12 +36,12 @@ State = PreparedEvent.State
 
 
 def _decide(rows: Any, state: str, values: dict[str, Any], by: str) -> str:
-    done = operations.decide(rows, state, by=by, reason=values["reason"])
+    decided, failed = operations.decide(rows, state, by=by, reason=values["reason"])
     if state == State.CONFIRMED:
-        text = ngettext("%d event was confirmed.", "%d events were confirmed.", done.decided)
+        text = ngettext("%d event was confirmed.", "%d events were confirmed.", decided)
     else:
-        text = ngettext("%d event was cancelled.", "%d events were cancelled.", done.decided)
-    return " ".join([text % done.decided, *(shown(each, 300) for each in done.failed)])
+        text = ngettext("%d event was cancelled.", "%d events were cancelled.", decided)
+    return " ".join([text % decided, *(shown(each, 300) for each in failed)])
 
 
 def _check(rows: Any, values: dict[str, Any], by: str) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.db.models import F
@@ -40,14 +40,6 @@ COLUMNS = [
     for field in PreparedEvent._meta.fields
     if field.name not in ("id", "content", "content_hash")
 ]
-
-
-class Done(NamedTuple):
-    """How a decision on several events has ended."""
-
-    decided: int
-    #: Why the others were not decided so, ``LISTED`` of them at most.
-    failed: list[str]
 
 
 def selected(
@@ -148,8 +140,11 @@ def decide(
     by: str,
     reason: str,
     write: Callable[[str], Any] = logger.info,
-) -> Done:
-    """Confirm or cancel those of the events that are open, in batches."""
+) -> tuple[int, list[str]]:
+    """Confirm or cancel those of the events that are open, in batches.
+
+    Returns how many were decided so, and why the others were not, ``LISTED`` of them at most.
+    """
     by = f"{by} (a person)" if by in keeper.ROUTES else by
     chosen = list(events.open().order_by("sender", "pk").values_list("sender", "event_id"))
     count, failed = 0, []
@@ -162,4 +157,4 @@ def decide(
             count += done
             failed += [f"{a.event_id}: {a.detail}" for a in answers if a.state != state]
             write(f"{state} sender={sender} events={done} total={count}/{len(chosen)}")
-    return Done(count, failed[:LISTED])
+    return count, failed[:LISTED]

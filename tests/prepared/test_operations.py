@@ -242,7 +242,7 @@ def test_a_late_confirm_against_a_person_is_a_contradiction(
     with transaction.atomic(using=sender):
         senders.fence(event)
     rows = operations.selected(using=alias, ids=[event.event_id])
-    assert operations.decide(rows, State.CANCELLED, by="ann", reason="guessed").decided == 1
+    assert operations.decide(rows, State.CANCELLED, by="ann", reason="guessed") == (1, [])
     with pytest.raises(senders.Contradiction):
         senders.confirm(event)
     [incident] = Incident.objects.using(alias)

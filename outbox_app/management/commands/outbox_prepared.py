@@ -159,10 +159,12 @@ class Command(TeachingCommand):
         events = self._selected(**options)
         if options["interactive"]:
             self.confirm(f"{verb} {_events(counted(events))}? {RISKS[outcome]}")
-        done = operations.decide(events, outcome, by=self.user, reason=reason, write=self.write)
-        self.write(f"{outcome.capitalize()} {_events(done.decided)}.")
-        if done.failed:
-            listed = "\n".join(done.failed)
+        decided, failed = operations.decide(
+            events, outcome, by=self.user, reason=reason, write=self.write
+        )
+        self.write(f"{outcome.capitalize()} {_events(decided)}.")
+        if failed:
+            listed = "\n".join(failed)
             raise CommandError(f"These were not {outcome}:\n{listed}")
 
     def _answer(self, *, keeper: str, **options: Any) -> None:
