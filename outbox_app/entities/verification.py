@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import OperationalError, transaction
 from django.db.models import OuterRef, QuerySet, Subquery
@@ -29,13 +29,8 @@ from .operations import locked
 BATCH_SIZE = 500
 #: What a repair says where it cannot know what is right.
 LEFT = "left as it is"
-
-
-class Fault(NamedTuple):
-    """What differs: "head", "row" (whether there is one), its "version", or its "state"."""
-
-    kind: str
-    text: str
+#: What differs: "head", "row" (whether there is one), its "version", or its "state"; and how.
+Fault = tuple[str, str]
 
 
 def verify(entity: Any, *, repair: bool, using: str, write: Write) -> int:
@@ -53,7 +48,7 @@ def verify(entity: Any, *, repair: bool, using: str, write: Write) -> int:
             differences += bool(faults)
             repaired += bool(done) and not done.startswith(LEFT)
             if faults:
-                said = "; ".join([*(fault.text for fault in faults), *filter(None, [done])])
+                said = "; ".join([*(text for _, text in faults), *filter(None, [done])])
                 write(f"difference type={label} id={id!r}: {said}")
         tell(f"verifying type={label} entities={entities} differences={differences}")
     write(
@@ -106,18 +101,18 @@ def _faults(head: int, row: Any, newest: Any) -> Iterator[Fault]:
     ends = f"the versions end at {newest.version}" if newest else f"the head at {head}"
     last = newest.version if newest else head
     if head != last:
-        yield Fault("head", f"the head is at version {head}, {ends}")
+        yield "head", f"the head is at version {head}, {ends}"
     if newest and not row and newest.state is not None:
-        yield Fault("row", f"there is no row, and version {last} has a state")
+        yield "row", f"there is no row, and version {last} has a state"
     elif newest and row and newest.state is None:
-        yield Fault("row", f"there is a row, and version {last} has no state")
+        yield "row", f"there is a row, and version {last} has no state"
     elif row and row.version != last:
-        yield Fault("version", f"the row is at version {row.version}, {ends}")
+        yield "version", f"the row is at version {row.version}, {ends}"
     elif newest and row and row.state != newest.state:
-        yield Fault("state", f"the row has another state than version {last}")
+        yield "state", f"the row has another state than version {last}"
     elif newest and row and (stale := _stale(row)):
         names = ", ".join(stale)
-        yield Fault("state", f"columns of the row do not follow from its state: {names}")
+        yield "state", f"columns of the row do not follow from its state: {names}"
 
 
 def _settle(entity: Any, id: str, repair: bool, using: str) -> tuple[list[Fault], str]:

@@ -136,9 +136,9 @@ def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
 def _with_entities(result: Audit, entity: Any, *, using: str) -> Audit:
     """Add what of the entities is not as their versions have it."""
     found = [
-        Defect(f"entity_{fault.kind}", id, None, None, None, fault.text)
-        for id, fault in differences(entity, using=using)
-        if fault.kind != "head"  # which is "tail" or "low_head"
+        Defect(f"entity_{kind}", id, None, None, None, text)
+        for id, (kind, text) in differences(entity, using=using)
+        if kind != "head"  # which is "tail" or "low_head"
     ]
     found.sort(key=lambda defect: [*ENTITY_KINDS].index(defect.kind))
     return replace(
