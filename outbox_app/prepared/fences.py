@@ -33,6 +33,7 @@ from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question, o
 if TYPE_CHECKING:
     from .sender import Prepared
 
+ID: Any = Fence._meta.pk
 #: What is not answered: the id has committed, as that of another keeper's event.
 OF_ANOTHER = "another keeper's"
 
@@ -70,7 +71,7 @@ def fence(event: Prepared) -> None:
             cursor.execute(
                 f"INSERT INTO {Fence._meta.db_table} (event_id, outcome, keeper) "
                 "VALUES (%s, %s, %s)",
-                [_stored(event.event_id, using=using), COMMITTED, event.to],
+                [ID.get_db_prep_value(event.event_id, connection), COMMITTED, event.to],
             )
     except IntegrityError as error:
         raise FencedOut(
@@ -130,13 +131,10 @@ def _recorded(ids: Iterable[UUID], *, keeper: str, using: str) -> dict[UUID, Any
     return found
 
 
-def _stored(id: UUID, *, using: str) -> UUID | str:
-    return id if connections[using].features.has_native_uuid_field else id.hex
-
-
 def _insert(id: UUID, outcome: str, keeper: str, *, using: str) -> None:
     """Decide what became of a transaction, if it is not decided, nor open."""
-    values = {"event_id": _stored(id, using=using), "outcome": outcome, "keeper": keeper}
+    stored = ID.get_db_prep_value(id, connections[using])
+    values = {"event_id": stored, "outcome": outcome, "keeper": keeper}
     try:
         # At once, and committed alone: an answer holds no lock while the next one waits. At READ
         # COMMITTED it locks no gap on MySQL.
