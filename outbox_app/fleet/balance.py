@@ -58,7 +58,10 @@ class Balance:
                 out = self.ejected(every)
                 usable = [each for each in left if each.address not in out] or left
                 chosen = self._choose(usable, balance)
-                self._begin_trial(chosen.address)
+                trial = self.failing.get(chosen.address)
+                if trial is not None and trial.until:
+                    # The other calls stay away until one has tried it.
+                    trial.trying, trial.until = True, self.clock() + trial.seconds
             left.remove(chosen)
             yield chosen, not left
 
@@ -90,10 +93,3 @@ class Balance:
             return usable[self._turn % len(usable)]
         weights = [each.weight if balance == "weighted_random" else 1 for each in usable]
         return self.rng.choices(usable, weights)[0]
-
-    def _begin_trial(self, address: str) -> None:
-        """Keep the other calls from a server whose ejection is over until one has tried it."""
-        state = self.failing.get(address)
-        if state is not None and state.until:
-            state.trying = True
-            state.until = self.clock() + state.seconds

@@ -31,10 +31,6 @@ logger = get_logger("outbox_app.fleet")
 SERVER, CLIENT = "server", "client"
 
 
-def this_node() -> str:
-    return f"{socket.gethostname()[:240]}:{os.getpid()}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A process of a service. The fields are those of the model ``Server``."""
@@ -44,7 +40,7 @@ class Member:
     kind: str = SERVER
     address: str = ""
     weight: int = 100
-    node: str = field(default_factory=this_node)
+    node: str = field(default_factory=lambda: f"{socket.gethostname()[:240]}:{os.getpid()}")
     version: str = __version__
     draining: bool = False
     lease_seconds: float = 10.0
