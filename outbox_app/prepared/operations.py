@@ -8,7 +8,7 @@ is written down with the name of the person and the reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import timedelta
 from itertools import groupby
 from typing import Any
@@ -24,7 +24,7 @@ from ..exceptions import InvalidArgument, UnknownPrepared
 from ..models import DatabaseNow, Peer, PreparedEvent
 from ..models.counting import LISTED
 from ..models.prepared import PreparedEventQuerySet
-from ..text import get_logger
+from ..text import Write, get_logger
 from . import keeper
 from .asking import DECIDES
 from .fences import outcomes
@@ -107,7 +107,7 @@ def extend(
     return count
 
 
-def answer(name: str, *, write: Callable[[str], Any] = logger.info) -> Counter[str]:
+def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     """Fetch what is open of this sender at a keeper, and tell the keeper what the fences say.
 
     For a sender that no keeper can call. What is younger than the setting PREPARED_IMMUNE is left
@@ -139,7 +139,7 @@ def decide(
     *,
     by: str,
     reason: str,
-    write: Callable[[str], Any] = logger.info,
+    write: Write = logger.info,
 ) -> tuple[int, list[str]]:
     """Confirm or cancel those of the events that are open, in batches.
 

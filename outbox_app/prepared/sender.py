@@ -148,7 +148,8 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
     if using not in connections:
         raise InvalidPrepared(f"using={using!r}: there is no such database alias.")
     keeper = keeper_of(to, using)
-    _require_fences(using)
+    if not connections[using].in_atomic_block:
+        _require_fences(using)
     requests = [keeper.checked(new) for new in events]
     if len({each.event_id for each in requests}) < len(requests):
         raise InvalidPrepared("Two of the events have the same event_id. Give each its own.")
@@ -160,14 +161,9 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
     return [Prepared(each.event_id, using, to, each, now) for each in requests]
 
 
-#: Aliases that have a table of fences, as this process has seen.
-_fenced: set[str] = set()
-
-
+@cache  # a table that was there is not looked for again
 def _require_fences(using: str) -> None:
-    if using not in _fenced and not connections[using].in_atomic_block:
-        require_migrated(using, Fence)
-        _fenced.add(using)
+    require_migrated(using, Fence)
 
 
 def _require_prepared(request: PreparedEvent, answer: Answer) -> None:

@@ -255,7 +255,7 @@ def test_a_late_confirm_against_a_person_is_a_contradiction(
 def test_an_alias_without_fences_is_said_before_anything_is_sent(
     alias: str, sender: str, states: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(senders, "_fenced", set())
+    senders._require_fences.cache_clear()
     tables = connections[sender].introspection
     with monkeypatch.context() as patch:
         patch.setattr(tables, "table_names", lambda: ["business"])
@@ -263,4 +263,4 @@ def test_an_alias_without_fences_is_said_before_anything_is_sent(
             senders.prepare("order-17", "order.paid", using=sender)
     assert states() == []
     senders.prepare("order-17", "order.paid", using=sender)
-    assert senders._fenced == {sender}
+    assert senders._require_fences.cache_info().currsize == 1
