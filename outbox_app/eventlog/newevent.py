@@ -87,7 +87,7 @@ def checked(event: NewEvent, log: type[EventLog]) -> CheckedEvent:
     data, data_text = canonical("data", event.data)
     metadata, metadata_text = canonical("metadata", event.metadata)
     repeatable = event.message_id is not None
-    message_id = _uuid(event.message_id) if repeatable else uuid4()
+    message_id = checked_uuid("message_id", event.message_id) if repeatable else uuid4()
     names = {"topic": topic, "stream": stream, "type": type, "slice": slice_of(stream)}
     row = log(**names, data=data, metadata=metadata, message_id=message_id)
     return CheckedEvent(row, data_text, metadata_text, repeatable)
@@ -118,11 +118,12 @@ def checked_name(field: str, value: Any, *, empty: bool = False) -> str:
     return value
 
 
-def _uuid(value: Any) -> UUID:
+def checked_uuid(field: str, value: Any) -> UUID:
+    """Raise ``InvalidEvent`` for what is none."""
     try:
         return value if isinstance(value, UUID) else UUID(value)
     except (ValueError, AttributeError, TypeError) as error:
-        raise InvalidEvent(f"message_id must be a UUID; got {value!r}.") from error
+        raise InvalidEvent(f"{field} must be a UUID; got {value!r}.") from error
 
 
 def canonical(field: str, value: Any) -> tuple[Any, str]:

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from ..aliases import log_alias
 from ..conf import outbox_settings
-from ..eventlog.newevent import NewEvent, canonical, checked_name
+from ..eventlog.newevent import NewEvent, canonical, checked_name, checked_uuid
 from ..eventlog.newevent import checked as checked_event
 from ..eventlog.publish import require_log
 from ..eventlog.registry import log_named
@@ -83,6 +83,7 @@ def checked(new: NewPrepared, *, using: str = "", remote: bool = False) -> Prepa
     conf = outbox_settings()
     try:
         fields = (_job if new.job else _event)(new, remote=remote)
+        fields["event_id"] = _event_id(new.event_id)
         if using and not new.job and log_alias(log_named(fields["log"])) != using:
             raise InvalidPrepared(f"The log {fields['log']} is not on {using!r}, as is the keeper.")
     except (InvalidEvent, UnknownLog, WrittenByCommands) as error:
@@ -93,8 +94,7 @@ def checked(new: NewPrepared, *, using: str = "", remote: bool = False) -> Prepa
     longest = conf.PREPARED_MAX_DECIDE_BY
     decide_by = _seconds("decide_by", new.decide_by, conf.PREPARED_DECIDE_BY, 0.001, longest)
     immune = _seconds("immune", new.immune, min(conf.PREPARED_IMMUNE, decide_by), 0, decide_by)
-    fields |= {"event_id": _event_id(new.event_id), "policy": new.policy}
-    fields |= {"decide_by": timedelta(seconds=decide_by)}
+    fields |= {"policy": new.policy, "decide_by": timedelta(seconds=decide_by)}
     row = PreparedEvent(**fields, next_check_at=timedelta(seconds=immune))  # type: ignore[misc]
     row.content_hash = content_hash(row)
     return row
@@ -168,10 +168,7 @@ def _seconds(name: str, value: float | None, default: float, least: float, most:
 def _event_id(value: UUID | str | None) -> UUID:
     if value is None:
         return time_ordered_id()
-    try:
-        id = value if isinstance(value, UUID) else UUID(value)
-    except (ValueError, AttributeError, TypeError) as error:
-        raise InvalidPrepared(f"event_id must be a UUID; got {value!r:.100}.") from error
+    id = checked_uuid("event_id", value)
     if not id.int:
         raise InvalidPrepared("event_id must not be the UUID of zeros: fences use it themselves.")
     return id

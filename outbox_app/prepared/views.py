@@ -15,6 +15,7 @@ from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.serving import KEEPER, SENDER, Said, door, seconds_left
 from ..exceptions import InvalidPrepared
+from ..jobs.staging.insert import chunks
 from ..models import Peer, PreparedEvent
 from ..models.clock import stored
 from ..text import get_logger
@@ -133,14 +134,9 @@ def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
         skip = min(int(request.GET.get("skip", 0)), 1_000_000)
     except ValueError:
         raise MessageRefused(400, "skip is a number.") from None
-    found: list[dict[str, Any]] = []
-    left = OPEN_BYTES
-    for row in rows.order_by("next_check_at", "id")[max(skip, 0) :][:OPEN]:
-        found.append(_described(row))
-        left -= len(messages.written(found[-1]))
-        if left < 0:
-            break
-    return 200, found
+    said = map(_described, rows.order_by("next_check_at", "id")[max(skip, 0) :][:OPEN])
+    parts = chunks(said, rows=OPEN, bytes=OPEN_BYTES, size=lambda row: len(messages.written(row)))
+    return 200, next(parts, [])
 
 
 def _described(row: PreparedEvent) -> dict[str, Any]:
