@@ -83,20 +83,18 @@ def _check_tasks() -> Iterator[CheckMessage]:
                 if (
                     isinstance(called, Task)
                     and called.name == name
+                    and not name.startswith(("celery.", "outbox_app."))
                     and not getattr(called.app, "stages_by_itself", False)
                 ):
                     plain.setdefault(called.app, set()).add(name)
     for app, names in plain.items():
-        if found := sorted(
-            name for name in names if not name.startswith(("celery.", "outbox_app."))
-        ):
-            yield Warning(
-                f"Tasks of Celery app {app.main!r}, which does not stage, are sent at once, in a "
-                f"transaction too: {listed(found)}.",
-                hint="Let that app be an OutboxCelery, or bind them to one; those of @shared_task "
-                "go to the app that was made last. Silence this if they are to be sent at once.",
-                id="outbox.W032",
-            )
+        yield Warning(
+            f"Tasks of Celery app {app.main!r}, which does not stage, are sent at once, in a "
+            f"transaction too: {listed(sorted(names))}.",
+            hint="Let that app be an OutboxCelery, or bind them to one; those of @shared_task "
+            "go to the app that was made last. Silence this if they are to be sent at once.",
+            id="outbox.W032",
+        )
 
 
 def _check_modes(staging: list[Celery]) -> Iterator[CheckMessage]:
