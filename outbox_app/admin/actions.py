@@ -126,9 +126,8 @@ class ConfirmedActionsAdmin(OutboxAdmin):
     def answer(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
         if action.run_for and "state" in request.POST:
             return self.resume(request, rows, action)
-        confirmed = "confirmed" in request.POST
-        form = action.form(request.POST if confirmed else None)
-        if not confirmed or not form.is_valid():
+        form = action.form(request.POST if "confirmed" in request.POST else None)
+        if not form.is_valid():  # or not sent yet
             return self.ask(request, rows, action, form)
         if action.run_for:
             return self.begin(request, rows, action, form.cleaned_data["reason"])
