@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..jobs.drain import status
 from ..jobs.drain.status import Backlog, DrainerStatus, Held
 from ..jobs.staging.declarations import declared
 from ..jobs.staging.sending import staging_apps
-from ..models import DatabaseNow, Event, Gap, Incident, Server, StagedJob, counting
+from ..models import DatabaseNow, DeadJob, Event, Gap, Incident, Server, StagedJob, counting
 from ..prepared.status import PreparedStatus, prepared_status
 from ..subscriptions import lag
 from ..subscriptions.lag import SubscriptionLag
@@ -219,23 +219,22 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
         facts["servers"] = live_servers(using=jobs)
     if "history" in parts:
         facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs, logs)}
-    found = OutboxStatus(
+    return OutboxStatus(
         database=jobs,
         drainers=status.drainers(using=jobs),
         rates=series.rates(using=jobs),
+        stages=_stages(jobs),
         snapshots=long_transactions(using=jobs, seconds=OLD_SNAPSHOT),
-        stages=False,
         **facts,
     )
-    return replace(found, stages=_stages(found))
 
 
-def _stages(found: OutboxStatus) -> bool:
+def _stages(using: str) -> bool:
     """Return whether the project stages jobs, whichever parts were asked for."""
-    rows = found.backlog.rows or found.held.rows or found.dead.total
-    declarations = any(declared(each, "create", "update", "delete") for each in apps.get_models())
-    return bool(
-        rows or declarations or staging_apps() or StagedJob.objects.using(found.database).exists()
+    return (
+        bool(staging_apps())
+        or any(declared(each, "create", "update", "delete") for each in apps.get_models())
+        or any(model._default_manager.using(using).exists() for model in (StagedJob, DeadJob))
     )
 
 
