@@ -182,10 +182,8 @@ class VersionGaps:
         missing: MissingVersions | None,
     ) -> None:
         """Record in the open transaction that events of a parked stream were handled."""
-        if not self.active:
-            return
         gaps = self._gaps_of(parked)
-        if events:
+        if events and self.active:
             if missing:  # of what was missing it may have been a part
                 gaps.filter(last__gte=missing.first).update(last=missing.first - 1)
             gaps.settle(Gap.State.FILLED)

@@ -6,6 +6,7 @@ import pytest
 from django.db.models import Max
 
 from outbox_app.models import Event
+from outbox_app.subscriptions.control import release
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -89,3 +90,15 @@ def test_order_across_streams_is_the_window_s(reading, published):
     order = ["a", "b", "a", "c", "b", "a", "a", "c"]
     published(*order)
     assert [text[0] for text in reader.poll().handled] == order
+
+
+def test_a_gap_that_nobody_looks_for_any_more_is_closed_with_the_release(reading, log):
+    reading().poll()
+    log.add("a", 1, 3)
+    held = reading().poll()
+    assert held.gaps == [("a", 2, 2, "open")]
+    reader = reading(on_gap="off").later(60)
+    assert (reader.handled, reader.parked) == (["a:1"], [("a", 2)])
+    release("reads", using=reader.alias)
+    assert reader.poll().handled == ["a:1", "a:3"]
+    assert (reader.gaps, reader.parked) == ([("a", 2, 2, "closed")], [])
