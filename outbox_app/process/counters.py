@@ -145,6 +145,8 @@ class Counters:
         self.clock = clock
         self.kept = kept
         self.lock = threading.Lock()
+        #: For threads that share it: whose figures they are, and which thread writes them.
+        self.source, self.writing = str(uuid4()), threading.Lock()
         self._backoff = Backoff(f"counters of {using}", logger)
         self._tried_at = clock()
         self._minutes: dict[tuple[datetime, str], Minute] = {}
@@ -225,16 +227,8 @@ class Counters:
                     minute.changed.discard(key)
 
 
-class SharedCounters(Counters):
-    """Counters of one alias, and of one schema where tenants have theirs."""
-
-    def __init__(self, using: str) -> None:
-        super().__init__(using=using, kept=KEPT_SHARED)
-        self.source = str(uuid4())
-        self.writing = threading.Lock()
-
-
-_shared: dict[tuple[str, Any], SharedCounters] = {}
+#: By alias, and by schema where tenants have theirs.
+_shared: dict[tuple[str, Any], Counters] = {}
 os.register_at_fork(after_in_child=_shared.clear)
 
 
@@ -247,7 +241,9 @@ def counting(now: datetime, *, using: str) -> Iterator[Minute]:
     """Give the shared counters of a minute. What fails in the block is logged: all is committed."""
     try:
         key = _key(using)
-        shared = _shared.get(key) or _shared.setdefault(key, SharedCounters(using))
+        shared = _shared.get(key) or _shared.setdefault(
+            key, Counters(using=using, kept=KEPT_SHARED)
+        )
         with shared.lock:
             yield shared.at(now, shared.source)
     except Exception:
