@@ -38,7 +38,7 @@ from ..process import counters
 from ..process.backoff import Backoff
 from ..process.wakeup import JOBS, wake
 from ..text import get_logger
-from ..transactions import SavepointsBefore
+from ..transactions import SavepointsBefore, is_in_test
 from .drain.batch import SMALL_BYTES, Row, delete, release
 from .drain.outcome import PublishResult, announce
 from .drain.publisher import Publisher
@@ -204,7 +204,7 @@ def hold(jobs: Sequence[StagedJob], *, using: str) -> CommitBatch | None:
     # MySQL does not say which ids several rows have got.
     possible = (
         connection.commit_on_exit
-        and not any(block._from_testcase for block in connection.atomic_blocks)
+        and not is_in_test(using)
         and (len(jobs) == 1 or connection.features.can_return_rows_from_bulk_insert)
         and batch.count + len(wanted) <= MOST
     )
