@@ -18,11 +18,12 @@ calls = Background("outbox-one-way", threads=2, longest=10_000, together=100, at
 
 def send(call: Callable[..., None], items: Sequence[Any], *args: Any) -> None:
     """Have a thread make a call, some time soon, with the items of others of it. It may be lost."""
-    if not calls.send(_make, items, call, *args):
+    if not calls.send(attempt, items, call, *args):
         logger.warning("Too many calls wait, so the keeper will ask queue=%d", calls.longest)
 
 
-def _make(items: list[Any], call: Callable[..., None], *args: Any) -> None:
+def attempt(items: Sequence[Any], call: Callable[..., None], *args: Any) -> None:
+    """Make a call whose error would be taken for one of a transaction that has committed."""
     try:
         call(items, *args)
     except Exception as error:

@@ -215,17 +215,11 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
     Raises:
         NotAtomic: No transaction is open on the alias of an event.
     """
-
-    def tell(group: list[Prepared]) -> None:
-        try:
-            _tell(group, State.CONFIRMED, wait=wait)
-        except Exception as error:  # it would be taken for one of the transaction
-            logger.warning("The keeper was not told, so it will ask error=%r", error)
-
+    tell = partial(_tell, state=State.CONFIRMED, wait=wait)
     for (_, using), group in _by_keeper(events):
         if not connections[using].in_atomic_block:  # it would be told at once
             raise NotAtomic(f"confirm_on_commit() was called outside a transaction on {using!r}.")
-        after_commit(partial(tell, group), using=using)
+        after_commit(partial(one_way.attempt, group, tell), using=using)
 
 
 def _require_outcome(events: Sequence[Prepared], wanted: str, call: str, hint: str = "") -> None:
