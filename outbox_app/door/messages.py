@@ -22,9 +22,11 @@ from ..text import storable
 JSON, PROBLEM = "application/json", "application/problem+json"
 EVENT, EVENTS = "application/cloudevents+json", "application/cloudevents-batch+json"
 
-#: Attributes of an event: those that mean something here, and those that may be there as well.
-MEANT = {"specversion", "id", "source", "type", "subject", "data", "job", "log", "topic"}
-MEANT |= {"metadata", "policy", "decideby", "immune", *TRACE}
+#: Attributes of an event: those that are fields of ``NewPrepared``, by their names there; all that
+#: mean something here, and those that may be there as well.
+NAMES = {name: name for name in ("type", "data", "log", "topic", "policy", "immune")}
+NAMES |= {"subject": "stream", "decideby": "decide_by"}
+MEANT = {"specversion", "id", "source", "job", "metadata", *NAMES, *TRACE}
 IGNORED = {"time", "datacontenttype", "dataschema"}
 
 
@@ -138,21 +140,17 @@ def prepared_fields(event: Any) -> dict[str, Any]:
         raise MessageRefused(422, "A time is no whole number of seconds.")
     if event.get("datacontenttype", "application/json") != "application/json":
         raise MessageRefused(422, "The data are no JSON.")
-    found = {"event_id": event_id(event["id"]), "decide_by": event.get("decideby")}
-    found |= {"immune": event.get("immune"), "policy": event.get("policy", "ask")}
+    found = {NAMES[name]: value for name, value in event.items() if name in NAMES}
+    found["event_id"] = event_id(event["id"])
     trace = {name: event[name] for name in TRACE if name in event}
     if event.get("job"):
         if {"subject", "log", "topic", "metadata"} & event.keys():
             raise MessageRefused(422, "A job has no subject, log, topic or metadata.")
-        data = fields(event.get("data", {}), (), ("args", "kwargs"))
+        job, data = found.pop("type"), fields(found.pop("data", {}), (), ("args", "kwargs"))
         args, kwargs = data.get("args", []), data.get("kwargs", {})
         if not isinstance(args, list) or not isinstance(kwargs, dict):
             raise MessageRefused(422, "The data of a job are args, a list, and kwargs, an object.")
-        return found | {"job": event["type"], "args": args, "kwargs": kwargs, "metadata": trace}
-    found |= {"type": event["type"], "stream": event.get("subject", "")}
-    found |= {"topic": event.get("topic", ""), "data": event.get("data", {})}
-    if "log" in event:
-        found["log"] = event["log"]
+        return found | {"job": job, "args": args, "kwargs": kwargs, "metadata": trace}
     metadata = parsed(event.get("metadata", "{}").encode())
     found["metadata"] = fields(metadata, (), metadata) | trace
     return found
