@@ -76,7 +76,7 @@ class SenderWorker:
 
     def __init__(self, name: str, *, using: str) -> None:
         self.name = name
-        self.using = using
+        self.events = PreparedEvent.objects.using(using)
         self.backoff = Backoff(f"sender {name}", logger)
         self.decided = 0
         self._counting = threading.Lock()
@@ -114,11 +114,10 @@ class SenderWorker:
         return busy
 
     def _claim(self) -> list[PreparedEvent]:
-        events = PreparedEvent.objects.using(self.using)
-        rows = list(events.due(self.name).defer("content")[:BATCH])
+        rows = list(self.events.due(self.name).defer("content")[:BATCH])
         if rows:
             until = DatabaseNow() + timedelta(seconds=CLAIM_SECONDS)
-            due = events.due(self.name).filter(pk__in=[row.pk for row in rows]).order_by()
+            due = self.events.due(self.name).filter(pk__in=[row.pk for row in rows]).order_by()
             due.update(next_check_at=until, asked=F("asked") + 1)
             failpoint("check_claimed")
         return rows
@@ -164,7 +163,7 @@ class SenderWorker:
             self._put_off(left, counter, answer)
 
     def _put_off(self, rows: Sequence[PreparedEvent], counter: str, answer: str) -> None:
-        events = PreparedEvent.objects.using(self.using).open()
+        events = self.events.open()
         told = {counter: F(counter) + 1, "last_answer": answer[:10_000]}
         for asked in {row.asked for row in rows}:
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(asked, 10))
@@ -178,8 +177,8 @@ class SenderWorker:
 
     def expire(self) -> None:
         """Let their policies decide events whose time is over, without an answer."""
-        due = PreparedEvent.objects.using(self.using).due(self.name).filter(state=State.PREPARED)
-        over = due.filter(decide_by__lte=DatabaseNow()).order_by("decide_by")
+        due = self.events.due(self.name).filter(state=State.PREPARED, decide_by__lte=DatabaseNow())
+        over = due.order_by("decide_by")
         self._expire(list(over[:EXPIRED]))
 
     def _expire(self, rows: Sequence[PreparedEvent]) -> None:
@@ -189,7 +188,7 @@ class SenderWorker:
             if row.policy in POLICIES and row.state == State.PREPARED
         }
         self._decide(wanted, by=keeper.POLICY)
-        left = PreparedEvent.objects.using(self.using).filter(pk__in=[row.pk for row in rows])
+        left = self.events.filter(pk__in=[row.pk for row in rows])
         over = left.filter(state=State.PREPARED, decide_by__lte=DatabaseNow())
         over = over.exclude(policy__in=POLICIES)
         if undecided := over.update(state=State.UNDECIDED, reason=UNDECIDED):
@@ -200,7 +199,7 @@ class SenderWorker:
         if not wanted:
             return
         try:
-            keeper.decide(self.name, wanted, by=by, using=self.using)
+            keeper.decide(self.name, wanted, by=by, using=self.events.db)
         except django.db.OperationalError as error:
             if not is_conflict(error):
                 raise
