@@ -87,7 +87,15 @@ class Command(TeachingCommand):
             add("--log", metavar="LOG", help="table of the log (default outbox_event)")
             add("--database", metavar="ALIAS", help="database alias (default: the log's)")
         for each in (archive, audit, rebuild, statistics):
-            _add_spark(each)
+            add = each.add_argument
+            file = "on a cluster: file with the database's password, on every machine"
+            add("--password-file", default="", metavar="FILE", help=file)
+            variable = "on a cluster: environment variable with it, in every process"
+            add("--password-env", default="", metavar="NAME", help=variable)
+            master = "where Spark runs (default: this machine, local[*,4])"
+            add("--master", metavar="URL", help=master)
+            conf = "a setting of Spark; never a password"
+            add("--conf", action="append", default=[], metavar="KEY=VALUE", help=conf)
 
     def handle(self, **options: Any) -> None:
         conf = dict(_setting(text) for text in options["conf"])
@@ -150,18 +158,6 @@ def _check(options: dict[str, Any]) -> None:
         wrong = "Say where to: --to DIR, --table, or both."
     if wrong:
         raise InvalidArgument(wrong)
-
-
-def _add_spark(parser: CommandParser) -> None:
-    for option, metavar, text in (
-        ("--password-file", "FILE", "file with the database's password, on every machine"),
-        ("--password-env", "NAME", "environment variable with it, in every process"),
-    ):
-        parser.add_argument(option, default="", metavar=metavar, help=f"on a cluster: {text}")
-    master = "where Spark runs (default: this machine, local[*,4])"
-    parser.add_argument("--master", metavar="URL", help=master)
-    conf = "a setting of Spark; never a password"
-    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help=conf)
 
 
 def _setting(text: str) -> tuple[str, str]:
