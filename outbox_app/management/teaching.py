@@ -102,14 +102,12 @@ class TeachingCommand(BaseCommand):
         names = ("--noinput", "--no-input")
         parser.add_argument(*names, action="store_false", dest="interactive", help="do not ask")
 
-    def run(self, function: Callable[..., int], *args: Any, **options: Any) -> None:
+    def run(self, function: Callable[..., int], **options: Any) -> None:
         """Run what returns an exit code, and exit with it; ``database`` is its ``using``."""
         names = inspect.signature(function).parameters.keys() & options.keys()
         given = {name: options[name] for name in names}
-        if "write" in inspect.signature(function).parameters:
-            given["write"] = self.write
         with nullcontext() if "write" in given else self.logging():
-            code = function(*args, using=options["database"], **given)
+            code = function(using=options["database"], **given)
         if code:
             raise SystemExit(code)
 

@@ -46,4 +46,4 @@ class Command(TeachingCommand):
         add("--database", metavar="ALIAS", help="alias (default: the outbox's)")
 
     def handle(self, **options: Any) -> None:
-        self.run(rebase_outbox, **options)
+        self.run(rebase_outbox, write=self.write, **options)
