@@ -10,7 +10,7 @@ nothing that the handler has done: the handler gets the events again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import django.db
@@ -36,9 +36,10 @@ from ..models import (
 )
 from ..process.lock_wait import atomic_with_lock_wait
 from ..text import get_logger
+from ..transactions import own_connection
 from .lag import served
 from .repartition import adopt_partitions, states_of
-from .start_point import Move, StartPoint, autocommit_connection, position_of
+from .start_point import Move, StartPoint, position_of
 from .subscriber import Subscriber, all_subscribers, subscriber_named
 
 logger = get_logger("outbox_app.subscriptions")
@@ -170,26 +171,22 @@ def _plan_log(
     make = subscriber.reader if subscriber else LogReader
     reader = make(log, using=using)
     passed: list[tuple[int, str, str]] = []
-    with autocommit_connection(reader.using) as run:
-        reader.window.run = run
-        try:
-            state = reader.window.move(after, states_of(reader, by_part.values()))
-            [(last,)] = run(f"SELECT max(id) FROM {reader.window.source}", [])
-            for part in range(row.partitions):
-                cursor = by_part.get(part)
-                if cursor is None and not begins:
-                    continue  # it would begin behind what there is
-                only = EventFilter(reads.get("topics"), reads.get("types"), row.partitions, part)
-                wanted, params = only.sql()
-                passed += run(
-                    f"SELECT id, type, stream FROM {reader.window.source} WHERE "
-                    f"{_unread(reader, cursor)} AND NOT {reader.window.unread(state)} "
-                    f"{wanted and f'AND {wanted}'} AND type <> '{TOMBSTONE}' "
-                    f"LIMIT {counting.MANY + 1}",
-                    params,
-                )
-        finally:
-            reader.close()
+    with own_connection(reader.using, seconds=LOCK_SECONDS), closing(reader):
+        state = reader.window.move(after, states_of(reader, by_part.values()))
+        [(last,)] = reader.run(f"SELECT max(id) FROM {reader.window.source}", [])
+        for part in range(row.partitions):
+            cursor = by_part.get(part)
+            if cursor is None and not begins:
+                continue  # it would begin behind what there is
+            only = EventFilter(reads.get("topics"), reads.get("types"), row.partitions, part)
+            wanted, params = only.sql()
+            passed += reader.run(
+                f"SELECT id, type, stream FROM {reader.window.source} WHERE "
+                f"{_unread(reader, cursor)} AND NOT {reader.window.unread(state)} "
+                f"{wanted and f'AND {wanted}'} AND type <> '{TOMBSTONE}' "
+                f"LIMIT {counting.MANY + 1}",
+                params,
+            )
     # Those of parked streams are not lost: they come with the release.
     rows = ParkedStream.objects.using(using).filter(subscription=name, log=table)
     parked = set(rows.values_list("stream", flat=True))
@@ -239,11 +236,6 @@ def _delete_parked(name: str, table: str, after: int, using: str) -> None:
             reason="The subscription was replayed. What is still missing is noted again.",
         )
         parked.filter(stream__in=some).delete()
-
-
-def reset(name: str, *, using: str | None = None) -> list[Move]:
-    """Move a subscription to the beginning of its logs: see ``replay``."""
-    return replay(name, "beginning", using=using)
 
 
 def release(name: str, streams: Sequence[str] | None = None, *, using: str | None = None) -> int:

@@ -18,13 +18,13 @@ from typing import Any
 from django.db.models import Q
 
 from ..eventlog.filter import EventFilter
-from ..eventlog.window import TOMBSTONE, Run
+from ..eventlog.window import TOMBSTONE
 from ..exceptions import ReplayRefused
 from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream
-from .control import alias_of, locked, reads_of
+from ..transactions import own_connection
+from .control import LOCK_SECONDS, alias_of, locked, reads_of
 from .cursors import reader_of
 from .handling import decided
-from .start_point import autocommit_connection
 
 #: Streams, or decisions, that one statement looks for.
 CHUNK = 200
@@ -65,21 +65,22 @@ def count_events(name: str, *, restart: bool = False, using: str | None = None) 
     """
     using = using or alias_of(name)
     reads = {key: reads_of(name, using).get(key) for key in ("topics", "types")}
-    with autocommit_connection(using) as run:
-        with locked(name, using) as (_, cursors):
-            # Locking reads: the transaction may have a snapshot from before the cursors' locks.
-            streams = ParkedStream.objects.using(using).select_for_update()
-            parts = [
-                _Part(cursor, reads, list(streams.filter(subscription=name)), run)
-                for cursor in cursors
-            ]
-            new = {each.cursor.log for each in parts if each.old.get("reads") != reads}
+    with locked(name, using) as (_, cursors):
+        # Locking reads: the transaction may have a snapshot from before the cursors' locks.
+        rows = ParkedStream.objects.using(using).select_for_update().filter(subscription=name)
+        streams = list(rows)
+        parts = [_Part(cursor, reads) for cursor in cursors]
+        with own_connection(using, seconds=LOCK_SECONDS):
             for part in parts:
-                if restart or part.cursor.log in new:
-                    part.note()
-        if not parts:
-            raise ReplayRefused(f"Subscription {name!r} has never run: there is nothing to count.")
-        counts = {each.cursor.log: Count(each.cursor.log) for each in parts}
+                part.look(streams)
+        new = {each.cursor.log for each in parts if each.old.get("reads") != reads}
+        for part in parts:
+            if restart or part.cursor.log in new:
+                part.note()
+    if not parts:
+        raise ReplayRefused(f"Subscription {name!r} has never run: there is nothing to count.")
+    counts = {each.cursor.log: Count(each.cursor.log) for each in parts}
+    with own_connection(using, seconds=LOCK_SECONDS):
         for part in parts:
             if part.cursor.log not in new:
                 part.add_to(counts[part.cursor.log])
@@ -100,29 +101,29 @@ def drop_pruned(log: type[EventLog], ids: Sequence[int], *, using: str) -> None:
 class _Part:
     """A cursor as it was read under its lock, and statements about the rows that it has passed."""
 
-    def __init__(
-        self, cursor: Cursor, reads: dict[str, Any], streams: list[ParkedStream], run: Run
-    ) -> None:
+    def __init__(self, cursor: Cursor, reads: dict[str, Any]) -> None:
         self.cursor, self.reads = cursor, reads
         self.using = str(cursor._state.db)
         self.old: dict[str, Any] = cursor.counted or {}
         self._reader = reader_of(cursor, using=self.using)
         self._window = self._reader.window
-        self._window.run = run
-        state = self._reader.load(cursor.state)
-        self._window.verify(state)
+        self._state = self._reader.load(cursor.state)
         wanted, self._params = EventFilter(
             **reads, parts=cursor.partitions, part=cursor.partition
         ).sql()
-        self._passed = f"NOT {self._window.unread(state)} AND type <> '{TOMBSTONE}'"
+        self._passed = f"NOT {self._window.unread(self._state)} AND type <> '{TOMBSTONE}'"
         self._passed += wanted and f" AND {wanted}"
-        key = cursor.log, cursor.partition
+        self._skips = self._decisions() if self.old else []
+
+    def look(self, streams: list[ParkedStream]) -> None:
+        """Check its state, and count what its parked streams have missed, in autocommit."""
+        self._window.verify(self._state)
+        key = self.cursor.log, self.cursor.partition
         mine = [each for each in streams if (each.log, each.partition) == key]
         #: Events of its parked streams that it has passed.
         self._missed = self._rows(
             [("stream = %s AND version >= %s", each.stream, each.version) for each in mine]
         )
-        self._skips = self._decisions() if self.old else []
 
     def note(self) -> None:
         """Have counting begin here, in the open transaction."""

@@ -7,20 +7,17 @@ was recorded up to a second before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from django.conf import settings
-from django.db import connections
 from django.db.models import Max
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from ..eventlog.registry import position_before
-from ..eventlog.window import Run
 from ..exceptions import ReplayRefused
 from ..models import EventLog, counting
 from ..models.clock import stored
@@ -112,19 +109,3 @@ class Move:
             there = f"to {self.after}: events behind it are handled, again or for the first time"
         passes = self.passes and f"; passes over {self.passes}"
         return f"{self.table}: from where it is ({here}) {there}{passes}"
-
-
-@contextmanager
-def autocommit_connection(using: str) -> Iterator[Run]:
-    """Run statements on a connection of their own, in autocommit."""
-    connection = connections.create_connection(using)
-
-    def run(sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with connection.cursor() as cursor:
-            cursor.execute(sql, params)
-            return list(cursor.fetchall()) if cursor.description else []
-
-    try:
-        yield run
-    finally:
-        connection.close()

@@ -301,7 +301,7 @@ def test_a_replay_while_it_prunes(alias, old, left, run, settings):
 
     def write(line):
         if not lines:
-            control.reset("reads")
+            control.replay("reads", "beginning")
         lines.append(line)
 
     prune = event_retention.prune_events

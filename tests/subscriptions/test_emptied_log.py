@@ -72,7 +72,7 @@ def test_a_log_that_is_emptied(alias, log, looks, start):
             cursor = Cursor.objects.using(alias).get()
             assert cursor.error.startswith("ForeignCursor")
             assert len(seen) == 30
-            control.reset("all")
+            control.replay("all", "beginning")
             turn()
         assert (len(seen), len(set(seen))) == (90, 90)
     finally:

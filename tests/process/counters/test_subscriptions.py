@@ -87,7 +87,7 @@ def test_attempts_that_failed(alias, settings):
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_cursors_that_cannot_be_read(alias, partitions):
     subscriber("damaged", partitions=partitions)(lambda events: None)
-    control.reset("damaged", using=alias)
+    control.replay("damaged", "beginning", using=alias)
     Cursor.objects.using(alias).update(state="nonsense")
     Runner([subscriber_named("damaged")]).run(once=True)
     assert found(alias) == {"failed damaged": partitions}

@@ -208,7 +208,7 @@ def test_what_moves_it_drops_the_count(alias, published, run, shop):
     published("a")
     run("shop")
     begin(alias)
-    control.reset("shop")
+    control.replay("shop", "beginning")
     assert Cursor.objects.using(alias).filter(counted__isnull=True).exists()
     run("shop")
     [found] = count_events("shop", using=alias)

@@ -44,7 +44,7 @@ def test_a_stream_that_is_parked_while_a_reset_waits_comes_again(
     def reset():
         try:
             with connections[alias].execute_wrapper(note):
-                control.reset("shop", using=alias)
+                control.replay("shop", "beginning", using=alias)
         except Exception as error:
             errors.append(error)
         finally:

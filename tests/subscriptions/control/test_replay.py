@@ -27,7 +27,7 @@ def test_from_the_beginning(alias, published, run, seen_by):
     published("a", "b", "a")
     run("all")
     assert len(seen) == 3
-    control.reset("all")
+    control.replay("all", "beginning")
     assert run("all") == 3
     assert sorted(seen[3:]) == [("a", 1), ("a", 2), ("b", 1)]
     assert run("all") == 0
@@ -120,7 +120,7 @@ def test_while_it_runs(alias, published, running, seen_by, paused):
         eventually(lambda: len(seen) == 6, "the first time")
         if paused:
             control.pause("all")
-        control.reset("all")
+        control.replay("all", "beginning")
         if paused:
             control.resume("all")
         eventually(lambda: len(seen) == 12, "the second time")
@@ -138,9 +138,9 @@ def test_again_and_again_under_load(alias, published, running, seen_by):
         for _ in range(4):
             before = len(seen)
             eventually(lambda before=before: len(seen) > before, "it handles")
-            control.reset("all")
+            control.replay("all", "beginning")
         control.pause("all")
-        control.reset("all")
+        control.replay("all", "beginning")
         done = len(seen)
         control.resume("all")
         eventually(lambda: len(seen) == done + 60, "all again")
@@ -205,7 +205,7 @@ def test_parked_streams_are_forgotten_where_all_their_events_come_again(
     park(alias, "a", 1, first)
     control.replay("all", "now", skip_ahead=True)
     assert ParkedStream.objects.using(alias).exists()
-    control.reset("all")
+    control.replay("all", "beginning")
     assert not ParkedStream.objects.using(alias).exists()
     assert run("all") == 5
     assert last
@@ -223,7 +223,7 @@ def test_what_others_wait_for_stays(alias, published, run, seen_by, ids):
         models[1].create(**key, kind="version", first=1, last=1)
     before = [list(rows.order_by("id").values()) for rows in models]
     park(alias, "a", 1, ids()[0])
-    control.reset("all")
+    control.replay("all", "beginning")
     assert [list(rows.order_by("id").values()) for rows in models] == before
 
 
@@ -253,7 +253,7 @@ def test_a_damaged_cursor_is_repaired(alias, published, run, seen_by, state):
     cursors.filter(partition=1).delete()
     assert "cannot be read" in cursors.get(partition=0).error
     seen.clear()
-    control.reset("all")
+    control.replay("all", "beginning")
     run("all")
     assert sorted(seen) == [(stream, 1) for stream in "abcd"]
     assert set(cursors.values_list("error", "failures")) == {("", 0)}
@@ -290,7 +290,7 @@ def test_effects_and_place_are_one_after_a_rollback(alias, published, run, seen_
     before = list(Cursor.objects.using(alias).order_by("pk").values())
     park(alias, "a", 1, ids()[0])
     with transaction.atomic(using=alias):
-        control.reset("all")
+        control.replay("all", "beginning")
         transaction.set_rollback(True, using=alias)
     assert list(Cursor.objects.using(alias).order_by("pk").values()) == before
     assert ParkedStream.objects.using(alias).exists()
@@ -316,7 +316,7 @@ def test_publishing_goes_on_during_a_replay(alias, published, run, seen_by):
     published("a")
     with transaction.atomic(using=alias):
         publish("b", "made")
-    control.reset("all")
+    control.replay("all", "beginning")
     assert run("all") == 2
 
 

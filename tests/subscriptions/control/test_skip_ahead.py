@@ -46,7 +46,7 @@ def test_it_is_done_and_recorded(alias, published, run, seen_by, ids):
     published(*"abcd")
     places = ids()
     for _ in range(2):
-        control.reset("all")
+        control.replay("all", "beginning")
         control.replay("all", places[2], skip_ahead=True, by="Ada", reason="imported")
     assert run("all") == 1
     assert seen == [("d", 1)]

@@ -83,7 +83,7 @@ def test_a_replayed_one(alias, published, run, seen_by):
     ids = list(Event.objects.using(alias).order_by("id").values_list("id", flat=True))
     control.replay("all", ids[1], skip_ahead=True)
     assert one(alias, "all").behind == 4
-    control.reset("all")
+    control.replay("all", "beginning")
     assert one(alias, "all").behind == 6
     control.replay("all", "now", skip_ahead=True)
     assert one(alias, "all").behind == 0
@@ -93,7 +93,7 @@ def test_counting_stops_and_says_so(alias, published, run, seen_by, monkeypatch)
     monkeypatch.setattr(lag, "LEAST", 3)
     monkeypatch.setattr(counting, "MANY", 3)
     seen_by("all")
-    control.reset("all")
+    control.replay("all", "beginning")
     published(*"abc")
     assert one(alias, "all").shown == "3"
     published("d")
@@ -143,7 +143,7 @@ def test_a_subscription_that_no_process_runs_is_not_running(alias, published, ru
 
 def test_statements_do_not_depend_on_the_rows(alias, published, run, seen_by):
     seen_by("all", partitions=8)
-    control.reset("all")
+    control.replay("all", "beginning")
     counts = []
     for _ in range(2):
         published(*(f"s{i}" for i in range(40)))
@@ -155,7 +155,7 @@ def test_statements_do_not_depend_on_the_rows(alias, published, run, seen_by):
 
 def test_more_cursors_than_one_statement_takes(alias, published, seen_by):
     seen_by("all", partitions=150)
-    control.reset("all")
+    control.replay("all", "beginning")
     published(*(f"s{i}" for i in range(30)))
     assert one(alias, "all").behind == 30
 
