@@ -35,12 +35,6 @@ class MissingVersions(NamedTuple):
     position: int
 
 
-class Checked(NamedTuple):
-    #: To be handled, in order.
-    events: list[RecordedEvent]
-    missing: list[MissingVersions]
-
-
 class Completeness:
     """Checks a page of one reader, which has to read all types and topics of its streams.
 
@@ -53,8 +47,10 @@ class Completeness:
         self._by_time = isinstance(state, TimeState)
         self._unread = reader.window.unread(state.floor if isinstance(state, TimeState) else state)
 
-    def check(self, events: Sequence[RecordedEvent], handled: Mapping[str, int]) -> Checked:
-        """Return what of a page is to be handled, and which streams have to wait.
+    def check(
+        self, events: Sequence[RecordedEvent], handled: Mapping[str, int]
+    ) -> tuple[list[RecordedEvent], list[MissingVersions]]:
+        """Return what of a page is to be handled, in order, and which streams have to wait.
 
         ``events`` are without the streams that are held; ``handled`` are the highest versions
         handled, of the streams of which they were recorded.
@@ -73,7 +69,7 @@ class Completeness:
             stream: self._accept(runs, handled.get(stream), beside, missing)
             for stream, runs in streams.items()
         }
-        return Checked(_in_order(events, accepted), missing)
+        return _in_order(events, accepted), missing
 
     def _accept(
         self,

@@ -18,6 +18,8 @@ from django.db.models import Model
 
 #: Transactions that are listed.
 LISTED = 20
+#: What a PostgreSQL user is denied.
+HIDDEN = "Sessions of others: grant pg_read_all_stats."
 #: MySQL's errors for a user without the privilege.
 DENIED = (1044, 1142, 1227)
 
@@ -115,7 +117,8 @@ def open_writers(table: type[Model], *, using: str) -> LongTransactions:
     """
     if connections[using].vendor == "postgresql":
         found = _listed(_POSTGRES_WRITERS, [table._meta.db_table], using)
-        return _postgres(found, hidden=any(each.seconds is None for each in found))
+        hidden = any(each.seconds is None for each in found)
+        return LongTransactions(found, HIDDEN if hidden else "")
     return _mysql("t.trx_rows_modified > 0 AND (p.db IS NULL OR p.db = DATABASE())", [], using)
 
 
@@ -126,12 +129,8 @@ def long_transactions(*, using: str, seconds: float) -> LongTransactions:
         with connections[using].cursor() as cursor:
             cursor.execute(_POSTGRES_HIDDEN)
             [hidden] = cursor.fetchone()
-        return _postgres(found, hidden=bool(hidden))
+        return LongTransactions(found, HIDDEN if hidden else "")
     return _mysql("t.trx_started < NOW() - INTERVAL %s SECOND", [seconds], using)
-
-
-def _postgres(found: list[LongTransaction], *, hidden: bool) -> LongTransactions:
-    return LongTransactions(found, "Sessions of others: grant pg_read_all_stats." if hidden else "")
 
 
 def _mysql(condition: str, params: list[Any], using: str) -> LongTransactions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
@@ -56,11 +56,6 @@ _raw_decode = json.JSONDecoder().raw_decode
 def reads_by_time(state: str) -> bool:
     """Say whether the text is a state of a reader by time."""
     return state.startswith('{"window":"time"')
-
-
-class Events(NamedTuple):
-    events: list[RecordedEvent]
-    page: Page[Any]
 
 
 class LogReader:
@@ -145,10 +140,10 @@ class LogReader:
             self._known, self._server = other._known, other._server
         return self._foreign is None
 
-    def read(self, state: WindowState, limit: int) -> Events:
+    def read(self, state: WindowState, limit: int) -> tuple[list[RecordedEvent], Page[Any]]:
         """Return at most about ``limit`` events that come next. Raises ``ReadRefused``."""
         page = self.page(state, limit, columns=self.columns, only=self.only)
-        return Events(self.records(page.rows), page)
+        return self.records(page.rows), page
 
     def page(
         self, state: WindowState, limit: int, *, columns: Sequence[str], only: EventFilter

@@ -41,11 +41,6 @@ def is_foreign(reader: LogReader, states: list[WindowState], last: int | None = 
     return any(reader.window.rebase(state, last) != state for state in states)
 
 
-def from_one_cluster(states: list[WindowState]) -> bool:
-    clusters = {state.cluster for state in states if isinstance(state, PostgresState)}
-    return len(clusters) < 2
-
-
 def require_unwritten(reader: LogReader, last: int) -> None:
     """Check that no row up to a position was written in this cluster.
 

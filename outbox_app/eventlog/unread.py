@@ -46,7 +46,10 @@ def count_unread(
             params += values * 2
         counted = sorted(reader.run(" UNION ALL ".join(parts), params))
         for number, looked_at, rows, first in counted:
-            complete = looked_at <= bound and not _is_cut(cursors[start + number][0], bound)
+            state, _ = cursors[start + number]
+            complete = looked_at <= bound
+            if isinstance(state, PostgresState) and state.hi:  # as far as ``_ahead`` looks
+                complete &= state.last - state.after <= 2 * bound
             found.append(Unread(min(rows, bound), complete, first or 0))
     return found
 
@@ -75,10 +78,3 @@ def _ahead(reader: LogReader, state: WindowState, limit: int) -> str:
     arms.append(f"{select} txid = ANY({array(later.running)}) ORDER BY id LIMIT {limit}")
     arms.append(f"{select} txid >= {later.xmax} ORDER BY txid, id LIMIT {limit}")
     return " UNION ALL ".join(f"({arm})" for arm in arms)
-
-
-def _is_cut(state: WindowState, bound: int) -> bool:
-    """Say whether the open window may reach further than ``_ahead`` looks."""
-    if not isinstance(state, PostgresState) or not state.hi:
-        return False
-    return state.last - state.after > 2 * bound

@@ -27,7 +27,7 @@ from django.db.models import Exists, F, OuterRef
 
 from ..conf import outbox_settings
 from ..eventlog.filter import EventFilter
-from ..eventlog.reader import Events, LogReader, reads_by_time
+from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.record import COLUMNS, RecordedEvent
 from ..eventlog.registry import log_named
 from ..eventlog.state import WindowState
@@ -243,23 +243,15 @@ class StoredRows:
 
         Storing a position would wait for that page, and keep the other subscriptions waiting.
         """
+        if not connections[self.using].features.has_select_for_update_skip_locked:
+            return False
         if cursor.log not in self._locked:
-            keys = [each.pk for each in self._cursors[cursor.log].values()]
-            self._locked[cursor.log] = self._locked_of(keys)
-        return cursor.pk in self._locked[cursor.log]
-
-    def _locked_of(self, keys: list[int]) -> set[int]:
-        if not connections[self.using].features.has_select_for_update_nowait:
-            return set()
-        rows = Cursor.objects.using(self.using).filter(pk__in=keys).select_for_update(nowait=True)
-        try:
+            keys = {each.pk for each in self._cursors[cursor.log].values()}
+            rows = Cursor.objects.using(self.using).filter(pk__in=keys)
             with transaction.atomic(using=self.using):
-                list(rows.values_list("pk"))
-        except django.db.OperationalError:
-            if len(keys) == 1:
-                return set(keys)
-            return set().union(*(self._locked_of([key]) for key in keys))
-        return set()
+                free = rows.select_for_update(skip_locked=True).values_list("pk", flat=True)
+                self._locked[cursor.log] = keys.difference(free)
+        return cursor.pk in self._locked[cursor.log]
 
     @cached_property
     def parked(self) -> list[tuple[int, str, str, int]]:
@@ -320,7 +312,9 @@ class SharedPages:
                 at.state = at.passed
             at.passed = None
 
-    def read(self, partition: Partition, at: LogCursor, limit: int) -> Events | None:
+    def read(
+        self, partition: Partition, at: LogCursor, limit: int
+    ) -> tuple[list[RecordedEvent], Page[Any]] | None:
         """Return a partition's events of a shared page; None: it has to read alone."""
         part = partition.part
         if at.fails or limit < partition.batch_size:
@@ -334,7 +328,7 @@ class SharedPages:
                 return None
             shared = self._read(at, parts, limit)
             self._pages.append(shared)
-        return Events(at.reader.records(shared.rows.pop(part)), shared.page)
+        return at.reader.records(shared.rows.pop(part)), shared.page
 
     def _read(self, at: LogCursor, parts: list[int], limit: int) -> SharedPage:
         """Read a page of which no partition has more than ``limit`` rows.

@@ -39,8 +39,7 @@ class Parking:
         self.failed = 0
 
     def load(self, rows: Iterable[tuple[int, str, str, int]]) -> None:
-        own = (row[1:] for row in rows if row[0] == self.part)
-        self.parked = {(log, stream): version for log, stream, version in own}
+        self.parked = {(log, stream): at for part, log, stream, at in rows if part == self.part}
 
     def without(self, events: list[RecordedEvent]) -> list[RecordedEvent]:
         if not self.parked:

@@ -206,12 +206,12 @@ class Partition:
             shared = self.shared and self.shared.read(self, at, limit)
             read, page = shared or at.reader.read(at.state, limit)
             failpoint("page_read")
-            checked = self.gaps.check(at.reader, at.state, read)
+            complete, missing = self.gaps.check(at.reader, at.state, read)
         except DATABASE_UNAVAILABLE:
             raise
         except Exception as error:  # refused; or a row that was edited by hand
             return Attempt(error=error)
-        events, kept = self.gaps.wanted(checked.events), None
+        events, kept = self.gaps.wanted(complete), None
         if skips := {each["position"]: each for each in decided(at.cursor.failed_event)}:
             if page.more:  # those that are behind this page: others committed late
                 here = {event.id for event in events}
@@ -234,7 +234,7 @@ class Partition:
                     events = self.parking.handle_each(events, self._handle, at.cursor)
                 elif events:
                     self._handle(events)
-                self.gaps.record(at.reader, at.state, *checked)
+                self.gaps.record(at.reader, at.state, complete, missing)
         except LeaseLost:
             raise
         except Exception as error:

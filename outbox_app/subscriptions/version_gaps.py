@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from django.db import transaction
 
-from ..eventlog.completeness import Checked, Completeness, MissingVersions, contiguous
+from ..eventlog.completeness import Completeness, MissingVersions, contiguous
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
 from ..eventlog.state import WindowState
@@ -64,10 +64,12 @@ class VersionGaps:
             held = set(self._open().values_list("log", "stream"))
             self._due = dict.fromkeys(held & self.parking.parked.keys(), self.clock())
 
-    def check(self, reader: LogReader, state: WindowState, events: list[RecordedEvent]) -> Checked:
+    def check(
+        self, reader: LogReader, state: WindowState, events: list[RecordedEvent]
+    ) -> tuple[list[RecordedEvent], list[MissingVersions]]:
         """Return what of a page is to be handled, and the streams that have to wait."""
         if not self.active:
-            return Checked(self.parking.without(events), [])
+            return self.parking.without(events), []
         for event in events:
             key = (event.log, event.stream)
             if key in self._due and event.version <= self.parking.parked[key]:
