@@ -30,8 +30,6 @@ COUNTED = (
     *(counters.PUBLISHED, counters.DEAD, counters.IMMEDIATE, counters.RELEASED, counters.SWEPT),
     *(counters.HANDLED, counters.FAILED),
 )
-#: Samples: of several processes, and of several minutes, the highest counts.
-SAMPLED = (counters.READY, counters.HELD, counters.OLDEST)
 #: Samples of which the jobs staged are estimated.
 IDS = (counters.NEWEST_ID, counters.READ_ID)
 #: Entities and codes of rejections that are told, at most.
@@ -57,10 +55,8 @@ class Series:
     failed: list[float]
     #: Per minute, an estimate; None before the first sample.
     staged: list[float | None]
-    #: The highest sample; None without one. Rows, and seconds.
+    #: Rows: the highest sample, of several processes and minutes; None without one.
     ready: list[float | None]
-    held: list[float | None]
-    oldest: list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,8 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
     width = step * MINUTE
     current = now - (now - datetime(2000, 1, 1, tzinfo=UTC)) % width
     starts = [current - width * n for n in reversed(range(max(1, math.ceil(minutes / step))))]
-    found: dict[str, dict[datetime, float]] = {name: {} for name in (*COUNTED, *SAMPLED, *IDS)}
+    names = (*COUNTED, counters.READY, *IDS)
+    found: dict[str, dict[datetime, float]] = {name: {} for name in names}
     last = _minute(now)
     rows = _rows(using, found, starts[0], last).values_list("name", "minute")
     for name, minute, total, highest in rows.annotate(Sum("value"), Max("value")):
@@ -134,12 +131,9 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
         begun = [min(step, (last - start) // MINUTE + 1) for start in starts]
         return [sum(inside(found[name], start)) / n for start, n in zip(starts, begun, strict=True)]
 
-    def sampled(name: str) -> list[float | None]:
-        return [max(inside(found[name], start), default=None) for start in starts]
-
     estimates = [inside(staged, start) for start in starts]
     figures: dict[str, Any] = {name: counted(name) for name in COUNTED}
-    figures |= {name: sampled(name) for name in SAMPLED}
+    figures["ready"] = [max(inside(found[counters.READY], at), default=None) for at in starts]
     figures["staged"] = [sum(each) / len(each) if each else None for each in estimates]
     return Series(starts, **figures)
 
@@ -257,10 +251,9 @@ def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]
         known.setdefault(label, []).append((_utc(minute, using), newest))
     found: dict[str, list[float | None]] = {label: [None] * minutes for label in known}
     for label, samples_of in known.items():
-        for begin, end, growth in _growth(samples_of):
-            for minute in range((begin - first) // MINUTE, (end - first) // MINUTE):
-                if minute >= 0:
-                    found[label][minute] = growth
+        for minute, growth in _growth(samples_of):
+            if minute >= first:
+                found[label][(minute - first) // MINUTE] = growth
     return found
 
 
@@ -289,12 +282,7 @@ def _staged(
     highest = max([value for _, value in known] + list(found[counters.READ_ID].values()))
     newer = StagedJob.objects.using(using).filter(id__gt=highest).aggregate(id=Max("id"))["id"]
     known.append((last + MINUTE, max(highest, newer or 0.0)))
-    return {
-        minute: growth
-        for begin, end, growth in _growth(known)
-        for minute in (begin + MINUTE * n for n in range((end - begin) // MINUTE))
-        if first <= minute <= last
-    }
+    return {minute: growth for minute, growth in _growth(known) if first <= minute <= last}
 
 
 def _before(first: datetime, *, using: str) -> list[tuple[datetime, float]]:
@@ -303,12 +291,15 @@ def _before(first: datetime, *, using: str) -> list[tuple[datetime, float]]:
     return [] if found["at"] is None else [(_utc(found["at"], using), found["id"])]
 
 
-def _growth(known: list[tuple[datetime, float]]) -> Iterator[tuple[datetime, datetime, float]]:
-    """Yield begin, end and growth per minute between samples. What goes down counts as standing."""
+def _growth(known: list[tuple[datetime, float]]) -> Iterator[tuple[datetime, float]]:
+    """Yield each minute between samples with its growth. What goes down counts as standing."""
     at, highest = known[0]
-    for minute, value in known[1:]:
-        yield at, minute, max(0.0, value - highest) / ((minute - at) / MINUTE)
-        at, highest = minute, max(highest, value)
+    for end, value in known[1:]:
+        growth = max(0.0, value - highest) / ((end - at) / MINUTE)
+        while at < end:
+            yield at, growth
+            at += MINUTE
+        highest = max(highest, value)
 
 
 def _percentile(buckets: list[tuple[float, float]], part: float) -> float | None:

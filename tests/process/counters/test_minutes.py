@@ -20,7 +20,7 @@ from .planted import NOW, ago, plant
 pytestmark = pytest.mark.django_db
 
 ALL = ("published", "dead", "handled", "failed")
-SAMPLES = ("staged", "ready", "held", "oldest")
+SAMPLES = ("staged", "ready")
 
 
 @pytest.fixture(autouse=True)
@@ -65,14 +65,12 @@ def test_processes_are_added_up_and_holes_are_nothing(alias):
 def test_of_two_samples_the_higher_counts_and_without_one_it_is_not_known(alias):
     plant(
         alias,
-        *((2, name, value) for name, value in [("ready", 5.0), ("held", 1.0), ("oldest", 2.5)]),
+        (2, "ready", 5.0),
         (2, "ready", 8.0, "other"),
         (0, "ready", 0.0),
     )
     found = series.series(using=alias, minutes=4)
     assert found.ready == [None, 8, None, 0]
-    assert found.held == [None, 1, None, None]
-    assert found.oldest == [None, 2.5, None, None]
 
 
 def test_the_first_and_the_last_minute_are_within(alias):
