@@ -60,11 +60,17 @@ def _check_names(names: list[str]) -> Iterator[CheckMessage]:
         yield Warning(text, hint=hint, id="outbox.W012")
 
 
-def _check_configuration(app: Celery) -> Iterator[CheckMessage]:
-    """One of several apps may be another service's, configured on its hosts only."""
+def configuration_error(app: Celery) -> Exception | None:
     try:
         app.conf.task_serializer  # noqa: B018  # loads it
     except Exception as error:  # the project's configuration may raise anything
+        return error
+    return None
+
+
+def _check_configuration(app: Celery) -> Iterator[CheckMessage]:
+    """One of several apps may be another service's, configured on its hosts only."""
+    if error := configuration_error(app):
         text = f"The configuration of Celery app {app.main!r} cannot be loaded here: {error!r}."
         hint = "Nothing else of the app was checked. Silence this where it is not used."
         yield Warning(text, hint=hint, id="outbox.W031")

@@ -19,6 +19,7 @@ from ..conf import outbox_settings
 from ..jobs.drain.misconfiguration import LIBRARY_MISSING, unusable, without_batches
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import staging_apps
+from .apps import configuration_error
 from .messages import listed
 
 #: Transport options without which a driver waits without limit, and values for them.
@@ -37,7 +38,7 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
     for app in staging_apps():
         transport = transport_of(app)
         if isinstance(transport, Exception):
-            if not _is_configured(app):  # else check_transports says it
+            if configuration_error(app):  # else check_transports says it
                 found.append(unasked(app, type(transport).__name__))
             continue
         with suppress(Exception):  # said by the check of the apps
@@ -52,9 +53,9 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
 def check_transports(**kwargs: Any) -> list[CheckMessage]:
     """Say of which ``broker_url`` no connection can be made. None is opened."""
     found: list[CheckMessage] = []
-    for app in filter(_is_configured, staging_apps()):
+    for app in staging_apps():
         error = transport_of(app)
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not configuration_error(app):
             message, advised = unusable(app, error)
             if isinstance(error, LIBRARY_MISSING):  # what only stages needs none
                 found.append(Warning(message, hint=advised, id="outbox.W028"))
@@ -69,14 +70,6 @@ def transport_of(app: Celery) -> Any:
         return app.connection_for_write().transport  # it is imported here
     except Exception as error:  # no such transport, its library is missing, no such URL
         return error
-
-
-def _is_configured(app: Celery) -> bool:
-    try:
-        app.conf.broker_url  # noqa: B018  # loads it
-    except Exception:  # a project's modules may raise anything
-        return False
-    return True
 
 
 def unasked(app: Celery, why: str) -> CheckMessage:
