@@ -116,7 +116,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
     ) -> Any:
         """Offer batched actions on all rows that match: Django knows those of the page only."""
         offered = [each for each in self._permitted(request) if each.run_for]
-        context = {**(extra_context or {}), "bulk_actions": offered, "any": ACTION_CHECKBOX_NAME}
+        context = {**(extra_context or {}), "bulk_actions": offered}
         return super().changelist_view(request, context)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
@@ -261,7 +261,6 @@ class ConfirmedActionsAdmin(OutboxAdmin):
                 "selected": selection.ids,
                 "select_across": selection.across,
                 "by_id": getattr(request, "outbox_by_id", False),
-                "checkbox_name": ACTION_CHECKBOX_NAME,
                 **context,
             },
         )
