@@ -21,6 +21,7 @@ from django.db.models import Max, Min, QuerySet
 
 from ..conf import outbox_settings
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult
+from ..models.counting import counted
 from ..text import get_logger
 from . import bulk
 from .bulk import BATCH_SIZE, BulkResult, Moment, run_for
@@ -83,7 +84,7 @@ def requeue_dead(
     key come back with it, in one transaction: left behind, they would block it.
 
     Args:
-        jobs: Which ones, for example from ``find``.
+        jobs: Which ones, for example from ``find_dead``.
         using: Database alias.
         batch_size: Rows of one transaction.
         by: Who decided, and why, for the incident: see ``decided``.
@@ -134,7 +135,7 @@ def discard_for(
 def _to_the_end(decide: Callable[..., BulkResult], jobs: QuerySet[DeadJob], **options: Any) -> int:
     newest = DeadJob.objects.using(jobs.db).order_by("-id").annotate(now=DatabaseNow())
     until, asked = newest.values_list("id", "now").first() or (0, DatabaseNow())
-    few = jobs.order_by()[: bulk.STEP + 1].count() <= bulk.STEP
+    few = counted(jobs, limit=bulk.STEP) <= bulk.STEP
     found = decide(jobs, until=until, asked=asked, whole=few, **options)
     if found.error:
         raise found.error
@@ -151,7 +152,7 @@ def _requeue_batch(
         if not jobs:
             return 0
         jobs.sort(key=lambda job: (job.staged_id, job.pk))
-        _delete([job.pk for job in jobs], using=using)
+        DeadJob.objects.using(using).filter(pk__in=[job.pk for job in jobs]).delete()
         staged = [StagedJob(**job.copied()) for job in jobs]
         for job in staged:  # as it was, unless it was edited by hand
             job.shard = insert.shard_of(job.ordering_key, job.task_id)
@@ -171,7 +172,7 @@ def _requeue_batch(
 def _discard_batch(ids: list[int], *, asked: Moment, using: str) -> int:
     with transaction.atomic(using=using):
         locked = list(_locked(asked, using=using).filter(pk__in=ids).values_list("pk", flat=True))
-        return _delete(locked, using=using)
+        return DeadJob.objects.using(using).filter(pk__in=locked).delete()[0]
 
 
 def _locked(asked: Moment, *, using: str) -> QuerySet[DeadJob]:
@@ -195,10 +196,6 @@ def _followers(jobs: list[DeadJob], *, until: int, asked: Moment, using: str) ->
     return [
         job for job in of_keys if job.pk not in taken and job.staged_id > first[job.ordering_key]
     ]
-
-
-def _delete(ids: list[int], *, using: str) -> int:
-    return DeadJob.objects.using(using).filter(pk__in=ids).delete()[0]
 
 
 def _written(staged: list[StagedJob], *, using: str) -> list[int]:

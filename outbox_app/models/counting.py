@@ -26,7 +26,8 @@ def shown_count(count: int) -> str:
     return f"{MANY}+" if count > MANY else str(count)
 
 
-def newest(rows: QuerySet[Any]) -> tuple[QuerySet[Any], bool]:
-    """Return the newest MANY of these rows, by id, and whether there are more."""
-    past = list(rows.order_by("-id").values_list("id", flat=True)[MANY : MANY + 1])
+def newest(rows: QuerySet[Any], *, limit: int | None = None) -> tuple[QuerySet[Any], bool]:
+    """Return the newest of these rows, by id, up to the limit (MANY), and if there are more."""
+    limit = MANY if limit is None else limit
+    past = list(rows.order_by("-id").values_list("id", flat=True)[limit : limit + 1])
     return (rows.filter(id__gt=past[0]), True) if past else (rows, False)

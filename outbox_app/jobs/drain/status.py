@@ -84,11 +84,10 @@ def backlog(*, using: str) -> Backlog:
 
 def ready_by(*, using: str) -> dict[str, Counter[str]]:
     """Return the ready jobs among the newest SAMPLE rows, by "task" and by "queue"."""
-    rows = StagedJob.objects.using(using)
-    past = list(rows.order_by("-id").values_list("id", flat=True)[SAMPLE : SAMPLE + 1])
-    ready = rows.filter(available_at=None, **({"id__gt": past[0]} if past else {}))
+    newest, _ = counting.newest(StagedJob.objects.using(using), limit=SAMPLE)
+    ready = newest.filter(available_at=None).order_by()
     found: dict[str, Counter[str]] = {"task": Counter(), "queue": Counter()}
-    counts = ready.order_by().values_list("task", "queue").annotate(count=Count("*"))
+    counts = ready.values_list("task", "queue").annotate(count=Count("*"))
     for task, queue, count in counts:
         found["task"][task] += count
         found["queue"][queue] += count
