@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -54,15 +55,11 @@ class DrainCounters(Counters):
         if minute is None or not rows:
             return
         since = time.monotonic() - self._read_at
-        found = [0] * len(BUCKETS)
-        tasks = minute.tops[counters.PUBLISHED_BY, counters.TASK]
-        queues = minute.tops[counters.PUBLISHED_BY, counters.QUEUE]
-        for row in rows:
-            tasks[row.task] += 1
-            queues[row.queue] += 1
-            found[bisect_left(EDGES, row.waited + since)] += 1
-        for label, count in zip(BUCKETS, found, strict=True):
+        delays = Counter(BUCKETS[bisect_left(EDGES, row.waited + since)] for row in rows)
+        for label, count in delays.items():
             minute.add(counters.DELAY, count, dimension=counters.LE, label=label)
+        minute.tops[counters.PUBLISHED_BY, counters.TASK].update(row.task for row in rows)
+        minute.tops[counters.PUBLISHED_BY, counters.QUEUE].update(row.queue for row in rows)
         minute.add(counters.PUBLISHED, len(rows))
         self._highest_id = max(self._highest_id, *(row.id for row in rows))
         minute.put(counters.READ_ID, self._highest_id)
