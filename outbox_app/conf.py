@@ -17,6 +17,7 @@ import celery
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.dispatch import receiver
 
 #: Number of shards. Rows keep the shard they were staged with, so this is not a setting.
 SHARDS = 128
@@ -209,9 +210,7 @@ def fleet_settings() -> FleetSettings:
         raise ImproperlyConfigured(f"OUTBOX['FLEET'] {error}. Known keys: {known}.") from error
 
 
+@receiver(setting_changed, dispatch_uid="outbox_app.conf")
 def _clear_cache(*, setting: str, **kwargs: Any) -> None:
     if setting == "OUTBOX":
         outbox_settings.cache_clear()
-
-
-setting_changed.connect(_clear_cache, dispatch_uid="outbox_app.conf")

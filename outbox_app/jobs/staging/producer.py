@@ -4,7 +4,7 @@ Celery ends every send in ``producer.publish(body, exchange=…, headers=…, �
 is a kombu producer that does all that kombu does (serialize, compress, set the delivery mode) and
 then, where kombu would write to a channel, writes a row. It contacts nothing, and returns as kombu
 does: nothing is raised through functions that others watch. ``after_task_publish`` (but see
-``instrumentation``) and the ``task-sent`` event belong to the drain, which really publishes.
+``publish_signals``) and the ``task-sent`` event belong to the drain, which really publishes.
 """
 
 from __future__ import annotations
