@@ -15,9 +15,11 @@ import os
 import selectors
 import socket
 import ssl
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
@@ -107,22 +109,31 @@ async def _exchange(
             await response.aclose()
 
 
-class _Selector(selectors.DefaultSelector):
-    """Waits without being the running loop, of which all threads have one under gevent.
+@contextmanager
+def _of_no_thread() -> Iterator[None]:
+    """Hide the running loop, of which all threads have one under gevent, while others may run.
 
-    Django would refuse them its databases for as long as this one runs.
+    Django would refuse them its databases.
     """
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
 
+
+class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
-        loop = asyncio.get_running_loop()
-        asyncio._set_running_loop(None)
-        try:
+        with _of_no_thread():
             return super().select(timeout)
-        finally:
-            asyncio._set_running_loop(loop)
 
 
 class _Loop(asyncio.SelectorEventLoop):
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+        with _of_no_thread():  # it may start a thread
+            return super().run_in_executor(executor, func, *args)
+
     async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
         try:
             return await super().getaddrinfo(*args, **options)
@@ -142,8 +153,13 @@ def _running() -> tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]:
         if os.getpid() not in _loops:
             loop = _Loop(_Selector())
             loop.set_default_executor(ThreadPoolExecutor(NAMES, "outbox-names"))
+            headers = {"Accept": JSON, "Accept-Encoding": "identity"}
+            monkey = sys.modules.get("gevent.monkey")
+            if monkey and monkey.is_module_patched("select"):
+                # Before it takes a kept connection the client looks at it, and others run.
+                headers["Connection"] = "close"
             client = httpx2.AsyncClient(
-                headers={"Accept": JSON, "Accept-Encoding": "identity"},
+                headers=headers,
                 # Servers close idle connections after two seconds and more.
                 limits=httpx2.Limits(keepalive_expiry=1.0),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),

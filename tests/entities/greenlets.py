@@ -1,13 +1,14 @@
 """A server under gevent, whose greenlets ask it for commands that it passes on: to itself.
 
-``python -m tests.entities.greenlets COUNT`` prints the versions that were answered, of which
-attempts those that came are, and which addresses it avoids.
+``python -m tests.entities.greenlets COUNT`` prints the versions that were answered, how many
+commands have arrived, which addresses it avoids, and how often other greenlets had a running loop.
 """
 
-from gevent import monkey, pool, pywsgi
+from gevent import monkey, pool, pywsgi, sleep, spawn
 
 monkey.patch_all()
 
+import asyncio  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
@@ -21,10 +22,10 @@ from django.db import connections  # noqa: E402
 def main(count: int) -> None:
     server = pywsgi.WSGIServer("127.0.0.1:0", _door, log=None)
     server.start()
-    address = f"http://127.0.0.1:{server.server_port}/outbox/"
+    address = f"http://localhost:{server.server_port}/outbox/"
     os.environ["FLEET_KEY"] = "s" * 32
     keys = [{"id": "f", "secret": "env:FLEET_KEY"}]
-    settings.ROOT_URLCONF, settings.ALLOWED_HOSTS = "tests.door.urls", ["127.0.0.1"]
+    settings.ROOT_URLCONF, settings.ALLOWED_HOSTS = "tests.door.urls", ["localhost"]
     settings.OUTBOX |= {
         "FLEET": {"SERVICE": "shop", "TOPOLOGY": [address]},
         "PEERS": {"shop": {"direction": "both", "address": address, "keys": keys}},
@@ -52,8 +53,16 @@ def main(count: int) -> None:
         finally:
             connections.close_all()
 
+    loops: list[bool] = []
+
+    def look() -> None:
+        while True:
+            loops.append(asyncio._get_running_loop() is not None)
+            sleep(0)
+
+    spawn(look)
     versions = sorted(pool.Pool(20).imap_unordered(ask, range(count)))
-    print(json.dumps([versions, sum(arrived), list(topology._avoided)]))
+    print(json.dumps([versions, sum(arrived), list(topology._avoided), sum(loops)]))
 
 
 def _door(environ, start_response):
