@@ -130,9 +130,9 @@ class _Selector(selectors.DefaultSelector):
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+    def run_in_executor(self, *args: Any) -> Any:  # type: ignore[override]
         with _of_no_thread():  # it may start a thread
-            return super().run_in_executor(executor, func, *args)
+            return super().run_in_executor(*args)
 
     async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
         try:
