@@ -18,6 +18,7 @@ from typing import Any
 from ..aliases import log_alias
 from ..conf import fleet_settings
 from ..door import client, peers
+from ..door.messages import written
 from ..eventlog.newevent import slice_of
 from ..exceptions import Overloaded, PeerError
 from ..fleet import topology
@@ -80,7 +81,10 @@ def _outcome(response: Any, version: int, no: Any, replayed: bool) -> Outcome:
 
 
 def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[Any]:
-    """Execute what another server has passed on; None for what it has to do itself."""
+    """Execute what another server has passed on; None for what it has to do itself.
+
+    That finds the answers for which there is no room.
+    """
     from .queue import Key, queues  # which imports this
 
     using = log_alias(entity.versions)
@@ -94,7 +98,10 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
         with suppress(Overloaded):
             lines[call] = queues.enter(call, Key(entity, using, call.id, scope))
     told: list[Any] = [None] * len(calls)
+    room = peers.LIMITS["bytes"] - 5 * len(calls)
     for number, call in enumerate(calls):
         with suppress(Exception):  # a KeyError, too: it was refused
-            told[number] = astuple(queues.wait(lines[call], call))
+            answer = astuple(queues.wait(lines[call], call))
+            room -= len(written(answer))
+            told[number] = answer if room > 0 else None
     return told

@@ -157,6 +157,18 @@ def test_servers_that_wait_for_one_another(alias: str, settings: Any, monkeypatc
     eventually(lambda: queue.queues.threads == 0)
 
 
+@pytest.mark.usefixtures("account")
+def test_answers_fit_one_answer(ask: Any, alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that do not are found by the server that has passed the commands on."""
+    monkeypatch.setitem(peers.LIMITS, "bytes", 200)
+    calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id=f"{n}")) for n in range(9)]
+    told = passing.answered_here(Account, calls, SECONDS)
+    assert len(messages.written(told)) <= 200
+    assert [None in each for each in (told[:3], told[-3:])] == [False, True]
+    monkeypatch.setattr(client, "call", lambda *args, **options: (200, [None]))
+    assert ask("withdraw", {"amount": 1}, command_id="8").response == {"balance": 1}
+
+
 @pytest.mark.parametrize(
     "failure", [PeerUnavailable("gone"), OSError("odd"), [1, 2], "text"], ids=repr
 )
