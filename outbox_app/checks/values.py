@@ -160,8 +160,8 @@ def _check_prepared(conf: OutboxSettings) -> Iterator[CheckMessage]:
     usual, longest = conf.PREPARED_DECIDE_BY, conf.PREPARED_MAX_DECIDE_BY
     if usual > longest:
         yield Error(
-            f"OUTBOX['PREPARED_DECIDE_BY'] is {usual:g} seconds, and PREPARED_MAX_DECIDE_BY "
-            f"{longest:g}: every event that is prepared without decide_by= would be refused.",
+            f"OUTBOX['PREPARED_DECIDE_BY'] is {usual:.12g} seconds, and PREPARED_MAX_DECIDE_BY "
+            f"{longest:.12g}: every event that is prepared without decide_by= would be refused.",
             hint="Make the first smaller or the second larger.",
             id="outbox.E044",
         )

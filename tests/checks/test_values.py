@@ -27,7 +27,8 @@ def test_no_dictionary_or_unknown_key(settings, value):
     [message] = check_settings()
     assert message.id == "outbox.E001"
     if value == {"BATCHSIZE": 1}:
-        assert "'BATCHSIZE'" in message.msg
+        said = "The setting OUTBOX has no key 'BATCHSIZE'. Known keys: DATABASE, "
+        assert message.msg.startswith(said)
         assert "BATCH_SIZE" in message.msg
 
 
@@ -53,13 +54,19 @@ WRONG = {
     "EVENT_RETENTION_DAYS": [0, 10**9],
     "STATISTICS_RETENTION_HOURS": [0, 8_760_001],
     "WINDOWS": [{"mysql": 1}, {"mysql": "nowhere.Window"}],
-    "SINK": [{"outbox_event": ("there", 0)}, {"outbox_event": ("there", 10**9)}],
+    "ADMIN_DATABASES": [("nowhere",), "default", ("default", 1)],
+    "SINK": [
+        *({"outbox_event": ("there", days)} for days in (0, 365_001, 1.5, True, "1")),
+        *({"outbox_event": each} for each in (("", 1), (1, 1), ("there",), 5)),
+        *({"nowhere": ("there", 1)}, ("outbox_event",)),
+    ],
+    "ENTITY_SCOPE": ["nowhere.scope", "scope", ".scope", "..a.scope", "os.sep", 1],
     "ENTITY_COMMAND_DAYS": [0, -1, 0.5, None],
     "LEASE_SECONDS": [0, -1, "10", True, float("nan"), float("inf")],
     "PUBLISH_TIMEOUT": [0, -0.1, None],
     "INTERVAL": [0, 0.001, -1, "1", float("nan")],
     "SUBSCRIPTION_INTERVAL": [0, 0.001, "1"],
-    "HOLD_HORIZON": [-1, float("nan"), "300"],
+    "HOLD_HORIZON": [-1, float("nan"), float("inf"), "300"],
     "PROGRESS_INTERVAL": [-1, False],
     "MAX_BACKOFF": [0, float("inf")],
     "MAX_ETA": [0, -1],
@@ -92,6 +99,9 @@ def test_value_that_makes_no_sense(settings, name, value):
         {"MAX_MESSAGE_BYTES": 1, "BATCH_SIZE": 1},
         {"INBOX_RETENTION_DAYS": 365_000, "STATISTICS_RETENTION_HOURS": 8_760_000},
         {"SINK": {"outbox_event": ["there", 1]}},
+        {"SINK": {"outbox_event": ("there", 365_000)}},
+        {"ADMIN_DATABASES": ["default"], "ENTITY_SCOPE": "os.getpid"},
+        {"PREPARED_DECIDE_BY": 60, "PREPARED_MAX_DECIDE_BY": 60},
         {"SENSITIVE_KEYS": ["password", "ключ"]},
         {"SENSITIVE_KEYS": ()},
     ],
@@ -99,6 +109,31 @@ def test_value_that_makes_no_sense(settings, name, value):
 def test_value_that_makes_sense(settings, value):
     settings.OUTBOX = value
     assert check_settings() == []
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"BATCH_SIZE": 0}, "OUTBOX['BATCH_SIZE'] is 0; expected an integer of at least 1."),
+        ({"INBOX_RETENTION_DAYS": 0}, "expected an integer of at least 1 and at most 365000."),
+        (
+            {"PREPARED_DECIDE_BY": 1_209_601},
+            "OUTBOX['PREPARED_DECIDE_BY'] is 1209601 seconds, and PREPARED_MAX_DECIDE_BY 1209600: ",
+        ),
+        (
+            {"FENCE_RETENTION_DAYS": 20},
+            "OUTBOX['FENCE_RETENTION_DAYS'] is 20, and a keeper may ask for 14 days ",
+        ),
+        (
+            {"PUBLISH_TIMEOUT": 7.5},
+            "OUTBOX['PUBLISH_TIMEOUT'] is 7.5 seconds, too long for LEASE_SECONDS of 10: ",
+        ),
+    ],
+)
+def test_what_is_said(settings, value, said):
+    settings.OUTBOX = value
+    [message] = check_settings()
+    assert said in message.msg
 
 
 def test_all_faults_are_named_at_once(settings):

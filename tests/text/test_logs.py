@@ -69,8 +69,16 @@ def test_no_line_of_a_traceback_passes_for_a_log_line(name: str, logged: StringI
     first, *rest = logged.getvalue().splitlines()
     assert first == f"ERROR {name} Failed of={escaped(HOSTILE)}"
     assert all(line.startswith("  ") for line in rest if line)
-    assert any("test_logs.py" in line for line in rest)
+    assert any(re.fullmatch(r'.*File ".*test_logs.py", line \d+, in \w+', line) for line in rest)
     assert_harmless(logged.getvalue())
+
+
+def test_a_record_that_another_process_sent_is_shown(logged: StringIO) -> None:
+    """``logging.handlers.SocketHandler`` sends the message with nothing in ``args``."""
+    sent = {"name": "outbox_app.drain", "levelno": 30, "levelname": "WARNING", "args": None}
+    record = logging.makeLogRecord({**sent, "msg": f"Said {HOSTILE}"})
+    get_logger("outbox_app.drain").handle(record)
+    assert logged.getvalue() == f"WARNING outbox_app.drain Said {escaped(HOSTILE)}\n"
 
 
 def test_the_message_stays_apart_from_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
@@ -102,6 +110,7 @@ def test_a_field_is_quoted_for_people_and_an_attribute_for_programs(
     assert logged.getvalue() == f"WARNING outbox_app.drain 100% said by={shown} jobs=7\n"
     [record] = caplog.records
     assert (record.by, record.jobs) == (kept, 7)  # type: ignore[attr-defined]
+    assert "" not in vars(record)
 
 
 def test_an_error_is_kept_as_its_repr(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,7 +65,7 @@ def test_it_waits_until_an_hour_has_piled_up(alias):
 def test_a_great_many_go_bit_by_bit(alias, monkeypatch):
     monkeypatch.setattr(counters, "PRUNE_BATCH", 5)
     monkeypatch.setattr(counters, "PRUNE_MOST", 12)
-    plant(alias, *((3 * DAYS + m, n, 1.0) for m in range(12) for n in ("dead", "newest_id")))
+    plant(alias, *((3 * DAYS + m, n, 1.0) for m in range(12) for n in ("handled", "newest_id")))
     removed = []
     while count := prune_if_worth_it(NOW, using=alias):
         removed.append(count)
