@@ -1,8 +1,8 @@
 """Where jobs are staged, where the business is written, and how those connections are kept.
 
-Only settings, routers and models are looked at, no database; but for ``is_standby`` and
-``is_migrated``, which ask. A router that decides by the instance, or by a setting of the thread, is
-not seen through: silence what it makes untrue.
+Only settings, routers and models are looked at, no database; but for ``is_migrated``, which asks. A
+router that decides by the instance, or by a setting of the thread, is not seen through: silence
+what it makes untrue.
 """
 
 from __future__ import annotations
@@ -22,22 +22,10 @@ from ..models import StagedJob
 from .messages import listed
 from .models import models_with_the_mixin
 
-#: Servers that take no writes, by vendor.
-STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}
-
 
 def written_aliases() -> set[str]:
     """Return the aliases that the outbox and the inbox are written to, as far as they exist."""
     return {outbox_alias(), inbox_alias()}.intersection(connections.settings)
-
-
-def is_standby(alias: str) -> bool:
-    vendor = connections[alias].vendor
-    if vendor not in STANDBY:
-        return False
-    with connections[alias].cursor() as cursor:
-        cursor.execute(STANDBY[vendor])
-        return str(cursor.fetchone()[0]) in ("True", "1", "ON")
 
 
 def is_migrated(model: type[Model], alias: str) -> bool:

@@ -27,13 +27,15 @@ from ..models import StagedJob
 from ..models.collation import COLLATIONS
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.wakeup import JOBS
-from .aliases import is_standby, written_aliases
+from .aliases import written_aliases
 from .messages import listed
 
 #: How many staged rows are looked at, oldest first.
 ROWS = 1000
 #: Seconds in which a NOTIFY must be heard. Longer than a drainer's own test, which is repeated.
 HEAR_SECONDS = 5.0
+#: Whether a server takes no writes, by vendor.
+STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}
 
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
@@ -53,6 +55,12 @@ def _holding(databases: Sequence[str] | None) -> Iterator[tuple[Any, set[str]]]:
         tables = set(connections[alias].introspection.table_names())
         if StagedJob._meta.db_table in tables:
             yield connections[alias], tables
+
+
+def _asked(alias: str, sql: str) -> Any:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()[0]
 
 
 def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
@@ -77,8 +85,6 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
             for table, name, found in cursor.fetchall()
             if table not in entities or name == "id"  # further columns are the project's
         ]
-        cursor.execute("SELECT @@sql_mode")
-        (sql_mode,) = cursor.fetchone()
     logs = {log._meta.db_table for log in all_logs()}  # those have checks of their own
     for table, engine in engines:
         if table not in logs:
@@ -102,7 +108,8 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
         text = f"Session of {connection.alias!r}: {fault}. No drainer and no subscription starts."
         hint = "DATABASES[…]['OPTIONS']['init_command'] = \"SET …\", or the server's settings."
         yield Error(text, hint=hint, id="outbox.E031")
-    if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & set(sql_mode.split(",")):
+    modes = set(_asked(connection.alias, "SELECT @@sql_mode").split(","))
+    if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & modes:
         yield Error(
             f"sql_mode of {connection.alias!r} is not strict: the server cuts what does not "
             "fit, without an error.",
@@ -120,9 +127,7 @@ def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
     """Databases that lock several processes out. One process at a desk does not notice."""
     if connection.is_in_memory_db():
         return
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA journal_mode")
-        (mode,) = cursor.fetchone()
+    mode = _asked(connection.alias, "PRAGMA journal_mode")
     if mode != "wal":
         yield Error(
             f"SQLite database {connection.alias!r} has journal_mode {mode!r}: readers and writers "
@@ -141,7 +146,8 @@ def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
 
 def _check_primary(alias: str) -> Iterator[CheckMessage]:
     """Logs on other aliases have a check of their own; by time one is read from a replica, too."""
-    if alias in written_aliases() and is_standby(alias):
+    sql = STANDBY.get(connections[alias].vendor)
+    if sql and alias in written_aliases() and str(_asked(alias, sql)) in ("True", "1", "ON"):
         yield Error(
             f"{alias!r} is the alias of the outbox or of the inbox, and its server is a standby or "
             "read-only: nothing can be staged there, and no drainer can work.",
@@ -192,10 +198,7 @@ def check_sessions(databases: Sequence[str] | None = None, **kwargs: Any) -> lis
 def _check_commits(connection: Any) -> Iterator[CheckMessage]:
     """PostgreSQL that does not wait for the disk."""
     alias = connection.alias
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW synchronous_commit")
-        (value,) = cursor.fetchone()
-    if value == "off":
+    if _asked(alias, "SHOW synchronous_commit") == "off":
         yield Warning(
             f"synchronous_commit is off for sessions of {alias!r}: a crash of PostgreSQL loses its "
             "last commits, and the broker may have had their jobs by then.",

@@ -11,9 +11,9 @@ from outbox_app.checks.aliases import (
     check_business,
     check_connections,
     check_zones,
-    is_standby,
     written_aliases,
 )
+from outbox_app.checks.databases import _check_primary
 from outbox_app.models import StagedJob
 from tests.mixin.models import Order
 
@@ -112,7 +112,7 @@ def test_the_inbox_too(settings, monkeypatch):
 
 
 def test_a_primary_is_no_standby(alias):
-    assert not is_standby(alias)
+    assert list(_check_primary(alias)) == []
 
 
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Vienna"])
