@@ -56,13 +56,32 @@ class File:
 def write_days(
     batches: Iterable[pa.RecordBatch], store: Store, prefix: str, schema: pa.Schema
 ) -> list[File]:
-    writers: dict[str, _Writer] = {}
-    for batch in batches:
-        for day, rows in _days(batch):
-            if day not in writers:
-                writers[day] = _Writer(f"{DAY}={day}/{prefix}", schema)
-            writers[day].write(rows)
-    return [writer.finish(store) for writer in writers.values()]
+    table, files = pa.Table.from_batches(batches, schema), []
+    days = table["recorded_at"].cast(pa.date32())
+    found = pc.unique(days)
+    for day in found:
+        rows = table if len(found) == 1 else table.filter(pc.equal(days, day))
+        files.append(_written(rows, store, f"{DAY}={day.as_py()}/{prefix}"))
+    return files
+
+
+def _written(rows: pa.Table, store: Store, prefix: str) -> File:
+    """Write a file as a whole, under the name that its bytes give it."""
+    buffer = io.BytesIO()
+    parquet.write_table(
+        rows,
+        buffer,
+        row_group_size=min(ROW_GROUP, ROW_GROUP_BYTES * rows.num_rows // rows.nbytes + 1),
+        compression="zstd",
+        write_page_checksum=True,
+        use_dictionary=[name for name in rows.schema.names if name not in _UNIQUE],
+    )
+    content = buffer.getvalue()
+    name = f"{prefix}-{_hash(content)[:32]}.parquet"
+    store.write(name, content)
+    found = {each: pc.min_max(rows[each]).as_py() for each in ("id", "recorded_at", "stream")}
+    ends = {each: (found[each]["min"], found[each]["max"]) for each in found}
+    return File(name, rows.num_rows, len(content), *ends["id"], ends)
 
 
 def read_checked(store: Store, file: File, schema: pa.Schema | None = None) -> pa.Table:
@@ -150,60 +169,5 @@ def _large(schema: pa.Schema) -> pa.Schema:
     return pa.schema([(each.name, larger.get(each.type, each.type)) for each in schema])
 
 
-class _Writer:
-    """A file in memory: it is written as a whole, under the name that its bytes give it."""
-
-    def __init__(self, prefix: str, schema: pa.Schema) -> None:
-        self.prefix = prefix
-        self.schema = schema
-        self.rows = 0
-        self.ends: dict[str, Any] = {}
-        self._pending: list[pa.RecordBatch] = []
-        self._held = self._bytes = 0
-        self._buffer = io.BytesIO()
-        self._parquet = parquet.ParquetWriter(
-            self._buffer,
-            schema,
-            compression="zstd",
-            write_page_checksum=True,
-            use_dictionary=[name for name in schema.names if name not in _UNIQUE],
-        )
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._held += batch.num_rows
-        self._bytes += batch.nbytes
-        self._pending.append(batch)
-        if self._held >= ROW_GROUP or self._bytes >= ROW_GROUP_BYTES:
-            self._flush()
-
-    def finish(self, store: Store) -> File:
-        self._flush()
-        self._parquet.close()
-        content = self._buffer.getvalue()
-        name = f"{self.prefix}-{_hash(content)[:32]}.parquet"
-        store.write(name, content)
-        first, last = self.ends["id"]
-        return File(name, self.rows, len(content), first, last, self.ends)
-
-    def _flush(self) -> None:
-        if self._pending:
-            table = pa.Table.from_batches(self._pending, schema=self.schema)
-            self._parquet.write_table(table, row_group_size=ROW_GROUP)
-            self.rows += table.num_rows
-            for name in ("id", "recorded_at", "stream"):
-                found = pc.min_max(table[name]).as_py()
-                first, last = self.ends.get(name, (found["min"], found["max"]))
-                self.ends[name] = min(first, found["min"]), max(last, found["max"])
-            self._pending, self._held, self._bytes = [], 0, 0
-
-
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    days = batch.column("recorded_at").cast(pa.date32())
-    found = pc.unique(days)
-    for day in found:
-        rows = batch if len(found) == 1 else batch.filter(pc.equal(days, day))
-        yield day.as_py().isoformat(), rows

@@ -366,7 +366,7 @@ def test_a_log_of_years_is_archived_a_file_a_day(tmp_path):
     assert rows_of(tables) == rows_of([rows])
 
 
-def test_large_events_are_written_before_they_fill_the_memory(tmp_path, monkeypatch):
+def test_large_events_are_in_small_row_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 10_000)
     rows = _rows(1000, days=1)
     [file] = write_days(rows.to_batches(max_chunksize=50), Store(str(tmp_path)), "0", ARROW)
