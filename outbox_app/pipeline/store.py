@@ -29,13 +29,8 @@ _ANSWER = re.compile(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL
 class Store:
     """Files below a folder, by names with slashes.
 
-    Args:
-        folder: A path, or an address: ``file:///…``, ``s3://bucket/…``, ``gs://…``, ``abfs://…``.
-
-    Raises:
-        ArchiveRefused: It is no such address, or one that holds more than the place.
-
-    Each method raises ``Unreachable`` where an object store refuses or does not answer.
+    ``folder`` is a path or an address. Raises ``ArchiveRefused`` where it is neither, or holds more
+    than the place; each method raises ``Unreachable`` where an object store does not answer.
     """
 
     def __init__(self, folder: str) -> None:
@@ -57,7 +52,14 @@ class Store:
             )
         self.system, self.root = fs.LocalFileSystem(), self.folder
         if not self.is_local:
-            self.system, self.root = _opened(self.folder)
+            try:
+                self.system, self.root = fs.FileSystem.from_uri(self.folder)
+            except (ValueError, NotImplementedError, ImportError, OSError) as error:
+                raise ArchiveRefused(
+                    f"{self.folder} cannot be opened: {error}. Expected a path, or the address of "
+                    "a folder that pyarrow and delta-rs know: file:///…, s3://bucket/…, "
+                    "gs://…, abfs://…."
+                ) from error
 
     def list(self) -> dict[str, int]:
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
@@ -152,14 +154,3 @@ def told(error: Exception) -> str:
     text = _COLOURS.sub("", str(error))
     answer = _ANSWER.search(text)
     return one_line(": ".join(answer.groups()) if answer else text, 300).rstrip(".")
-
-
-def _opened(address: str) -> tuple[Any, str]:
-    try:
-        opened: tuple[Any, str] = fs.FileSystem.from_uri(address)
-    except (ValueError, NotImplementedError, ImportError, OSError) as error:
-        raise ArchiveRefused(
-            f"{address} cannot be opened: {error}. Expected a path, or the address of a folder "
-            "that pyarrow and delta-rs know: file:///…, s3://bucket/…, gs://…, abfs://…."
-        ) from error
-    return opened

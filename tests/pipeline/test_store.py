@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +35,8 @@ def test_what_is_written_is_there(store):
 def test_a_path_means_the_same_in_every_process(tmp_path, monkeypatch):
     """Executors have working folders of their own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("outbox_app.pipeline.store._opened", lambda folder: (None, "bucket/a/b"))
+    opened = SimpleNamespace(from_uri=lambda folder: (None, "bucket/a/b"))
+    monkeypatch.setattr("pyarrow.fs.FileSystem", opened)
     assert Store("some/archive").folder == str(tmp_path / "some/archive")
     assert Store("s3://bucket/a/b").folder == "s3://bucket/a/b"
     assert Store(tmp_path.as_uri()).folder == str(tmp_path)
