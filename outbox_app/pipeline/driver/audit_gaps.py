@@ -14,7 +14,8 @@ from typing import Any
 
 from django.db.models import F
 
-from ...models import DatabaseNow, EventLog, Gap
+from ...models import EventLog, Gap
+from ...models.gap import GapQuerySet
 from ..defects import MISSING, Defect
 
 #: Gaps that are recorded of one audit; more rows add no information.
@@ -64,7 +65,7 @@ def record(
         elif gap.state == Gap.State.OPEN and gap.last == last:
             unchanged.append(gap.pk)
         elif gap.state != Gap.State.SKIPPED or gap.last < last:
-            written += _change(gap, using, last=last, **Gap.UNSETTLED)
+            written += _unchanged(gap, using).update(last=last, **Gap.UNSETTLED)
     # Two audits at a time write the same rows.
     Gap.objects.using(using).bulk_create(new, batch_size=_BATCH, ignore_conflicts=True)
     for start in range(0, len(unchanged), _BATCH):
@@ -96,10 +97,9 @@ def _settle(
         last = gap.last if rest is None else rest - 1
         if larger:
             reason = f"Part of a larger gap by now: versions {larger[0][0]} to {larger[0][1]}."
-            _change(gap, using, state=Gap.State.CLOSED, settled_at=DatabaseNow(), reason=reason)
+            _unchanged(gap, using).settle(Gap.State.CLOSED, reason=reason)
         elif whole or _there(gap.stream, gap.first, last, log, using):
-            settled = {"state": Gap.State.FILLED, "settled_at": DatabaseNow()}
-            filled += _change(gap, using, last=last, **settled)
+            filled += _unchanged(gap, using).settle(Gap.State.FILLED, last=last)
     return filled
 
 
@@ -108,9 +108,8 @@ def _there(stream: str, first: int, last: int, log: type[EventLog], using: str) 
     return bool(rows.values("version").distinct().count() == last - first + 1)
 
 
-def _change(gap: Gap, using: str, **values: Any) -> int:
-    unchanged = Gap.objects.using(using).filter(pk=gap.pk, state=gap.state, last=gap.last)
-    return int(unchanged.update(**values))
+def _unchanged(gap: Gap, using: str) -> GapQuerySet:
+    return Gap.objects.using(using).filter(pk=gap.pk, state=gap.state, last=gap.last)
 
 
 def _rows(log: type[EventLog], using: str) -> Any:
