@@ -23,6 +23,7 @@ from outbox_app.subscriptions.repartition import adopt_partitions
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.skips import skip_event
 from outbox_app.subscriptions.subscriber import subscriber_named
+from tests.eventlog.conformance import read_all
 from tests.eventlog.sessions import Session
 from tests.faults.tools import on
 
@@ -124,6 +125,19 @@ def test_pages_of_one_time_are_read_to_their_end(alias, reading):
     assert bounds == [True, True, False, False]
     assert reader.read(state, 2).events == []
     assert TimeState.load(state.dump()) == state
+
+
+def test_a_filter_passes_nothing_that_a_full_page_has_left(alias, reading):
+    reading(by_time=True)
+    for day in range(1, 6):
+        publish_one(alias, f"s{day}")
+        Event.objects.using(alias).filter(stream=f"s{day}").update(
+            recorded_at=OLD.replace("01-01", f"01-0{day}")
+        )
+    only = EventFilter(types=["made"])
+    with closing(LogReader(Event, using=alias, by_time=True, only=only)) as reader:
+        found, _ = read_all(reader, reader.window.start(0), 2)
+    assert found == [f"s{day}1" for day in range(1, 6)]
 
 
 OLD = "2020-01-01 00:00:00+00:00"
