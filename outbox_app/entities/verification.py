@@ -164,7 +164,10 @@ def _columns(row: Any) -> dict[str, Any]:
 
 
 def _stale(row: Any) -> list[str]:
+    fields = spec_of(type(row)).fields
     try:
-        return [name for name, made in _columns(row).items() if made != getattr(row, name)]
+        # As they are stored: a time without a zone has one in the row.
+        made = {name: fields[name].get_prep_value(value) for name, value in _columns(row).items()}
+        return [n for n in made if made[n] != fields[n].get_prep_value(getattr(row, n))]
     except Exception as error:  # the type's own code
         return [f"columns() raises {error!r}"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, connections, models, transaction
 from django.db.models import QuerySet
+from django.utils.timezone import make_aware
 
 from outbox_app import subscriber
 from outbox_app.entities import Command, operations, verification
+from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.operations import erase
 from outbox_app.exceptions import (
     CommandIdConflict,
@@ -193,6 +196,17 @@ def test_columns_are_compared_and_written(alias, command, people, by_hand):
         {**row, "changed_at": None} for row in before
     ]
     assert after[0]["changed_at"] == before[0]["changed_at"]
+
+
+@pytest.mark.filterwarnings("ignore:.*received a naive datetime")
+def test_columns_are_compared_as_they_are_stored(monkeypatch):
+    """A time that came without a zone has one in the row."""
+    monkeypatch.setitem(spec_of(Person).fields, "nick", models.DateTimeField(null=True))
+    state = {"nick": "2026-01-31T12:00:00"}
+    row = Person(pk="a", version=1, state=state, nick=make_aware(datetime(2026, 1, 31, 12)))
+    assert verification._stale(row) == []
+    row.nick += timedelta(seconds=1)
+    assert verification._stale(row) == ["nick"]
 
 
 def test_a_row_that_cannot_be_written_is_left(alias, command, people, by_hand, monkeypatch):
