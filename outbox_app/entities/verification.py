@@ -164,7 +164,8 @@ def _columns(row: Any) -> dict[str, Any]:
 
 
 def _stale(row: Any) -> list[str]:
-    fields = spec_of(type(row)).fields
+    entity: Any = type(row)
+    fields = spec_of(entity).fields
     try:
         # As they are stored: a time without a zone has one in the row.
         made = {name: fields[name].get_prep_value(value) for name, value in _columns(row).items()}
