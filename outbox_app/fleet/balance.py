@@ -36,17 +36,11 @@ class Failing:
 class Balance:
     """Chooses servers of one service for the callers of this process."""
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
-    ) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.rng = rng or random.Random()
         self.failing: dict[str, Failing] = {}
         # At random: a hundred clients that start together must not call the same server.
-        self._turn = self.rng.randrange(2**16)
+        self._turn = random.randrange(2**16)
         self._lock = threading.Lock()
 
     def attempts(self, servers: Sequence[Member], balance: str) -> Iterator[tuple[Member, bool]]:
@@ -92,4 +86,4 @@ class Balance:
             self._turn += 1
             return usable[self._turn % len(usable)]
         weights = [each.weight if balance == "weighted_random" else 1 for each in usable]
-        return self.rng.choices(usable, weights)[0]
+        return random.choices(usable, weights)[0]
