@@ -144,7 +144,6 @@ class Call:
         return self.deadline - time.monotonic()
 
     def result(self) -> Outcome:
-        """Return the answer, or raise it."""
         if isinstance(self.answer, Outcome):
             return self.answer
         assert self.answer is not None, "a call without an answer"

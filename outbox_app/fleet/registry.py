@@ -83,7 +83,6 @@ class Registry(ABC):
 
 
 def new_registry() -> Registry:
-    """Return a registry as the settings say."""
     registry: Registry = import_string(fleet_settings().REGISTRY)()
     return registry
 

@@ -23,7 +23,6 @@ from django.db import connections
 from django.db.models import Case, F, When
 from django.db.models.functions import Least
 
-from ..aliases import outbox_alias
 from ..exceptions import UnknownPrepared
 from ..failpoints import failpoint
 from ..models import DatabaseNow, PreparedEvent
@@ -213,7 +212,7 @@ class CheckBack(LeasedLoop):
     def __init__(
         self,
         *,
-        using: str | None = None,
+        using: str,
         interval: float | None = None,
         lease_seconds: float | None = None,
         on_turn: Callable[[CheckBack], None] | None = None,
@@ -222,7 +221,7 @@ class CheckBack(LeasedLoop):
             resource="prepared",
             parts=PARTS,
             lease_seconds=lease_seconds,
-            using=using or outbox_alias(),
+            using=using,
             interval=INTERVAL if interval is None else interval,
             answer_seconds=ANSWER_SECONDS,
             on_turn=on_turn,
