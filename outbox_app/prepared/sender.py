@@ -21,15 +21,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 from django.utils import timezone
 
-from ..exceptions import (
-    Contradiction,
-    FencedOut,
-    InvalidPrepared,
-    NotAtomic,
-    PreparedConflict,
-    PreparedError,
-    UnknownPrepared,
-)
+from .. import exceptions as errors
 from ..models import Fence, PreparedEvent
 from ..process.preflight import require_migrated
 from ..text import get_logger
@@ -146,13 +138,13 @@ def prepare(
 def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> list[Prepared]:
     """As ``prepare()``, for several events in one request: all of them, or an error."""
     if using not in connections:
-        raise InvalidPrepared(f"using={using!r}: there is no such database alias.")
+        raise errors.InvalidPrepared(f"using={using!r}: there is no such database alias.")
     keeper = keeper_of(to, using)
     if not connections[using].in_atomic_block:
         _require_fences(using)
     requests = [keeper.checked(new) for new in events]
     if len({each.event_id for each in requests}) < len(requests):
-        raise InvalidPrepared("Two of the events have the same event_id. Give each its own.")
+        raise errors.InvalidPrepared("Two of the events have the same event_id. Give each its own.")
     for alias in open_transactions():
         _warn_once(alias)
     now = timezone.now()
@@ -172,7 +164,7 @@ def _require_prepared(request: PreparedEvent, answer: Answer) -> None:
     found = f"is {answer.state} already"
     if answer.state == CONFLICT:
         found = "is another event's: the id belongs to an event of other content"
-    raise PreparedConflict(
+    raise errors.PreparedConflict(
         f"The event id {request.event_id} {found}. Do not begin the transaction; a new event needs "
         "a new id."
     )
@@ -218,7 +210,9 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
     tell = partial(_tell, state=State.CONFIRMED, wait=wait)
     for (_, using), group in _by_keeper(events):
         if not connections[using].in_atomic_block:  # it would be told at once
-            raise NotAtomic(f"confirm_on_commit() was called outside a transaction on {using!r}.")
+            raise errors.NotAtomic(
+                f"confirm_on_commit() was called outside a transaction on {using!r}."
+            )
         after_commit(partial(one_way.attempt, group, tell), using=using)
 
 
@@ -226,7 +220,7 @@ def _require_outcome(events: Sequence[Prepared], wanted: str, call: str, hint: s
     found = _outcomes(events)
     for event in events:
         if (outcome := found.get(event.event_id, OF_ANOTHER)) != wanted:
-            raise FencedOut(
+            raise errors.FencedOut(
                 f"The prepared event {event.event_id} cannot be {call}: its fence on "
                 f"{event.using!r} says {outcome}.{hint}"
             )
@@ -280,9 +274,9 @@ def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) ->
         told += keeper.decide(dict.fromkeys(lost, state))
     for answer in told:
         if answer.state == CONTRADICTION:
-            raise Contradiction(answer.detail)
+            raise errors.Contradiction(answer.detail)
         if answer.state != state:
-            error = UnknownPrepared if answer.state == UNKNOWN else PreparedError
+            error = errors.UnknownPrepared if answer.state == UNKNOWN else errors.PreparedError
             raise error(f"{answer.event_id} is {answer.state}: {answer.detail}")
 
 
