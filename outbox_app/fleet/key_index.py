@@ -48,7 +48,7 @@ class KeyIndex(TableOperation):
             raise InvalidArgument(f"The table of {self.model} is split by {self.by} itself.")
         kind = {"postgresql": _PostgresIndex, "mysql": _MysqlIndex}[connection.vendor]
         name = index_table(model, key)
-        index = kind(model, connection, new=name, prefix=name, key=[key])
+        index: TableCopy = kind(model, connection, new=name, prefix=name, key=[key])
         index.columns = [key, by]
         return index
 

@@ -100,10 +100,6 @@ class TableCopy:
         with connection.cursor() as cursor:
             found = connection.introspection.get_table_description(cursor, self.table)
         self.columns = [column.name for column in found if column.name not in generated]
-        self.begin()
-
-    def begin(self) -> None:
-        """Tell the session what it needs."""
 
     def run(self, sql: str, params: Any = None) -> list[Any]:
         with self.connection.cursor() as cursor:
@@ -298,7 +294,8 @@ class MysqlCopy(TableCopy):
     analyze_sql = "ANALYZE TABLE"
     number, watches = "AUTO_INCREMENT", 3
 
-    def begin(self) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self.run(
             f"SET SESSION lock_wait_timeout = {LOCK_WAIT}, "
