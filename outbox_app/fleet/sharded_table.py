@@ -56,11 +56,8 @@ class TableOperation(Operation):
             raise InvalidArgument(
                 f"{type(self).__name__} commits as it goes: give its migration atomic = False."
             )
-        try:
-            with only_run(connection, model._meta.db_table):
-                step(model, connection)
-        finally:
-            connection.close()  # the session has settings of its own
+        with only_run(connection, model._meta.db_table):
+            step(model, connection)
 
 
 class ShardedTable(TableOperation):

@@ -65,7 +65,7 @@ def only_run(connection: Any, table: str) -> Iterator[None]:
                 time.sleep(0.1)
         yield
     finally:
-        own.close()
+        own.close()  # that of MySQL has settings of its own, too
 
 
 class TableCopy:
