@@ -128,11 +128,8 @@ class TypeSpec:
         self.commands = {name: CommandSpec(entity, name, each) for name, each in marked.items()}
         self.rules = {name: method for name, method in methods.items() if hasattr(method, _RULE)}
         #: Fields of the project's own, but for those that the database makes.
-        self.fields: dict[str, Field[Any, Any]] = {
-            f.attname: f
-            for f in entity._meta.concrete_fields
-            if f.name not in BASE and not f.generated
-        }
+        own = [f for f in entity._meta.concrete_fields if f.name not in BASE and not f.generated]
+        self.fields: dict[str, Field[Any, Any]] = {field.attname: field for field in own}
         self.derives_columns = entity.columns is not EntityRow.columns
         unique = [(field.name,) for field in self.fields.values() if field.unique]
         unique += entity._meta.unique_together

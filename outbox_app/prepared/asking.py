@@ -181,12 +181,8 @@ class SenderWorker:
         self._expire(list(over[:EXPIRED]))
 
     def _expire(self, rows: Sequence[PreparedEvent]) -> None:
-        wanted = {
-            row.event_id: POLICIES[row.policy]
-            for row in rows
-            if row.policy in POLICIES and row.state == State.PREPARED
-        }
-        self._decide(wanted, by=keeper.POLICY)
+        ends = [row for row in rows if row.policy in POLICIES and row.state == State.PREPARED]
+        self._decide({row.event_id: POLICIES[row.policy] for row in ends}, by=keeper.POLICY)
         left = self.events.filter(pk__in=[row.pk for row in rows])
         over = left.filter(state=State.PREPARED, decide_by__lte=DatabaseNow())
         over = over.exclude(policy__in=POLICIES)
