@@ -164,7 +164,7 @@ def _families() -> dict[str, Any]:
 
 
 def _samples(facts: OutboxStatus) -> Iterator[Sample]:
-    held, rate, delay = facts.held, facts.per_minute, facts.delay
+    held, rate = facts.held, facts.per_minute
     found = {each.code for each in problems(facts)}
     for code, (severity, *_) in CODES.items():
         if not code.startswith("max_"):  # there are no limits here: alerts have them
@@ -176,7 +176,7 @@ def _samples(facts: OutboxStatus) -> Iterator[Sample]:
     for outcome in ("staged", "published", "dead", "immediate", "released", "swept"):
         if (value := getattr(rate, outcome)) is not None:
             yield "outbox_jobs_per_minute", (outcome,), value
-    yield from _percentiles("outbox_publish_delay_seconds", delay.p50, delay.p95, delay.p99)
+    yield from _percentiles("outbox_publish_delay_seconds", *facts.delay)
     for row in facts.dead.errors:
         yield "outbox_dead_jobs", (row.name,), row.total
     if others := facts.dead.total - sum(row.total for row in facts.dead.errors):

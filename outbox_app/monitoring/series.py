@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Max, Q, QuerySet, Sum
 from django.db.models.sql import Query
@@ -59,17 +59,12 @@ class Series:
     ready: list[float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """How long jobs took from staged to accepted by the broker."""
+class Delays(NamedTuple):
+    """How long jobs took from staged to accepted by the broker, in seconds. None: no jobs."""
 
-    count: float = 0.0
-    #: In seconds, by interpolation within a bucket; None where there are no jobs.
     p50: float | None = None
     p95: float | None = None
     p99: float | None = None
-    #: Upper bound of each bucket in seconds, and how many jobs it has by itself.
-    buckets: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +76,8 @@ class Commands:
     conflicts: float = 0.0
     rejected: dict[str, float] = field(default_factory=dict)
     #: Of the last minutes: p50 and p95 of commands a batch, and of seconds a transaction.
-    batch_size: tuple[float | None, float | None] = (None, None)
-    commit_seconds: tuple[float | None, float | None] = (None, None)
+    batch_size: tuple[float | None, ...] = (None, None)
+    commit_seconds: tuple[float | None, ...] = (None, None)
     #: Of the last minutes, by type and id: those with the most commands.
     hottest: dict[str, float] = field(default_factory=dict)
     #: Commands that wait, as of the last write of each process that wrote lately.
@@ -164,11 +159,7 @@ def delays(*, using: str, minutes: int = 5) -> Delays:
     """Return how long the jobs of the last minutes took, the current minute included."""
     rows = _rows(using, [counters.DELAY], *_range(using, minutes)).order_by("label")
     totals = rows.filter(dimension=counters.LE).values_list("label").annotate(Sum("value"))
-    found = {float(label): total for label, total in totals}
-    edges = sorted({*map(float, counters.BUCKETS), *found})
-    buckets = [(edge, found.get(edge, 0.0)) for edge in edges]
-    p50, p95, p99 = (_percentile(buckets, part) for part in (0.5, 0.95, 0.99))
-    return Delays(sum(found.values()), p50, p95, p99, buckets)
+    return Delays(*_percentiles(dict(totals), counters.BUCKETS, 0.5, 0.95, 0.99))
 
 
 def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
@@ -185,17 +176,13 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
         samples = rows.filter(name=counters.WAITING, minute__gte=stored(last - MINUTE, using=using))
         waiting.update(dict(samples.order_by("minute").values_list("source", "value")))
 
-    def percentiles(name: str, labels: Collection[str]) -> tuple[float | None, float | None]:
-        buckets = [(float(label), found[name][label]) for label in labels]
-        return _percentile(buckets, 0.5), _percentile(buckets, 0.95)
-
-    p50, p95 = percentiles(counters.BATCH_SIZE, SIZE_LABELS)
+    sizes = _percentiles(found[counters.BATCH_SIZE], SIZE_LABELS, 0.5, 0.95)
     return Commands(
         recorded=lately[counters.COMMANDS].total(),
         conflicts=lately[counters.CONFLICTS].total(),
         rejected={code: n for code, n in lately[counters.REJECTED].most_common(LISTED) if n},
-        batch_size=(p50 and math.ceil(p50), p95 and math.ceil(p95)),
-        commit_seconds=percentiles(counters.COMMIT_TIME, counters.BUCKETS),
+        batch_size=tuple(size and math.ceil(size) for size in sizes),
+        commit_seconds=_percentiles(found[counters.COMMIT_TIME], counters.BUCKETS, 0.5, 0.95),
         hottest=dict(found[counters.HOTTEST].most_common(HOTTEST)),
         waiting=waiting.total(),
         passed_on=lately[counters.ROUTED][counters.PASSED],
@@ -208,15 +195,14 @@ def decisions(*, using: str, minutes: int = 5) -> Decisions:
     first, last = _range(using, minutes)
     rows = _rows(using, [counters.DECIDED, counters.DECIDE_TIME], first, last)
     per_minute: dict[tuple[str, str], float] = {}
-    found = dict.fromkeys(map(float, counters.BUCKETS), 0.0)
+    times: dict[str, float] = {}
     for name, label, total, of_full in _totals(rows, last):
         if name == counters.DECIDE_TIME:
-            found[float(label)] = total
+            times[label] = total
         elif of_full:
             outcome, _, route = label.partition(" ")
             per_minute[outcome, route] = of_full
-    buckets = list(found.items())
-    return Decisions(per_minute, _percentile(buckets, 0.5), _percentile(buckets, 0.95))
+    return Decisions(per_minute, *_percentiles(times, counters.BUCKETS, 0.5, 0.95))
 
 
 def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
@@ -302,7 +288,17 @@ def _growth(known: list[tuple[datetime, float]]) -> Iterator[tuple[datetime, flo
         highest = max(highest, value)
 
 
+def _percentiles(
+    found: Mapping[str, float], labels: Iterable[str], *parts: float
+) -> tuple[float | None, ...]:
+    """Return parts of what was found by the upper bounds of buckets, also of another version."""
+    counts = dict.fromkeys(map(float, labels), 0.0)
+    counts |= {float(label): count for label, count in found.items()}
+    return tuple(_percentile(sorted(counts.items()), part) for part in parts)
+
+
 def _percentile(buckets: list[tuple[float, float]], part: float) -> float | None:
+    """Interpolate within a bucket."""
     wanted = part * sum(count for _, count in buckets)
     below = 0.0
     for upper, count in buckets:

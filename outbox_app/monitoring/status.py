@@ -135,7 +135,7 @@ class OutboxStatus:
             },
             "held": asdict(self.held),
             "per_minute": asdict(self.per_minute),
-            "delay_seconds": {name: getattr(self.delay, name) for name in ("p50", "p95", "p99")},
+            "delay_seconds": self.delay._asdict(),
             "drainers": [self._drainer_as_json(each) for each in self.drainers],
             "unowned_shards": len(self.unowned_shards),
             "dead": {

@@ -127,8 +127,7 @@ def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
             f"{rate.swept:.0f} swept"
         )
     if delay.p50 is not None:
-        parts = {"p50": delay.p50, "p95": delay.p95, "p99": delay.p99}
-        shown = (f"{name} {duration(value or 0, fine=True)}" for name, value in parts.items())
+        shown = (f"{name} {duration(n, fine=True)}" for name, n in delay._asdict().items())
         yield f"delay       {', '.join(shown)}"
     most = [f"{row.total} {one_line(row.name, 80)}" for row in status.dead.errors]
     more = ", …" if len(most) > 3 or not status.dead.complete else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -38,9 +37,7 @@ def test_an_empty_table(alias):
         assert getattr(found, name) == [None, None, None]
     assert series.rates(using=alias) == {}
     assert series.handled(using=alias) == {}
-    delays = series.delays(using=alias)
-    assert (delays.count, delays.p50, delays.p95, delays.p99) == (0, None, None, None)
-    assert {count for _, count in delays.buckets} == {0}
+    assert series.delays(using=alias) == (None, None, None)
 
 
 def test_processes_are_added_up_and_holes_are_nothing(alias):
@@ -224,23 +221,18 @@ class TestDelays:
     def test_interpolated_within_a_bucket(self, alias):
         delay(alias, **{"0.1": [(0, "a", 60.0), (4, "b", 30.0)], "5": [(1, "a", 10.0)]})
         found = series.delays(using=alias)
-        assert found.count == 100
         assert found.p50 == pytest.approx(0.05 + 0.05 * 50 / 90)
         assert found.p95 == pytest.approx(2.5 + 2.5 * 5 / 10)
         assert found.p99 == pytest.approx(2.5 + 2.5 * 9 / 10)
-        assert (0.1, 90) in found.buckets
-        assert found.buckets == sorted(found.buckets)
-        assert found.buckets[-1] == (math.inf, 0)
-        assert sum(count for _, count in found.buckets) == 100
 
     def test_beyond_the_last_bucket_its_bound_is_all_that_is_known(self, alias):
         delay(alias, **{"+Inf": [(0, "a", 3.0)]})
         assert series.delays(using=alias).p50 == 3600
 
     def test_only_of_the_last_minutes(self, alias):
-        delay(alias, **{"1": [(4, "a", 1.0), (5, "a", 10.0), (-1, "a", 10.0)]})
-        assert series.delays(using=alias).count == 1
-        assert series.delays(using=alias, minutes=6).count == 11
+        delay(alias, **{"1": [(4, "a", 1.0)], "300": [(5, "a", 10.0), (-1, "a", 10.0)]})
+        assert series.delays(using=alias).p99 < 1
+        assert series.delays(using=alias, minutes=6).p50 > 60
 
     def test_buckets_of_another_version_are_in_their_place(self, alias):
         delay(alias, **{"0.07": [(0, "old", 10.0)], "0.1": [(0, "a", 10.0)]})
