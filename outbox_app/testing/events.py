@@ -7,16 +7,15 @@ other process writes. A handler that raises fails the test.
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
-from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent, recorded
 from ..eventlog.state import SqliteState
+from ..eventlog.window import TOMBSTONE
 from ..models import Cursor, Event, EventLog
 from ..subscriptions.subscriber import Subscriber, all_subscribers, subscriber_named
 
@@ -112,16 +111,11 @@ def _handle(subscriber: Subscriber, log: type[EventLog]) -> int:
     place = {"subscription": subscriber.name, "partition": 0, "log": log._meta.db_table}
     state = {"state": SqliteState().dump()}
     cursor, _ = Cursor.objects.using(using).get_or_create(**place, defaults=state)
-    condition, params = EventFilter(subscriber.topics, subscriber.types).sql()
-    table = connections[using].ops.quote_name(log._meta.db_table)
-    with closing(LogReader(log, using=using)) as reader, transaction.atomic(using=using):
-        with connections[using].cursor() as statement:
-            statement.execute(
-                f"SELECT {', '.join(reader.columns)} FROM {table} WHERE id > %s "
-                f"{condition and f'AND {condition}'} ORDER BY id",
-                [cursor.position, *params],
-            )
-            events = reader.records(list(statement.fetchall()))
+    wanted = EventFilter(subscriber.topics, subscriber.types)
+    rows = log._default_manager.using(using).filter(id__gt=cursor.position).order_by("id")
+    rows = rows.exclude(type=TOMBSTONE)
+    with transaction.atomic(using=using):
+        events = [recorded(row) for row in rows if wanted.matches(row.topic, row.type)]
         if events:
             subscriber.handle(events)
             cursor.position = events[-1].id
