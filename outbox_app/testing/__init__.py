@@ -13,6 +13,7 @@ call outside any transaction, say) is not seen. With pytest the fixture ``outbox
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Task
@@ -172,7 +173,7 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
         while (jobs := staged_jobs(using=using)) or retries:
             now = [job for job in jobs if job.eta is None]
             if not now:
-                now, retries = retries or sorted(jobs, key=_due)[:1], []
+                now, retries = retries or sorted(jobs, key=attrgetter("eta"))[:1], []
             for job in now:
                 if len(done) == limit:
                     listed = _listed(staged_jobs(using=using), using=using)
@@ -226,10 +227,6 @@ def _note_outside(jobs: list[StagedJob], using: str, **kwargs: Any) -> None:
 
 def _name(task: TaskOrName) -> str:
     return task if isinstance(task, str) else str(task.name)
-
-
-def _due(job: Job) -> float:
-    return job.eta.timestamp() if job.eta else 0.0
 
 
 def _listed(jobs: list[Job], *, using: str) -> str:
