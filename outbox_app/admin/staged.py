@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ..jobs import staged
 from ..jobs.drain import status
 from ..jobs.drain.status import Held
-from ..models import DatabaseNow, Lease, Process, StagedJob, counting
+from ..models import DatabaseNow, StagedJob, counting
 from ..monitoring import series
 from ..text import duration, one_line, shown
 from .actions import BulkAction
@@ -102,32 +102,24 @@ class StagedJobAdmin(JobAdmin):
 
 
 def blocked_reason(job: StagedJob) -> str:
-    using = job._state.db
+    using = str(job._state.db)
     held = StagedJob.objects.using(using).filter(pk=job.pk, available_at__gt=DatabaseNow())
     if job.available_at and held.exists():
         moment = job.available_at.isoformat(sep=" ", timespec="seconds")
         return gettext("It is held until %(moment)s.") % {"moment": moment}
-    lease = Lease.objects.using(using).filter(resource="jobs", part=job.shard)
-    owners = lease.exclude(owner=None).values("owner")
-    drainers = Process.objects.using(using).filter(id__in=owners)
-    row = drainers.annotate(now=DatabaseNow()).first()
-    if row is None:
+    owner = next((each for each in status.drainers(using=using) if job.shard in each.owned), None)
+    if owner is None:
         return gettext("No drainer owns its shard, %(shard)d.") % {"shard": job.shard}
-    silent = (row.now - row.heartbeat_at).total_seconds()
-    name = shown(row, 100)
-    if silent > row.lease_seconds:
-        return gettext("%(drainer)s, which owns its shard, is silent for %(time)s.") % {
-            "drainer": name,
-            "time": duration(silent),
-        }
-    if row.trouble:
-        return gettext("%(drainer)s, which owns its shard, is in trouble: %(trouble)s") % {
-            "drainer": name,
-            "trouble": masked_line(row.trouble, 1000),
-        }
-    return gettext("Nothing. %(drainer)s will take it in one of its next batches.") % {
-        "drainer": name
+    values = {
+        "drainer": shown(owner.drainer, 100),
+        "time": duration(owner.silent_seconds),
+        "trouble": masked_line(owner.drainer.trouble, 1000),
     }
+    if owner.is_silent:
+        return gettext("%(drainer)s, which owns its shard, is silent for %(time)s.") % values
+    if owner.drainer.trouble:
+        return gettext("%(drainer)s, which owns its shard, is in trouble: %(trouble)s") % values
+    return gettext("Nothing. %(drainer)s will take it in one of its next batches.") % values
 
 
 def flows_table(using: str) -> Table:
