@@ -104,8 +104,10 @@ class KeptOnMariaDB(Steps, TestCase):
 def test_what_was_prepared_is_listed_where_it_is_another(alias: str) -> None:
     with pytest.raises(AssertionError, match="Nothing was prepared"):
         assert_prepared("order.paid")
-    other = next(each for each in settings.DATABASES if each != alias)
-    with prepared("order-17", *PAID, using=other):
+    others = [each for each in settings.DATABASES if each != alias]
+    if not others:
+        pytest.skip("the servers are not there")
+    with prepared("order-17", *PAID, using=others[0]):
         pass
     with pytest.raises(AssertionError) as error:
         assert_prepared("order.paid", {"total": 31})
