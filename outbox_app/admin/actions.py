@@ -143,6 +143,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         listed = list(preview[: counting.LISTED])
         context = {
             "form": form,
+            "most": counting.LISTED,
             "rows": list(map(_line, listed)),
             "table": self.summary(preview),
         }

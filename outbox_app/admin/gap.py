@@ -62,7 +62,7 @@ class GapAdmin(ConfirmedActionsAdmin):
             _(
                 "What is missing is given up: the subscription continues without it. If it comes "
                 "later, it is not handled. What an audit has found is accepted: later audits leave "
-                "it out. At most 50 at a time."
+                "it out."
             ),
             _skip,
             listed_only=True,

@@ -58,7 +58,7 @@ ACTIONS = (
         _("Ask the sender now"),
         _(
             "A process of manage.py run_prepared asks what became of the transactions, and decides "
-            "what is answered. Events that are decided stay as they are. At most 50 at a time."
+            "what is answered. Events that are decided stay as they are."
         ),
         _check,
         form=Reason,
@@ -72,8 +72,7 @@ ACTIONS = (
         _(
             "They are published, and their jobs staged. This cannot be undone. It is a guess, "
             "unless you know that the sender's transaction has committed: if it was rolled back, "
-            "what is published never happened. Events that are decided stay as they are. At most "
-            "50 at a time."
+            "what is published never happened. Events that are decided stay as they are."
         ),
         lambda rows, values, by: _decide(rows, State.CONFIRMED, values, by),
         listed_only=True,
@@ -86,7 +85,7 @@ ACTIONS = (
         _(
             "They are never published. This cannot be undone. It is a guess, unless you know that "
             "the sender's transaction was rolled back: if it has committed, its event is lost. "
-            "Events that are decided stay as they are. At most 50 at a time."
+            "Events that are decided stay as they are."
         ),
         lambda rows, values, by: _decide(rows, State.CANCELLED, values, by),
         destroys=True,
@@ -99,7 +98,7 @@ ACTIONS = (
         _("Extend the event"),
         _(
             "Their senders are asked for another day (OUTBOX['PREPARED_DECIDE_BY']) before their "
-            "policy decides. Undecided ones are prepared again. At most 50 at a time."
+            "policy decides. Undecided ones are prepared again."
         ),
         lambda rows, values, by: operations.extend(rows, by=by, reason=values["reason"]),
         outcome=ngettext_lazy("%d event was extended.", "%d events were extended."),

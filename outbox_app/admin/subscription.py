@@ -257,10 +257,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             "skip_event",
             _("Skip the first event"),
             _("Skip the first event"),
-            _(
-                "The event that failed is given up; those behind it are handled. At most 50 at a "
-                "time."
-            ),
+            _("The event that failed is given up; those behind it are handled."),
             _each(_skip_first, _("Skipped: %s."), between="; "),
             destroys=True,
             listed_only=True,
@@ -270,10 +267,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             "skip_event",
             _("Discard streams"),
             _("Discard the stream"),
-            _(
-                "What the streams have missed is given up; their later events are handled. At most "
-                "50 at a time."
-            ),
+            _("What the streams have missed is given up; their later events are handled."),
             _each(_discard, _("Discarded: %s."), between="; "),
             destroys=True,
             listed_only=True,
