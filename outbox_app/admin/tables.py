@@ -16,7 +16,6 @@ from django.utils.formats import localize, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
 from ..aliases import log_alias
 from ..jobs.drain.status import DrainerStatus
@@ -35,7 +34,6 @@ from .masking import masked_line
 
 #: Classes of cells: text that may break anywhere, text that stays on one line, and numbers.
 WORDS, SHORT, COUNT = "outbox-words", "outbox-short", "outbox-count"
-NONE = gettext_lazy("None.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,8 @@ class Table:
     #: Name of the place on the page that problems lead to.
     anchor: str = ""
     note: str = ""
-    #: What is said instead of rows.
-    empty: Any = NONE
+    #: What is said instead of rows, where that is not "None.".
+    empty: str = ""
 
 
 def link(address: str, words: Any) -> SafeString:
