@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
@@ -58,11 +58,13 @@ def reads_by_time(state: str) -> bool:
     return state.startswith('{"window":"time"')
 
 
-class LogReader:
-    """Reads one log on one alias.
+class Events(NamedTuple):
+    events: list[RecordedEvent]
+    page: Page[Any]
 
-    ``by_time`` reads by time, which alone loses rows: see ``eventlog.windows.time``.
-    """
+
+class LogReader:
+    """Reads one log on one alias. By time it alone loses rows: see ``eventlog.windows.time``."""
 
     def __init__(
         self,
@@ -140,10 +142,10 @@ class LogReader:
             self._known, self._server = other._known, other._server
         return self._foreign is None
 
-    def read(self, state: WindowState, limit: int) -> tuple[list[RecordedEvent], Page[Any]]:
+    def read(self, state: WindowState, limit: int) -> Events:
         """Return at most about ``limit`` events that come next. Raises ``ReadRefused``."""
         page = self.page(state, limit, columns=self.columns, only=self.only)
-        return self.records(page.rows), page
+        return Events(self.records(page.rows), page)
 
     def page(
         self, state: WindowState, limit: int, *, columns: Sequence[str], only: EventFilter

@@ -27,7 +27,7 @@ from django.db.models import Exists, F, OuterRef
 
 from ..conf import outbox_settings
 from ..eventlog.filter import EventFilter
-from ..eventlog.reader import LogReader, reads_by_time
+from ..eventlog.reader import Events, LogReader, reads_by_time
 from ..eventlog.record import COLUMNS, RecordedEvent
 from ..eventlog.registry import log_named
 from ..eventlog.state import WindowState
@@ -241,7 +241,8 @@ class StoredRows:
     def is_locked(self, cursor: Cursor) -> bool:
         """Say whether another process has locked the row: it is handling a page.
 
-        Storing a position would wait for that page, and keep the other subscriptions waiting.
+        Storing a position would wait for that page, and keep the other subscriptions waiting. One
+        statement returns those that are free.
         """
         if not connections[self.using].features.has_select_for_update_skip_locked:
             return False
@@ -312,9 +313,7 @@ class SharedPages:
                 at.state = at.passed
             at.passed = None
 
-    def read(
-        self, partition: Partition, at: LogCursor, limit: int
-    ) -> tuple[list[RecordedEvent], Page[Any]] | None:
+    def read(self, partition: Partition, at: LogCursor, limit: int) -> Events | None:
         """Return a partition's events of a shared page; None: it has to read alone."""
         part = partition.part
         if at.fails or limit < partition.batch_size:
@@ -328,7 +327,7 @@ class SharedPages:
                 return None
             shared = self._read(at, parts, limit)
             self._pages.append(shared)
-        return at.reader.records(shared.rows.pop(part)), shared.page
+        return Events(at.reader.records(shared.rows.pop(part)), shared.page)
 
     def _read(self, at: LogCursor, parts: list[int], limit: int) -> SharedPage:
         """Read a page of which no partition has more than ``limit`` rows.
