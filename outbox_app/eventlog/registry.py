@@ -6,6 +6,7 @@ renamed. It lives on one alias, together with the cursors of its readers.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from datetime import datetime, timedelta
 
 from django.apps import apps
@@ -60,19 +61,13 @@ def position_before(log: type[EventLog], moment: datetime, *, using: str) -> int
     its rows get their positions. So some events behind it may have been recorded up to ``MARGIN``
     seconds earlier. Found by bisection: at most 64 looks at the primary key.
     """
-    rows = log._default_manager.using(using)
-    begin = moment - timedelta(seconds=MARGIN)
+    rows = log._default_manager.using(using).order_by("id")
     ends = rows.aggregate(first=Min("id"), last=Max("id"))
-    before, after = (ends["first"] or 1) - 1, (ends["last"] or 0) + 1
-    # Events up to `before` were recorded too early, those from `after` on were not.
-    while after - before > 1:
-        middle = (before + after) // 2
-        found = rows.filter(id__gte=middle, id__lt=after).order_by("id")
-        row = found.values_list("id", "recorded_at").first()
-        if row is None:  # none up to `after`
-            after = middle
-        elif row[1] < begin:
-            before = row[0]
-        else:
-            after = middle
-    return before
+    positions = range(ends["first"] or 1, (ends["last"] or 0) + 1)
+
+    def recorded_from(position: int) -> datetime:
+        times = rows.filter(id__gte=position).values_list("recorded_at", flat=True)
+        return times.first() or moment
+
+    begin = moment - timedelta(seconds=MARGIN)
+    return positions.start + bisect_left(positions, begin, key=recorded_from) - 1
