@@ -184,7 +184,7 @@ def _plan_log(
                 f"SELECT id, type, stream FROM {reader.window.source} WHERE "
                 f"{_unread(reader, cursor)} AND NOT {reader.window.unread(state)} "
                 f"{wanted and f'AND {wanted}'} AND type <> '{TOMBSTONE}' "
-                f"LIMIT {counting.MANY + 1}",
+                f"ORDER BY id LIMIT {counting.MANY + 1}",
                 params,
             )
     # Those of parked streams are not lost: they come with the release.

@@ -6,7 +6,7 @@ import pytest
 from django.db import connections
 
 from outbox_app.exceptions import ReplayRefused
-from outbox_app.models import Cursor, Event, Gap, ParkedStream
+from outbox_app.models import Cursor, Event, Gap, ParkedStream, counting
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as declared
 from tests.faults.tools import on
@@ -55,6 +55,16 @@ def test_it_is_done_and_recorded(alias, published, run, seen_by, ids):
     assert (gap.first, gap.last, gap.settled_by) == (places[0], places[2], "Ada")
     assert gap.reason.startswith("Moved ahead over 3 events")
     assert gap.reason.count("imported") == 2  # both decisions
+
+
+def test_of_more_than_are_counted_the_first_are_named(alias, published, seen_by, ids, monkeypatch):
+    monkeypatch.setattr(counting, "MANY", 1)
+    seen_by("all")
+    published(*"abcd")
+    first, *_ = ids()
+    Event.objects.using(alias).filter(pk=first).update(topic="lies behind the others now")
+    control.replay("all", "now", skip_ahead=True, by="Ada", reason="old")
+    assert Gap.objects.using(alias).get().first == first
 
 
 def test_what_it_does_not_want_is_not_passed_over(alias, published, run, seen_by):
