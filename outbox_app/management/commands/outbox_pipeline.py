@@ -148,16 +148,13 @@ class Command(TeachingCommand):
 
 
 def _check(options: dict[str, Any]) -> None:
-    wrong = ""
     for name, most in (("max_rows_per_batch", 2**31 - 1), ("top", 2**31 - 1), ("partitions", 1024)):
         if (number := options.get(name)) is not None and not 1 <= number <= most:
-            wrong = f"--{name.replace('_', '-')} must be from 1 to {most}."
+            raise InvalidArgument(f"--{name.replace('_', '-')} must be from 1 to {most}.")
     if not 0 < options.get("interval", 1) <= 3600:
-        wrong = "--interval must be more than 0 and at most 3600 seconds."
-    elif options["pipeline"] == "statistics" and not (options["to"] or options["table"]):
-        wrong = "Say where to: --to DIR, --table, or both."
-    if wrong:
-        raise InvalidArgument(wrong)
+        raise InvalidArgument("--interval must be more than 0 and at most 3600 seconds.")
+    if options["pipeline"] == "statistics" and not (options["to"] or options["table"]):
+        raise InvalidArgument("Say where to: --to DIR, --table, or both.")
 
 
 def _setting(text: str) -> tuple[str, str]:
