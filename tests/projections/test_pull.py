@@ -188,6 +188,14 @@ def test_what_apply_returns_is_checked(alias, published, run):
     )
 
 
+def test_a_row_that_cannot_be_inserted_stops_the_subscription(alias, run, sold):
+    declare(SoldOf, "sold")
+    sell(alias, (1, 10**6))
+    assert run("sold") == 0
+    assert "sold_possible" in Cursor.objects.using(alias).get().error
+    assert sold() == {}
+
+
 def test_a_deletion_needs_a_field_where_rows_have_versions(alias, published, run, caplog):
     declare(
         StatusOf,

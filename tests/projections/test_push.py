@@ -265,9 +265,10 @@ def test_pull_applies_no_deletion_twice(alias, published, run, status):
     published("a", "a")
     published("a", type="gone")
     published("a", type="gone")
+    published("b", type="gone")  # there never was a row
     row = Status.objects.using(alias).get()
     assert (row.deleted, row.version) == (True, 4)
-    run("status", batch_size=1)
+    assert run("status", batch_size=1) == 5
     assert status() == {}
 
 
