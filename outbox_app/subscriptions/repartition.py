@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Exists
 
 from ..eventlog.newevent import slice_of
 from ..eventlog.reader import LogReader
@@ -36,30 +37,33 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     cannot fit, or not yet.
     """
     name, wanted = subscriber.name, subscriber.partitions
+    logs = {log._meta.db_table: log for log in subscriber.logs}
     rows = Subscription.objects.using(using).filter(pk=name)
-    if rows.filter(partitions=wanted).exists():
+    known = Cursor.objects.using(using).filter(subscription=name)
+    # A log may have been left out when the number was changed, and be read again.
+    differ = known.filter(log__in=list(logs)).exclude(partitions=wanted)
+    if rows.filter(~Exists(differ), partitions=wanted).exists():
         return
-    readers = {log._meta.db_table: subscriber.reader(log, using=using) for log in subscriber.logs}
+    readers = {table: subscriber.reader(log, using=using) for table, log in logs.items()}
     try:
         # In autocommit: a window may not be opened inside a transaction that has written.
-        known = Cursor.objects.using(using).filter(subscription=name)
         states = {table: states_of(readers[table], known.filter(log=table)) for table in readers}
         ends = {table: readers[table].window.move(None, states[table]).dump() for table in readers}
         failpoint("ends_read")
         with transaction.atomic(using=using):
             row = rows.select_for_update().get()
-            if row.partitions == wanted:
+            numbers = {row.partitions, *differ.values_list("partitions", flat=True)}
+            if numbers == {wanted}:
                 return
-            if wanted % row.partitions and not merge:
-                raise PartitionsDiffer.between(name, row.partitions, wanted)
+            if not merge and (before := next((n for n in numbers if wanted % n), 0)):
+                raise PartitionsDiffer.between(name, before, wanted)
             # From here on no page of the old partitions commits, whichever code handles it.
-            cursors = Cursor.objects.using(using).select_for_update().filter(subscription=name)
             by_log: dict[str, dict[int, Cursor]] = defaultdict(dict)
-            for cursor in cursors.order_by("pk"):
+            for cursor in known.exclude(partitions=wanted).select_for_update().order_by("pk"):
                 by_log[cursor.log][cursor.partition] = cursor
             for table, parts in by_log.items():
                 reader, end = readers.get(table), ends.get(table, "")
-                places = _places(subscriber, row.partitions, parts, reader, end)
+                places = _places(subscriber, parts, reader, end)
                 if places:
                     _replace(list(parts.values()), places)
             for parked in ParkedStream.objects.using(using).filter(subscription=name):
@@ -83,14 +87,10 @@ def states_of(reader: LogReader, cursors: Iterable[Cursor]) -> list[Any]:
 
 
 def _places(
-    subscriber: Subscriber,
-    before: int,
-    parts: dict[int, Cursor],
-    reader: LogReader | None,
-    end: str,
+    subscriber: Subscriber, parts: dict[int, Cursor], reader: LogReader | None, end: str
 ) -> list[tuple[str, int]]:
     """Return state and position of each new partition; none for a log that it reads no more."""
-    wanted = subscriber.partitions
+    before, wanted = parts[0].partitions, subscriber.partitions
     if wanted % before == 0:
         return [(parts[n % before].state, parts[n % before].position) for n in range(wanted)]
     if reader is None:

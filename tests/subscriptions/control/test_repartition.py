@@ -11,13 +11,15 @@ import pytest
 from django.db import connections
 
 from outbox_app import subscriber
+from outbox_app.eventlog.newevent import slice_of
 from outbox_app.exceptions import OutboxError
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Incident, ParkedStream, Subscription
+from outbox_app.models import Cursor, Event, Incident, ParkedStream, Subscription
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.cursors import PartitionsDiffer
 from outbox_app.subscriptions.runner import Runner
+from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -213,3 +215,32 @@ def test_numbers_that_change_under_load(alias, published, declare, running):
         ended.set()
         writer.join()
     assert handled(alias) == Counter({(s, v + 1): 1 for s in STREAMS for v in range(versions)})
+
+
+@pytest.mark.parametrize("back", [1, 2], ids=["read_again_before", "read_again_at_the_old_number"])
+def test_a_log_that_was_left_out_when_the_number_was_changed(alias, published, run, declare, back):
+    """Its cursors have the old number, each its own place; those of the other log are one."""
+    both = {"logs": [Event, Ledger]}
+    declare(2, **both)
+    published(*STREAMS, log=Ledger)
+    run("counted")
+    behind = Cursor.objects.using(alias).get(log=Ledger._meta.db_table, partition=0)
+    published(*STREAMS, log=Ledger)
+    run("counted")
+    Incident.objects.using(alias).filter(
+        detail__in=[each for each in STREAMS if slice_of(each) % 2 == 0], first_id=2
+    ).delete()
+    Cursor.objects.using(alias).filter(pk=behind.pk).update(state=behind.state)
+    declare(1)
+    assert control.repartition("counted") == (2, 1)
+    declare(back, **both)
+    if back == 1:
+        with pytest.raises(PartitionsDiffer, match=r"behind in .*: let all 2 catch up"):
+            control.repartition("counted")
+        declare(2, **both)
+        run("counted")
+        declare(1, **both)
+        assert control.repartition("counted") == (2, 1)
+    published(*STREAMS, log=Ledger)
+    run("counted")
+    assert handled(alias) == Counter({(s, v): 1 for s in STREAMS for v in (1, 2, 3)})
