@@ -8,12 +8,15 @@ look every few seconds, and none where nothing is missing.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 from ..conf import outbox_settings
 from ..eventlog.reader import LogReader
 from ..eventlog.state import MysqlState, WindowState
 from ..eventlog.window import TOMBSTONE
+from ..eventlog.windows.mysql import Runs, meets
 from ..models import Gap
 from .subscriber import Subscriber
 
@@ -28,8 +31,8 @@ class IdGaps:
         self.subscriber = subscriber
         self.part = part
         self.clock = clock
-        #: When each run was seen first, by log.
-        self._seen: dict[str, dict[tuple[int, int], float]] = {}
+        #: The runs of the last look, each with when it was seen first, by log.
+        self._seen: dict[str, Runs] = {}
         self._open: dict[str, list[Gap]] = {}
         self._next_look: dict[str, float] = {}
 
@@ -48,22 +51,20 @@ class IdGaps:
         if not (state.missing or self._open.get(log)) or now < self._next_look.get(log, now):
             return
         self._next_look[log] = now + LOOK_SECONDS
-        before = self._seen.get(log, {})
-        seen = {
-            (first, last): min(
-                (at for (a, b), at in before.items() if a <= first and last <= b), default=now
-            )
-            for first, last, _ in state.missing
-        }
+        before, seen = self._seen.get(log, []), []
+        for first, last, _ in state.missing:
+            n = bisect_left(before, first, key=itemgetter(1))
+            is_left_of_it = n < len(before) and before[n][0] <= first and last <= before[n][1]
+            seen.append((first, last, before[n][2] if is_left_of_it else now))
         self._seen[log] = seen
         rows = []
         for gap in self._open.get(log, []):
-            if any(first <= gap.last and gap.first <= last for first, last in seen):
+            if meets(seen, gap.first, gap.last):
                 rows.append(gap)
             else:
                 self._settle(reader, gap)
         patience = 2 * outbox_settings().SETTLE_SECONDS
-        for (first, last), at in seen.items():
+        for first, last, at in seen:
             known = any(first <= gap.last and gap.first <= last for gap in rows)
             if now - at >= patience and not known and len(rows) < MAX_ROWS:
                 rows.append(self._record(log, first, last))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app import publish
+from outbox_app.eventlog.state import MysqlState
 from outbox_app.eventlog.windows import mysql
 from outbox_app.models import Gap
 from outbox_app.subscriptions import id_gaps
@@ -84,6 +87,18 @@ def test_a_look_costs_nothing_where_nothing_is_missing(alias, reading, rows):
     with CaptureQueriesContext(connections[alias]) as statements:
         polls(reader)
     assert not any(Gap._meta.db_table in each["sql"] for each in statements)
+
+
+def test_a_look_at_thousands_that_are_missing_takes_no_second(reading):
+    """Each partition of a process looks every few seconds."""
+    reader = reading(on_gap="off")
+    gaps, log = reader.partition._id_gaps, reader.partition._readers[0]
+    state = MysqlState(40_000, [(first, first + 1, None) for first in range(1, 40_000, 4)])
+    gaps.look(log, state)
+    reader.now += id_gaps.LOOK_SECONDS
+    began = time.process_time()
+    gaps.look(log, state)
+    assert time.process_time() - began < 1
 
 
 def test_at_most_so_many_rows(alias, reading, rows, monkeypatch):
