@@ -36,10 +36,7 @@ class MissingVersions(NamedTuple):
 
 
 class Completeness:
-    """Checks a page of one reader, which has to read all types and topics of its streams.
-
-    ``state`` is the cursor's before the page.
-    """
+    """Checks the page after a cursor's state; its reader has to read all types and topics."""
 
     def __init__(self, reader: LogReader, state: WindowState) -> None:
         self.reader = reader

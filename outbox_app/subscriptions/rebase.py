@@ -102,29 +102,29 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
     reader = LogReader(log, using=using)
     cursors = _cursors(reader.table, using)
     plan = Plan(reader, reader.window.top() if last_id is None else last_id, cursors)
-    states: dict[int, WindowState] = {}
+    states: list[tuple[Cursor, WindowState]] = []
     for cursor in cursors:
         try:
-            states[cursor.pk] = reader.load(cursor.state)
+            states.append((cursor, reader.load(cursor.state)))
         except DamagedCursor:
             plan.damaged.append(cursor)
     if upgraded:
-        new = {pk: adopt(reader, state) for pk, state in states.items()}
-    elif is_foreign(reader, list(states.values()), last_id):
+        new = [adopt(reader, state) for _, state in states]
+    elif is_foreign(reader, [state for _, state in states], last_id):
         new = _rebased(plan, states, last_id)
     else:
         return plan
-    by_id = {cursor.pk: cursor for cursor in cursors}
-    plan.moves = [(by_id[pk], each.dump()) for pk, each in new.items() if each != states[pk]]
+    pairs = zip(states, new, strict=True)
+    plan.moves = [(cursor, after.dump()) for (cursor, before), after in pairs if after != before]
     plan.foreign = bool(plan.moves) or not cursors
     return plan
 
 
 def _rebased(
-    plan: Plan, states: dict[int, WindowState], last_id: int | None
-) -> dict[int, WindowState]:
+    plan: Plan, states: list[tuple[Cursor, WindowState]], last_id: int | None
+) -> list[WindowState]:
     reader = plan.reader
-    clusters = {each.cluster for each in states.values() if isinstance(each, PostgresState)}
+    clusters = {state.cluster for _, state in states if isinstance(state, PostgresState)}
     if len(clusters) > 1:
         names = sorted({f"{c.subscription} ({c.state[:80]})" for c in plan.cursors})
         raise ReadRefused(
@@ -135,13 +135,12 @@ def _rebased(
         require_unwritten(reader, plan.last)
     else:
         require_all(reader, plan.last)
-    new = {}
-    for cursor in plan.cursors:
-        if cursor.pk in states:
-            try:
-                new[cursor.pk] = reader.window.rebase(states[cursor.pk], last_id)
-            except ReadRefused as error:
-                raise ReadRefused(f"{cursor}: {error}") from error
+    new = []
+    for cursor, state in states:
+        try:
+            new.append(reader.window.rebase(state, last_id))
+        except ReadRefused as error:
+            raise ReadRefused(f"{cursor}: {error}") from error
     return new
 
 
