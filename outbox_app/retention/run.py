@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import django.db
 
@@ -93,10 +94,16 @@ class Retention(LeasedLoop):
 
     def _prune(self) -> Iterator[None]:
         """Remove what there is, step by step; yield None after each."""
-        for kind, remove in self._kinds():
+        removals: dict[str, Callable[..., int]] = {
+            kind: partial(prune, kind, self.using) for kind in ("incidents", "results", "prepared")
+        }
+        removals["inbox"] = partial(prune, "inbox")
+        if outbox_settings().EVENT_RETENTION_DAYS is not None:
+            removals["events"] = prune_events
+        for kind, remove in removals.items():
             self._faults.pop(kind, None)
             try:
-                removed = remove()
+                removed = remove(write=logger.debug)
             except (OutboxError, django.db.Error) as error:
                 removed = 0
                 self._faults[kind] = described(error)
@@ -107,13 +114,6 @@ class Retention(LeasedLoop):
             if removed:
                 logger.info("Removed kind=%s rows=%d", kind, removed)
             yield
-
-    def _kinds(self) -> Iterator[tuple[str, Callable[[], int]]]:
-        for kind in ("incidents", "results", "prepared"):
-            yield kind, lambda kind=kind: prune(kind, self.using, write=logger.debug)  # type: ignore[misc]
-        yield "inbox", lambda: prune("inbox", write=logger.debug)
-        if outbox_settings().EVENT_RETENTION_DAYS is not None:
-            yield "events", lambda: prune_events(write=logger.debug)
 
     def _is_finished(self, busy: bool | None, *, once: bool) -> bool:
         return once and busy is False
