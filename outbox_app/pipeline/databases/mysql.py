@@ -55,17 +55,15 @@ class Mysql(Database):
     def literal(self, value: Any) -> str:
         if isinstance(value, datetime):
             value = value.astimezone(UTC).replace(tzinfo=None)
-        literal = self._connection("READ COMMITTED").literal(value)
-        return literal.decode() if isinstance(literal, bytes) else str(literal)
+        return str(self._connection("READ COMMITTED").literal(value), "utf-8")
 
     def columns(self, table: str) -> dict[str, str]:
-        found = self.run(
+        sql = (
             "SELECT column_name, column_type FROM information_schema.columns "
             "WHERE table_schema = DATABASE() AND table_name = %s "
-            "AND COALESCE(generation_expression, '') = '' ORDER BY ordinal_position",
-            [table],
+            "AND COALESCE(generation_expression, '') = '' ORDER BY ordinal_position"
         )
-        return {str(name): str(declared) for name, declared in found}
+        return dict(self.run(sql, [table]))
 
     def close(self) -> None:
         for connection in self._open.values():

@@ -64,7 +64,7 @@ class Postgres(Database):
         assert not params
         with self._connection.cursor() as cursor:
             cursor.execute(sql)
-            return [tuple(row) for row in cursor.fetchall()]
+            return list(cursor.fetchall())
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._connection.cursor() as cursor:
@@ -83,20 +83,17 @@ class Postgres(Database):
         return str(int(value))
 
     def columns(self, table: str) -> dict[str, str]:
-        found = self.run(
+        sql = (
             "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute "
             f"WHERE attrelid = to_regclass({self.literal(self.quoted(table))}) AND attnum > 0 "
-            "AND NOT attisdropped AND attgenerated = '' ORDER BY attnum",
-            [],
+            "AND NOT attisdropped AND attgenerated = '' ORDER BY attnum"
         )
-        return {str(name): str(declared) for name, declared in found}
+        return dict(self.run(sql, []))
 
     def identity(self) -> str:
         """See ``Database``. The cluster is in the cursor; this is the database in it."""
-        [(oid,)] = self.run(
-            "SELECT oid::text FROM pg_database WHERE datname = current_database()", []
-        )
-        return str(oid)
+        sql = "SELECT oid::text FROM pg_database WHERE datname = current_database()"
+        return str(self.run(sql, [])[0][0])
 
     @cached_property
     def _types(self) -> dict[str, str]:
