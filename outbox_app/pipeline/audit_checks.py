@@ -94,12 +94,8 @@ def same_ids(events: DataFrame) -> DataFrame:
 
 
 def settled(found: DataFrame, events: DataFrame, rows: DataFrame) -> DataFrame:
-    """Return what was found, and of what was suspected that which is so.
-
-    Args:
-        found: Of ``same_ids(events)`` and ``versions(rows)``, among others.
-        events: Those in which positions were suspected.
-        rows: Those whose versions were walked through.
+    """Return what was found, and of what ``same_ids(events)`` and ``versions(rows)`` suspected
+    that which is so.
     """
     suspected = found.where(F.col("kind") == "duplicate_id").selectExpr("position as block")
     ids = events.withColumn("block", F.expr(_BLOCK)).join(suspected, "block", "left_semi")

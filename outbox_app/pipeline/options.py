@@ -153,7 +153,7 @@ class Options:
         address = self.address
         said = {
             "host": address.hostname and unquote(address.hostname),
-            "port": address.port and str(address.port),
+            "port": address.port,
             "user": address.username and unquote(address.username),
             "dbname": unquote(address.path.removeprefix("/")),
         }

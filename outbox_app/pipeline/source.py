@@ -50,10 +50,7 @@ def register(session: SparkSession) -> None:
 
 
 class OutboxDataSource(DataSource):
-    """``spark.read.format("outbox")`` and ``spark.readStream.format("outbox")``.
-
-    The options are those of ``Options``.
-    """
+    """``format("outbox")`` of ``spark.read`` and ``spark.readStream``; it takes ``Options``."""
 
     @classmethod
     def name(cls) -> str:
