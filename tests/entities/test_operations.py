@@ -161,10 +161,12 @@ def test_a_difference_is_found_and_repaired(alias, command, account, ask, rows, 
     ask("withdraw", {"amount": 99})
     before = list(QuerySet(Account, using=alias).values())
     by_hand(DAMAGES[words])
+    heads = list(StreamHead.objects.using(alias).values())
     code, out = command("verify", TYPE)
     assert (code, f"difference type={TYPE} id='a': {words}" in out) == (1, True), out
     assert "differences=1 repaired=0" in out
-    assert command("verify", TYPE)[0] == 1  # nothing was written
+    assert command("verify", TYPE)[0] == 1
+    assert list(StreamHead.objects.using(alias).values()) == heads  # nothing was written
     code, out = command("verify", TYPE, "--repair")
     assert (code, "was written" in out, "differences=1 repaired=1" in out) == (0, True, True), out
     assert command("verify")[0] == 0
@@ -173,6 +175,20 @@ def test_a_difference_is_found_and_repaired(alias, command, account, ask, rows, 
         before[0][name] for name in ("id", "version", "state")
     ]
     assert ask("withdraw", {"amount": 1}).version == 4
+
+
+@pytest.mark.parametrize(
+    "damage", ["UPDATE outbox_stream SET version = 9", "DELETE FROM outbox_stream"]
+)
+def test_one_of_another_type_with_the_same_id_is_left_alone(
+    alias, command, account, by_hand, damage
+):
+    for id in ("fill", "more"):
+        Stock.execute("a", "fill", {"pieces": 5}, command_id=id, using=alias)
+    by_hand(f"{damage} WHERE log = 'account_version'")
+    out = command("verify", TYPE, "--repair")[1]
+    assert f"verified type={TYPE} entities=1 differences=1 repaired=1" in out
+    assert command("verify")[0] == 0
 
 
 @pytest.fixture
