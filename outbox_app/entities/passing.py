@@ -15,6 +15,10 @@ from contextlib import suppress
 from dataclasses import astuple
 from typing import Any
 
+from django.conf import settings
+from django.utils.timezone import get_default_timezone
+from django.utils.translation import get_supported_language_variant
+
 from ..aliases import log_alias
 from ..conf import fleet_settings
 from ..door import client, peers
@@ -40,7 +44,7 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
 
     The leader has neither the language nor the time zone of a caller, and one database.
     """
-    if not entity.routed or not call.usual or using != log_alias(entity.versions):
+    if not entity.routed or not _is_usual(call) or using != log_alias(entity.versions):
         return ""
     try:
         leader = topology.other_leader(slice_of(call.id))
@@ -50,6 +54,14 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
         call.route = ELSEWHERE
         return ""
     return leader
+
+
+def _is_usual(call: Call) -> bool:
+    with suppress(LookupError):  # the setting is no language
+        # LocaleMiddleware makes "en" of "en-us".
+        made = get_supported_language_variant(settings.LANGUAGE_CODE)
+        return call.usual or (call.language == made and call.zone is get_default_timezone())
+    return call.usual
 
 
 def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:

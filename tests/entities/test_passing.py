@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.db import InternalError, OperationalError, connections, transaction
-from django.utils import translation
+from django.utils import timezone, translation
 
 from outbox_app.door import client, messages, peers
 from outbox_app.entities import Command, counting, passing, queue
@@ -259,6 +259,21 @@ def test_what_stays_here(requests: list[Any], ask: Any, alias: str, settings: An
     ask("withdraw", {"amount": 1})
     assert not requests
     assert Account.objects.using(alias).get().state["balance"] == 7
+
+
+def test_what_locale_middleware_makes_of_the_language(
+    requests: list[Any], ask: Any, settings: Any
+) -> None:
+    """It activates "en" where the setting is "en-us", as ``startproject`` writes it."""
+    settings.LANGUAGE_CODE = "en-us"
+    with translation.override(translation.get_supported_language_variant("en-us")):
+        ask("enlist", {"item": [7, 8, None, False]})
+        with timezone.override("Asia/Tokyo"):
+            ask("withdraw", {"amount": 1})
+    settings.LANGUAGES = [("de", "German")]
+    with translation.override("en"):
+        ask("withdraw", {"amount": 1})
+    assert len(requests) == 1
 
 
 def test_what_the_leader_may_still_execute_is_not_said_to_be_not_begun(
