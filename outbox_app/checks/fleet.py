@@ -6,7 +6,6 @@ Only settings are looked at: whether a registry answers, and who is there, is sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,8 +63,8 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
         yield "ADDRESS", "is found by nothing, as there is no SERVICE"
     if type(conf.WEIGHT) is not int or not 0 <= conf.WEIGHT <= 100:
         yield "WEIGHT", "is no integer from 0 to 100"
-    if type(conf.DEADLINE) not in (int, float) or not 0 < conf.DEADLINE < math.inf:
-        yield "DEADLINE", "is no number of seconds above 0"
+    if type(conf.DEADLINE) not in (int, float) or not 0 < conf.DEADLINE < 1_000_000:
+        yield "DEADLINE", "is no number of seconds above 0 and below 1,000,000"
     if conf.DATACENTRE is not None and not (
         type(conf.DATACENTRE) is int and 0 <= conf.DATACENTRE < DATACENTRES
     ):

@@ -56,7 +56,7 @@ WRONG = {
         "https://[::]/",
     ],
     "WEIGHT": [-1, 101, "x", 1.5, True, None],
-    "DEADLINE": [0, -1, "5", True, float("inf"), float("nan"), None],
+    "DEADLINE": [0, -1, 1_000_000, "5", True, float("inf"), float("nan"), None],
     "DATACENTRE": [-1, 8, "3", 1.0, True],
     "TOPOLOGY": ["static", [], [URL, URL], ["x"], [7], URL, 1],
     "BALANCE": ["fair", None, 1],
