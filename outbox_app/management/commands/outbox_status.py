@@ -8,8 +8,7 @@ enough. What comes from rows is shown on one line, cut, and without control char
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import django.db
@@ -17,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from ...aliases import log_alias, outbox_alias
+from ...exceptions import InvalidArgument
 from ...models import Event
 from ...models.counting import shown_count
 from ...monitoring.diagnosis import BAD, Limits, Problem, is_healthy, problems
@@ -48,18 +48,6 @@ the tables are missing, or wrong arguments.
 EXIT_PROBLEM, EXIT_UNKNOWN = 1, 2
 
 
-def limit(name: str, kind: Callable[[str], float]) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        try:
-            value = kind(text)
-            Limits(**{name: value})  # type: ignore[arg-type]
-        except ValueError as error:
-            raise ArgumentTypeError(str(error)) from None
-        return value
-
-    return number
-
-
 class Command(TeachingCommand):
     help = HELP
     requires_system_checks = []
@@ -67,10 +55,10 @@ class Command(TeachingCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
         older = "a problem: the oldest ready job is older"
-        add("--max-age", type=limit("max_age", float), metavar="SECONDS", help=older)
+        add("--max-age", type=float, metavar="SECONDS", help=older)
         for name, what in (("backlog", "are ready"), ("dead", "are dead")):
             more = f"a problem: more jobs {what}"
-            add(f"--max-{name}", type=limit(f"max_{name}", int), metavar="JOBS", help=more)
+            add(f"--max-{name}", type=int, metavar="JOBS", help=more)
         add("--json", action="store_true", help="all of it as JSON")
         add("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
@@ -81,7 +69,10 @@ class Command(TeachingCommand):
             raise CommandError(one_line(error, 1000), returncode=EXIT_UNKNOWN) from error
         require_alias(using)
         names = ("max_age", "max_backlog", "max_dead")
-        limits = Limits(**{name: options[name] for name in names})
+        try:
+            limits = Limits(**{name: options[name] for name in names})
+        except ValueError as error:
+            raise InvalidArgument(f"--{error}".replace("_", "-")) from error
         for alias in {using, database or log_alias(Event)}:
             set_timeouts(alias)
         try:
