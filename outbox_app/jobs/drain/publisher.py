@@ -71,9 +71,7 @@ class Publisher(BrokerConnection):
         outcome.seconds = time.monotonic() - started
         return outcome
 
-    def send_events(
-        self, outcome: PublishResult, keep_alive: Callable[[], object] = unbounded
-    ) -> None:
+    def send_events(self, outcome: PublishResult, keep_alive: Callable[[], object]) -> None:
         """Send the events of Celery's monitors for what was accepted, once its rows are settled."""
         wanted = [item for item in outcome.prepared if item.message.sent_event]
         for item in outcome.taken(wanted) if wanted else []:
