@@ -33,13 +33,9 @@ class RowRange:
         return self.first is None and self.before is None
 
     def rows(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        if self.first is not None:
-            rows = rows.filter(**{f"{self.column}__gte": self.first})
-        if self.before is not None:
-            rows = rows.filter(**{f"{self.column}__lt": self.before})
-        if self.last is not None:
-            rows = rows.filter(**{f"{self.column}__lte": self.last})
-        return rows
+        bounds = {"gte": self.first, "lt": self.before, "lte": self.last}
+        known = {f"{self.column}__{name}": v for name, v in bounds.items() if v is not None}
+        return rows.filter(**known)
 
 
 def row_range(table: QuerySet[Any], *, column: str = "id", before: int | None = None) -> RowRange:
