@@ -211,11 +211,12 @@ class OutboxAdmin(DatabaseAdmin):
         row = super().get_object(request, object_id, from_field)
         if row:
             escaped_copy(row)
+            self.measure([row])
             row.may_be_seen = request.user.has_perm(f"outbox_app.{self.payload_permission}")
         return row
 
     def measure(self, rows: list[Any]) -> None:
-        """Add to the rows of a list what its columns show besides those of the table."""
+        """Add to rows what a list or a page shows besides the columns of the table."""
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return EscapedChangeList

@@ -200,12 +200,6 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             # A name that is not shown as it is can only have been written by hand.
             row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        row = super().get_object(request, object_id, from_field)
-        if row:
-            self.measure([row])
-        return row
-
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
         context["in_flight"] = _in_flight(request)
         context["table"] = self._cursors(context["original"].lag.cursors)
