@@ -450,6 +450,19 @@ def test_what_commands_get_after_an_erasure(alias, command, account, ask):
     assert command("verify")[0] == 0
 
 
+def test_a_command_that_comes_during_an_erasure_is_kept(alias, account, ask, monkeypatch):
+    end = operations._end
+
+    def ended(*args, **options):
+        last = end(*args, **options)
+        ask("open", {"owner": "bob"})
+        return last
+
+    monkeypatch.setattr(operations, "_end", ended)
+    assert erase(Account, "a", reason="why", using=alias) == 1
+    assert content(alias)[2][4]["owner"] == "bob"
+
+
 def test_a_rejected_creation_is_erased_too(alias, command, ask):
     ask("open", {"owner": "ann"}, id="b")
     ask("refuse_to_open", id="a")

@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
@@ -146,6 +147,7 @@ def test_on_error_park_sets_the_stream_aside(alias, published, run, status):
     [
         (StatusOf, {"model": None}, "model must be the concrete model"),
         (StatusOf, {"model": Event.__mro__[1]}, "model must be the concrete model"),
+        (StatusOf, {"model": User}, "more than one table"),
         (StatusOf, {"model": Numbered}, "primary_key=True"),
         (Projection, {"model": Status}, r"write apply\(self, event, row\)"),
         (StatusOf, {"push": True, "inline": True}, "push or inline, not both"),

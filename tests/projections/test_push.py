@@ -44,7 +44,7 @@ def hold(point, thread_name):
 
 
 def test_a_row_is_fresh_right_after_the_commit(alias, published, run, status):
-    declare(StatusOf, "status", push=True)
+    declare(StatusOf, "status", push=True, logs=[Event])
     with transaction.atomic(using=alias):
         published("a", "b", "a")
         published("a")
