@@ -21,7 +21,7 @@ from .database import columns_of, conformed, connect
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import File, read_batches, read_checked
-from .schema import arrow_schema, quoted
+from .schema import arrow_schema, ddl, quoted
 from .store import Store
 
 if TYPE_CHECKING:
@@ -84,16 +84,13 @@ def read(
         end=plan.end.text,
         lowest=str(plan.lowest or ""),
     )
-    rest = frame(session, behind, schema)
-    arrow_schema(rest.schema, columns_of(options))  # Spark would read nulls
+    rest, columns = frame(session, behind, schema), columns_of(options)
+    arrow_schema(rest.schema, columns)  # Spark would read nulls
     names = [f"{_address(table.store.folder)}/{file.name}" for file in table.files()]
     if not names:
         return rest
+    files = session.read.schema(ddl(columns)).options(**_STRICT).parquet(*names)
     only, params = options.only.sql()
-    columns = type(rest.schema)(list(rest.schema))
-    for name in ("topic", "type") if only else ():
-        columns = columns if name in columns.names else columns.add(name, "string")
-    files = session.read.schema(columns).options(**_STRICT).parquet(*names)
     if only:
         wanted = only.replace("%s", "?")
         files = session.sql(f"SELECT * FROM {{files}} WHERE {wanted}", params, files=files)
