@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 COLUMNS = tuple(name for name in ALL if name not in ("txid", "slice"))
 #: And of a version of an entity, behind these.
 ANSWER = ("command_id", "rejected", "response", "state")
-_ARROW = arrow_types(some(*COLUMNS))
-_VERSIONS = arrow_types(some(*COLUMNS, *ANSWER))
 
 Row = tuple[Any, ...]
 
@@ -57,13 +55,11 @@ class Plan:
     @classmethod
     def make(cls, options: Options, only: EventFilter) -> Plan:
         """Plan for what is committed by now. Raises ``ArchiveRefused``, ``ReadRefused``."""
-        options = replace(options, topics="", types="", start="", end="")
         parts, end, lowest, _ = planned(options)
         with closing(connect(options)) as database:
-            is_versions = database.schema().keys() >= set(ANSWER)
+            answer = ANSWER if database.schema().keys() >= set(ANSWER) else ()
             lowest = lowest or Offsets(database).lowest(part.conditions for part in parts)
-        schema = _VERSIONS if is_versions else _ARROW
-        return cls(options, only, schema, parts, end, lowest)
+        return cls(options, only, arrow_types(some(*COLUMNS, *answer)), parts, end, lowest)
 
     def rows(self, part: Part) -> Iterator[Row]:
         if part.files:
@@ -110,7 +106,7 @@ def fold(session: SparkSession, plan: Plan, make: Callable[[], Any]) -> RDD[Any]
 
 def beginning_missing(session: SparkSession, options: Options) -> str | None:
     """Return a stream whose first event is neither in the archive nor in the log; None: none is."""
-    log = replace(options, topics="", types="", start="", end="", push_filters=False, archive="")
+    log = replace(options, archive="")
     # Heads first: what was committed before the events are looked for must be among them.
     known = frame(session, replace(log, read="heads")).select("stream").persist()
     try:

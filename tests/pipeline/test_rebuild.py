@@ -16,7 +16,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.models.collation import compare_bytes
 from outbox_app.pipeline.archiver import Archiver
-from outbox_app.pipeline.driver.rebuild import Source, log_of
+from outbox_app.pipeline.driver.rebuild import SparkRebuild, log_of
 from outbox_app.pipeline.driver.rebuild_fold import ViewFold
 from outbox_app.pipeline.folding import Plan
 from outbox_app.projections.rebuild import rebuild
@@ -78,7 +78,7 @@ def test_events_are_those_of_the_log(alias, options, settings, use_tz):
         publish_many([NewEvent("ä", "made", {"list": [1.5, None, "\u2028"]}, {"by": "ü"})])
     reader = LogReader(Event, using=alias)
     logged, _ = reader.read(reader.window.start(0), 1000)
-    fold = ViewFold(ProjectionTable(declare(StatusOf, "status")(), using=alias), "outbox_event")
+    fold = ViewFold(ProjectionTable(declare(StatusOf, "status")(), using=alias))
     plan = Plan.make(options, EventFilter())
     events = [fold._event(row) for part in plan.parts for row in plan.rows(part)]
     assert sorted(events, key=lambda each: each.id) == logged
@@ -252,15 +252,15 @@ class TestArchive:
         archive = archived(0.5)
         work(alias, 5, seed=1)
         run("spark_sold")
-        right, fold, planned = rows(alias, "spark_sold"), Source.fold, []
+        right, fold, planned = rows(alias, "spark_sold"), SparkRebuild._fold, []
 
-        def folded(self, plan):
-            planned.append(plan)
+        def folded(self):
+            planned.append(self.plan)
             if len(planned) == 1:
                 archived()
-            return fold(self, plan)
+            return fold(self)
 
-        monkeypatch.setattr(Source, "fold", folded)
+        monkeypatch.setattr(SparkRebuild, "_fold", folded)
         lines = spark_rebuilds("spark_sold", session=spark, archive=archive)
         assert lines[2] == "folding again name=spark_sold: the log was pruned meanwhile"
         assert len(planned) == 2

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -76,82 +76,59 @@ def rebuild_on_spark(
     options: Options,
     name: str,
     *,
-    archive: str | None = None,
+    archive: str = "",
     compare_only: bool = False,
     write: Write = logger.info,
 ) -> int:
     """Rebuild a view, its rows made by Spark. Raises ``RebuildRefused``, ``RebuildFailed``."""
     log, using = log_of(name)
-    projection = rebuildable(name)
     if options.log != log._meta.db_table:
         raise RebuildRefused(
             f"Projection {name!r} reads the log {log._meta.db_table}, not {options.log}."
         )
-    source = Source(session, replace(options, archive=archive or ""), projection)
+    projection = rebuildable(name)
     with failing_as_one(name, describe=reason):
-        plan = source.plan()
+        plan = planned(session, replace(options, archive=archive), projection)
         with shadow_table(projection.model, using=using) as shadow:
-            return SparkRebuild(source, plan, shadow, compare_only=compare_only, write=write).run()
+            return SparkRebuild(
+                session, plan, projection, shadow, compare_only=compare_only, write=write
+            ).run()
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Plans, and has the tasks make the rows. They are sent names, and no password."""
+def planned(session: SparkSession, options: Options, projection: Projection) -> Plan:
+    """Plan for all events that are committed by now, in the archive or the log behind it.
 
-    session: SparkSession
-    options: Options
-    projection: Projection
+    Raises ``RebuildRefused`` where one was removed from both.
+    """
+    from ..folding import Plan, beginning_missing
 
-    def plan(self) -> Plan:
-        """Plan for all events that are committed by now, in the archive or the log behind it.
-
-        Raises ``RebuildRefused`` where one was removed from both.
-        """
-        from ..folding import Plan, beginning_missing
-
-        subscriber = self.projection.subscriber
-        plan = Plan.make(self.options, EventFilter(subscriber.topics, subscriber.types))
-        # After the plan: what is pruned between the two is found here, or by ``Plan.pruned``.
-        if not self.options.archive:
-            require_whole(self.projection)
-        elif stream := beginning_missing(self.session, self.options):
-            raise RebuildRefused(
-                f"Neither {self.options.log} nor the archive {self.options.archive} has version 1 "
-                f"of {stream!r}: events were removed that are not archived. The view knows them, "
-                "and a rebuild would not. Put them back, or leave the view."
-            )
-        return plan
-
-    def fold(self, plan: Plan) -> RDD[Any]:
-        """Return the rows, and how many events they were made of. Nothing has run yet."""
-        from ..folding import fold
-
-        projection = self.projection
-        make = ProjectionFold(
-            projection=projection.name,
-            module=type(projection).__module__,
-            using=projection.subscriber.using,
-            log=self.options.log,
-            settings=os.environ["DJANGO_SETTINGS_MODULE"],
-            path=tuple(map(os.path.abspath, sys.path)),
+    subscriber = projection.subscriber
+    plan = Plan.make(options, EventFilter(subscriber.topics, subscriber.types))
+    # After the plan: what is pruned between the two is found here, or by ``Plan.pruned``.
+    if not options.archive:
+        require_whole(projection)
+    elif stream := beginning_missing(session, options):
+        raise RebuildRefused(
+            f"Neither {options.log} nor the archive {options.archive} has version 1 of "
+            f"{stream!r}: events were removed that are not archived. The view knows them, and a "
+            "rebuild would not. Put them back, or leave the view."
         )
-        return fold(self.session, plan, make)
+    return plan
 
 
 class SparkRebuild(Rebuild):
     def __init__(
         self,
-        source: Source,
+        session: SparkSession,
         plan: Plan,
+        projection: Projection,
         shadow: type[models.Model],
         *,
         compare_only: bool,
         write: Write,
     ) -> None:
-        super().__init__(source.projection, shadow, write=write)
-        self.source = source
-        self.plan = plan
-        self.compare_only = compare_only
+        super().__init__(projection, shadow, write=write)
+        self.session, self.plan, self.compare_only = session, plan, compare_only
 
     def fill(self) -> list[WindowState]:
         """Load what Spark makes of all events up to an offset, and catch up from there."""
@@ -174,9 +151,8 @@ class SparkRebuild(Rebuild):
         from pyspark import StorageLevel
 
         for _ in range(PLANS):
-            parts = len(self.plan.parts)
-            self.write(f"folding name={self.name} parts={parts}")
-            folded = self.source.fold(self.plan).persist(StorageLevel.DISK_ONLY)
+            self.write(f"folding name={self.name} parts={len(self.plan.parts)}")
+            folded = self._fold().persist(StorageLevel.DISK_ONLY)
             try:
                 events = int(folded.map(lambda each: each if isinstance(each, int) else 0).sum())
                 if not self.plan.pruned():
@@ -185,11 +161,27 @@ class SparkRebuild(Rebuild):
             finally:
                 folded.unpersist()
             self.write(f"folding again name={self.name}: the log was pruned meanwhile")
-            self.plan = self.source.plan()
+            self.plan = planned(self.session, self.plan.options, self.projection)
         raise PipelineError(
-            f"{self.source.options.log} was pruned {PLANS} times while it was read. Stop "
+            f"{self.plan.options.log} was pruned {PLANS} times while it was read. Stop "
             "outbox_prune until the view is rebuilt."
         )
+
+    def _fold(self) -> RDD[Any]:
+        """Return the rows, and how many events they were made of. Nothing has run yet.
+
+        Tasks are sent names, and no password.
+        """
+        from ..folding import fold
+
+        make = ProjectionFold(
+            projection=self.name,
+            module=type(self.projection).__module__,
+            using=self.using,
+            settings=os.environ["DJANGO_SETTINGS_MODULE"],
+            path=tuple(map(os.path.abspath, sys.path)),
+        )
+        return fold(self.session, self.plan, make)
 
     def _load(self, folded: RDD[Any], events: int) -> None:
         results = folded.toLocalIterator(prefetchPartitions=True)

@@ -32,8 +32,6 @@ class ProjectionFold:
     #: Where it is declared.
     module: str
     using: str
-    #: Table of the log.
-    log: str
     #: DJANGO_SETTINGS_MODULE.
     settings: str
     #: Where the driver finds modules; elsewhere the project has to be installed.
@@ -53,7 +51,7 @@ class ProjectionFold:
 
             projection: Any = subscriber_named(self.projection).handle
             assert isinstance(projection, Projection)
-            return ViewFold(ProjectionTable(projection, using=self.using), self.log)
+            return ViewFold(ProjectionTable(projection, using=self.using))
         except Exception as error:
             raise PipelineError(
                 f"A task of Spark cannot load projection {self.projection!r} of {self.module} with "
@@ -65,7 +63,7 @@ class ProjectionFold:
 class ViewFold:
     """Folds events into rows. A row is given out as the values of its columns."""
 
-    def __init__(self, view: ProjectionTable, log: str) -> None:
+    def __init__(self, view: ProjectionTable) -> None:
         from django.db import connections
 
         from ...eventlog.record import record_of
@@ -76,7 +74,8 @@ class ViewFold:
         #: Else the stream is the key, which can be told without reading the data.
         self.own_key = type(view.projection).key is not Projection.key
         self.view = view
-        self.log = log
+        [log] = view.projection.subscriber.logs
+        self.log = log._meta.db_table
         self.rows: dict[Any, Any] = {}
         self.events = 0
         self.columns = columns(view.model)
