@@ -17,10 +17,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.mark.parametrize("place", ["now", "position", "time"])
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_it_is_refused(alias, published, run, seen_by, place, partitions, cursors):
-    seen = seen_by("all", partitions=partitions)
+    seen, _ = seen_by("all", partitions=partitions), seen_by("other")
     published(*"ab")
     run("all")
     published(*"cdefg")
+    run("other")
     before = cursors()
     event = Event.objects.using(alias).order_by("id")[6]
     there = {"now": "now", "position": event.pk, "time": event.recorded_at}[place]
