@@ -24,7 +24,7 @@ from django.db.models import Exists, OuterRef
 from ..conf import outbox_settings
 from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
-from ..eventlog.state import WindowState
+from ..eventlog.state import PostgresState, WindowState
 from ..exceptions import RebuildFailed, RebuildRefused
 from ..failpoints import failpoint
 from ..models import Cursor, Gap, ParkedStream, StreamHead, Subscription
@@ -190,14 +190,16 @@ class Rebuild:
         for index, reader in enumerate(self.readers):
             more = True
             while more:
-                found, page = self.ask(reader.read, states[index], self.limit)
+                before = states[index]
+                found, page = self.ask(reader.read, before, self.limit)
                 with transaction.atomic(using=self.using):
                     self.view.apply([PendingEvent(event) for event in found])
                 failpoint("rebuild_page")
-                states[index], more = page.state, page.more
+                states[index] = page.state
+                more = page.more and not _is_whole_window(before, page.state)
                 self.positions[index] = max(self.positions[index], page.position)
-                before, self.replayed = self.replayed, self.replayed + len(found)
-                if before // PROGRESS_EVENTS < self.replayed // PROGRESS_EVENTS:
+                count, self.replayed = self.replayed, self.replayed + len(found)
+                if count // PROGRESS_EVENTS < self.replayed // PROGRESS_EVENTS:
                     self.write(f"replaying name={self.name} events={self.replayed}")
         return states
 
@@ -249,6 +251,14 @@ class Rebuild:
         for reader in self.readers:
             reader.close()
         connections[self.using].close()
+
+
+def _is_whole_window(before: Any, after: Any) -> bool:
+    """Say whether a page was all that had been committed when it was read, on PostgreSQL.
+
+    There the next one has events as long as others write: the takeover would never end.
+    """
+    return isinstance(before, PostgresState) and not (before.hi or after.hi)
 
 
 @contextmanager

@@ -111,6 +111,24 @@ def test_a_subscription_that_never_ran(alias, run, sold):
     assert Cursor.objects.using(alias).count() == 3
 
 
+@on("postgres", "mariadb")
+def test_it_ends_though_there_are_always_more_events(alias, run, sold, in_thread):
+    declare(SoldOf, "sold")
+    sell(alias, 2)
+    pages = []
+
+    def write():
+        pages.append(1)
+        if len(pages) < 50:
+            in_thread(lambda: sell(alias, 1, seed=len(pages))).join(patience())
+
+    set_failpoint("rebuild_page", write)
+    rebuild("sold")
+    assert len(pages) < 10
+    run("sold")
+    assert sold() == expected_sold(alias)
+
+
 @pytest.mark.parametrize("kind", ["counted", "pushed", "inline"])
 def test_while_writers_write_and_the_subscription_runs(alias, run, sold, status, in_thread, kind):
     """Two rebuilds, one after the other, in the midst of it all."""
