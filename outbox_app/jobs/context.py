@@ -1,4 +1,7 @@
-"""A value for the time of a block: by thread and greenlet, as these stage side by side."""
+"""A value for the time of a block, in a context variable.
+
+Threads and greenlets stage side by side: what holds for one of them holds for no other.
+"""
 
 from __future__ import annotations
 
