@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from io import StringIO
+from unittest.mock import Mock
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -23,6 +24,7 @@ from outbox_app.exceptions import (
     DamagedEntity,
     EntityContended,
     InvalidArgument,
+    OutcomeUnknown,
     UnknownEntity,
 )
 from outbox_app.failpoints import set_failpoint
@@ -408,6 +410,13 @@ def test_an_import_that_is_broken_off_goes_on(alias, command, tmp_path):
         "executed=2 replayed=2 rejected=0 failed=0"
         in command("import", str(file), "--type", TYPE)[1]
     )
+
+
+@pytest.mark.parametrize("error", [OperationalError, OutcomeUnknown])
+def test_an_import_ends_where_the_database_is_away(alias, monkeypatch, error):
+    monkeypatch.setattr(Account, "execute", Mock(side_effect=error("gone")))
+    with pytest.raises(error):
+        operations.import_commands(["{}"], default=Account, using=alias, write=print)
 
 
 def content(alias, id="a"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connection, connections
 
 from outbox_app.door import client
 from outbox_app.exceptions import InvalidArgument, InvalidPeer, PeerUnavailable
@@ -274,3 +276,13 @@ def test_the_list_follows_the_settings(calls: Any, fleet: Any) -> None:
     assert len(servers("one")) == 1
     fleet(SERVERS={"one": URLS[:2]})
     eventually(lambda: len(servers("one")) == 2)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_coroutine_leaves_no_connection_in_its_thread(monkeypatch: Any) -> None:
+    def execute(self: Any) -> Any:
+        connection.ensure_connection()
+        return connections["default"]
+
+    monkeypatch.setattr(cluster.Service, "execute", execute)
+    assert asyncio.run(service("shop").aexecute()).connection is None
