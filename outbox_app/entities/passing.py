@@ -80,23 +80,16 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
         )
         if status != 200 or len(said) != len(calls):
             raise PeerError(f"The answer is {status}.")
-        answers = [None if each is None else _outcome(*each) for each in said]
+        for call, each in zip(calls, said, strict=True):
+            if each is not None:
+                response, version, no, replayed = each
+                call.answer = Outcome(response, version, no and Rejection(*no), replayed)
     except Exception as error:  # after any error the commands can be executed here
         topology.avoid(leader, len(calls), error)
-        return
-    for call, answer in zip(calls, answers, strict=True):
-        call.answer = answer or call.answer
-
-
-def _outcome(response: Any, version: int, no: Any, replayed: bool) -> Outcome:
-    return Outcome(response, version, no and Rejection(*no), replayed)
 
 
 def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[Any]:
-    """Execute what another server has passed on; None for what it has to do itself.
-
-    That finds the answers for which there is no room.
-    """
+    """Execute what another server has passed on; None for what it has to do, or find, itself."""
     from .queue import Key, queues  # which imports this
 
     using = log_alias(entity.versions)
