@@ -9,6 +9,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from outbox_app import subscriber
+from outbox_app.entities.verification import verify
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.testing import run_subscribers
 from tests.entities.models import Account, AccountVersion
@@ -56,3 +57,4 @@ def test_tombstones_seal_versions(alias, account, ask, settings):
     assert sealed.filter(rejected=False, state__isnull=True).count() == 3
     assert ask("withdraw", {"amount": 1}).version == 2
     assert Account.history("a", using=alias).count() == 2
+    assert verify(Account, repair=False, using=alias, write=print) == 0
