@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from outbox_app.exceptions import InvalidArgument, NotMigrated
+from outbox_app.exceptions import Contradiction, InvalidArgument, NotMigrated
 from outbox_app.models import DatabaseNow, Incident, PreparedEvent
 from outbox_app.prepared import operations, prepared
 from outbox_app.prepared import sender as senders
@@ -243,7 +243,7 @@ def test_a_late_confirm_against_a_person_is_a_contradiction(
         senders.fence(event)
     rows = operations.selected(using=alias, ids=[event.event_id])
     assert operations.decide(rows, State.CANCELLED, by="ann", reason="guessed") == (1, [])
-    with pytest.raises(senders.Contradiction):
+    with pytest.raises(Contradiction):
         senders.confirm(event)
     [incident] = Incident.objects.using(alias)
     assert (incident.kind, "by ann; call says confirmed" in incident.detail) == (
