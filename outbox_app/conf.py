@@ -211,6 +211,5 @@ def fleet_settings() -> FleetSettings:
 
 
 @receiver(setting_changed, dispatch_uid="outbox_app.conf")
-def _clear_cache(*, setting: str, **kwargs: Any) -> None:
-    if setting == "OUTBOX":
-        outbox_settings.cache_clear()
+def _clear_cache(**kwargs: Any) -> None:
+    outbox_settings.cache_clear()

@@ -70,8 +70,6 @@ class ProjectionTable:
         keyed = [(self.key(each.event), each) for each in pending]
         if keyed and self.projection.versioned and pending[0].previous is None:
             keyed = self._not_applied(keyed)
-        if not keyed:
-            return
         keys = sorted({key for key, _ in keyed})
         # The row of a stream that begins is not there: at REPEATABLE READ a lock would be one on
         # the gap in which other writers insert theirs.
@@ -128,9 +126,7 @@ class ProjectionTable:
             # One parameter, which costs less than many.
             name = connections[self.using].ops.quote_name(str(self.pk.column))
             rows = self.rows.extra(where=[f"{name} = ANY(%s::{array})"], params=[keys])
-        rows = rows.order_by("pk")
-        if connections[self.using].features.has_select_for_update:
-            rows = rows.select_for_update()
+        rows = rows.order_by("pk").select_for_update()  # which SQLite ignores
         found: Rows = {}
         asked = set(keys)
         for values in rows.values_list(*self.columns):

@@ -90,8 +90,7 @@ class TimeWindow(Window[TimeState]):
         # With a condition what it leaves out is passed as well, or it would be read for ever: up to
         # the last row that is there. A replica may be behind, where a time would pass what is not.
         newest = self._newest() if condition and not state.until else ("", 0)
-        until = state.until or newest[0]
-        bound = f"'{until}'" if until else self._bound()
+        bound = f"'{state.until}'" if state.until else self._bound()
         rows = self.run(
             f"SELECT {self.text.format('recorded_at')} AS at_text, id AS position, "
             f"{', '.join(columns)} FROM {self.source} WHERE {self.unread(state)} "
