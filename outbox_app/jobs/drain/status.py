@@ -149,8 +149,7 @@ def oldest_seconds(apps: list[str], *, using: str) -> float:
     times = rows.filter(id__in=first).annotate(
         since=Coalesce("available_at", "staged_at"), now=DatabaseNow()
     )
-    known = times.filter(since__isnull=False)  # but for what was edited by hand
-    oldest = known.order_by("since").values_list("since", "now").first()
+    oldest = times.order_by("since").values_list("since", "now").first()
     return max(0.0, (oldest[1] - oldest[0]).total_seconds()) if oldest else 0.0
 
 
