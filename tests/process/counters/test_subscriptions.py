@@ -90,7 +90,9 @@ def test_cursors_that_cannot_be_read(alias, partitions):
     control.replay("damaged", "beginning", using=alias)
     Cursor.objects.using(alias).update(state="nonsense")
     Runner([subscriber_named("damaged")]).run(once=True)
-    assert found(alias) == {"failed damaged": partitions}
+    counted = found(alias)
+    assert counted.keys() == {"failed damaged"}
+    assert counted["failed damaged"] >= partitions  # more, where the turn takes longer than a pause
 
 
 def test_events_that_set_their_stream_aside(alias, settings):
