@@ -15,13 +15,13 @@ the same statistics are the same bytes. Or as rows into a table, which is given 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
 
+from pyarrow import parquet
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -171,21 +171,16 @@ def read_once(events: DataFrame) -> Iterator[DataFrame]:
 def write_statistics(frame: DataFrame, folder: str | os.PathLike[str]) -> Path:
     """Write the statistics as one Parquet file, in place of the one that is there.
 
-    It is written beside and renamed. A run that is killed leaves the old file or the new one, and
-    what it left beside is removed by the next run.
+    The driver writes it, as executors may have other disks: beside, then renamed. A run that is
+    killed leaves the old file or the new one, and the next run writes over what it left beside.
     """
     target = Path(folder).resolve()
     target.mkdir(parents=True, exist_ok=True)
     beside = target / f"_{FILE}.new"  # readers pass over names that begin so
-    one = frame.select(*COLUMNS).repartition(1)
-    try:
-        one.sortWithinPartitions("name", "dimension", "label", "minute", "source").write.parquet(
-            f"file://{beside}", mode="overwrite"
-        )
-        [part] = beside.glob("part-*.parquet")
-        os.replace(part, target / FILE)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    order = ("name", "dimension", "label", "minute", "source")
+    # Without Arrow's schema, which has the time zone of the session.
+    parquet.write_table(frame.select(*COLUMNS).orderBy(*order).toArrow(), beside, store_schema=False)
+    os.replace(beside, target / FILE)
     return target / FILE
 
 
