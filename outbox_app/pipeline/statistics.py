@@ -177,9 +177,9 @@ def write_statistics(frame: DataFrame, folder: str | os.PathLike[str]) -> Path:
     target = Path(folder).resolve()
     target.mkdir(parents=True, exist_ok=True)
     beside = target / f"_{FILE}.new"  # readers pass over names that begin so
-    order = ("name", "dimension", "label", "minute", "source")
+    rows = frame.select(*COLUMNS).orderBy("name", "dimension", "label", "minute", "source")
     # Without Arrow's schema, which has the time zone of the session.
-    parquet.write_table(frame.select(*COLUMNS).orderBy(*order).toArrow(), beside, store_schema=False)
+    parquet.write_table(rows.toArrow(), beside, store_schema=False)
     os.replace(beside, target / FILE)
     return target / FILE
 
