@@ -209,8 +209,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if (alias := _alias(item)) and alias not in django_settings.DATABASES:
-        _missing(VARIABLES[alias])
+    mark = item.get_closest_marker("django_db")
+    named = mark.kwargs.get("databases", ()) if mark else ()
+    callspec = getattr(item, "callspec", None)
+    texts = [p for p in (callspec.params.values() if callspec else ()) if isinstance(p, str)]
+    for alias in VARIABLES.keys() - django_settings.DATABASES.keys():
+        if alias in named or alias in texts:
+            _missing(VARIABLES[alias])
 
 
 def _alias(item: Any) -> str | None:

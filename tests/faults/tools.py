@@ -29,6 +29,7 @@ from outbox_app import stage_many
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
 from tests import emptying, forking
+from tests.conftest import VARIABLES, _missing
 from tests.patience import SECONDS, eventually, patience
 from tests.servers import processes
 
@@ -52,6 +53,8 @@ def alias_for(url: str) -> Iterator[str]:
     alias = f"private_{uuid4().hex[:8]}"
     parts = urlsplit(url)
     like = {"postgres": "postgres", "mysql": "mariadb"}[parts.scheme]
+    if like not in connections.settings:
+        _missing(VARIABLES[like])
     connections.settings[alias] = {
         **deepcopy(connections.settings[like]),
         "NAME": parts.path.lstrip("/"),
