@@ -12,7 +12,7 @@ import pytest
 
 from outbox_app.models import Incident, Process, StagedJob
 
-from .tools import assert_handed_back, drain, eventually, listeners, on
+from .tools import assert_handed_back, drain, eventually, is_quiet, listeners, on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -88,7 +88,7 @@ def test_sigterm_before_it_is_noticed(
     process = start_drainer(
         alias, make_named_app(redis_url), command=command, outbox=options, **variables
     )
-    eventually(lambda: listeners(alias), "it has nothing to do")
+    eventually(lambda: listeners(alias) and is_quiet(alias), "it has nothing to do")
     link.mode = "blackhole"
     assert process.stop() == 0
     assert Process.objects.using(alias).exists()

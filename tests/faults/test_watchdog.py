@@ -80,10 +80,10 @@ def test_a_replica_is_cut_too(behind_a_proxy):
 @pytest.mark.django_db
 def test_connecting_to_a_replica_is_bounded(alias, monkeypatch):
     options = {**connections[alias].settings_dict["OPTIONS"]}
+    options.pop("connect_timeout", None)  # as a command of another test has left it
     monkeypatch.setitem(connections[alias].settings_dict, "OPTIONS", options)
     monkeypatch.setattr(Runner, "run", lambda runner, once: 0)
     subscriber("late", by_time=True, on_gap="park", read_from=alias)(print)
-    assert "connect_timeout" not in options
     run_here([subscriber_named("late")], once=True, listen=lambda stop: None)
     assert options["connect_timeout"] == 10
 

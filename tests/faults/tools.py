@@ -183,6 +183,16 @@ def listeners(using: str) -> int:
     return count
 
 
+def is_quiet(using: str) -> bool:
+    """Whether no other session has begun or ended a statement just now, on PostgreSQL."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            "SELECT max(state_change) < clock_timestamp() - interval '0.3 s' FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return bool(cursor.fetchone()[0])
+
+
 def drain(using: str, **options: Any) -> Any:
     """Drain here what is there. Returns the tally."""
     return Drain(using=using, **options).run(once=True)
