@@ -94,9 +94,7 @@ def same_ids(events: DataFrame) -> DataFrame:
 
 
 def settled(found: DataFrame, events: DataFrame, rows: DataFrame) -> DataFrame:
-    """Return what was found, and of what ``same_ids(events)`` and ``versions(rows)`` suspected
-    that which is so.
-    """
+    """Return what ``same_ids(events)`` and ``versions(rows)`` found, their suspicions settled."""
     suspected = found.where(F.col("kind") == "duplicate_id").selectExpr("position as block")
     ids = events.withColumn("block", F.expr(_BLOCK)).join(suspected, "block", "left_semi")
     ids = ids.groupBy("id").agg(F.count(F.lit(1)).alias("number"))

@@ -298,18 +298,16 @@ class TestTheFile:
         ).fetchall()
         assert (count, total) == (len(result), len(EVENTS))
 
-    def test_the_driver_writes_it(self, spark, tmp_path, monkeypatch):
+    def test_the_driver_writes_it(self, spark, tmp_path):
         """Executors may be on machines with disks of their own."""
         frame = spark.createDataFrame([(LOG, START, "events", "", "", 1.0)], FRAME)
-        for name, value in (("impl", "executors.HaveNoFolder"), ("impl.disable.cache", "true")):
-            spark.conf.set(f"spark.hadoop.fs.file.{name}", value)
-            spark.conf.set(f"fs.file.{name}", value)
+        spark.conf.set("fs.file.impl", "executors.HaveNoFolder")
+        spark.conf.set("fs.file.impl.disable.cache", "true")
         try:
             assert pq.read_table(write_statistics(frame, tmp_path)).num_rows == 1
         finally:
-            for name in ("impl", "impl.disable.cache"):
-                spark.conf.unset(f"spark.hadoop.fs.file.{name}")
-                spark.conf.unset(f"fs.file.{name}")
+            spark.conf.unset("fs.file.impl")
+            spark.conf.unset("fs.file.impl.disable.cache")
 
     def test_twice_is_the_same(self, spark, frame, tmp_path):
         first = write_statistics(frame, tmp_path).read_bytes()
