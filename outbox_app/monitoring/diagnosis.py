@@ -258,7 +258,7 @@ def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
     age, rows, waiting = status.backlog.oldest_seconds, status.backlog.rows, status.waiting
     # Where no drainer works, that problem has been named.
     if age > LATE and not all(each.drainer.trouble for each in status.alive):
-        if not any(map(status.rate, status.alive)):  # what is delivered immediately is no sign
+        if not any(map(status.is_publishing, status.alive)):  # immediate delivery is no sign
             yield _counted("not_leaving", waiting, age=duration(age))
         elif limits.max_age is None:
             yield _counted("late", waiting, age=duration(age))

@@ -125,6 +125,11 @@ class OutboxStatus:
         """Return what a drainer has published lately, per minute."""
         return self.rates.get(str(each.drainer.pk), 0.0)
 
+    def is_publishing(self, each: DrainerStatus) -> bool:
+        """Return whether a drainer has published lately. A new one has not written a rate yet."""
+        row, minute = each.drainer, timedelta(minutes=1)
+        return bool(self.rate(each) or (row.done and row.heartbeat_at - row.started_at < minute))
+
     def as_json(self) -> dict[str, Any]:
         """Return the facts for programs. Keys are only added, from release to release."""
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -102,6 +103,16 @@ def test_jobs_that_are_late(source, severity, code):
     assert told(late, severity) == [(code, "5 jobs are ready, the oldest for 7 min.")]
     assert warned(late, max_age=500) == []
     assert warned(replace(late, drainers=[])) == []
+
+
+@pytest.mark.parametrize(("minutes", "code"), [(0.5, "late"), (2, "not_leaving")])
+def test_a_new_drainer_publishes_before_it_writes_a_rate(minutes, code):
+    started = datetime(2026, 1, 1, tzinfo=UTC)
+    row = Process(pid=7, done=3, started_at=started, lease_seconds=10,
+                  heartbeat_at=started + timedelta(minutes=minutes))  # fmt: skip
+    new = DrainerStatus(row, list(range(128)), 1)
+    late = replace(FINE, drainers=[new], backlog=Backlog(rows=5, oldest_seconds=420))
+    assert [each.code for each in problems(late)] == [code]
 
 
 def test_details_name_names_and_texts_do_not():
