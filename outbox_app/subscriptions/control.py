@@ -38,7 +38,7 @@ from ..process.lock_wait import atomic_with_lock_wait
 from ..text import get_logger
 from ..transactions import own_connection
 from .lag import served
-from .repartition import adopt_partitions, states_of
+from .repartition import adopt_partitions, replace_cursors, states_of
 from .start_point import Move, StartPoint, position_of
 from .subscriber import Subscriber, all_subscribers, subscriber_named
 
@@ -174,11 +174,13 @@ def _plan_log(
     with own_connection(reader.using, seconds=LOCK_SECONDS), closing(reader):
         state = reader.window.move(after, states_of(reader, by_part.values()))
         [(last,)] = reader.run(f"SELECT max(id) FROM {reader.window.source}", [])
-        for part in range(row.partitions):
+        # A log may have been left out when the number was changed.
+        number = max((each.partitions for each in by_part.values()), default=row.partitions)
+        for part in range(number):
             cursor = by_part.get(part)
             if cursor is None and not begins:
                 continue  # it would begin behind what there is
-            only = EventFilter(reads.get("topics"), reads.get("types"), row.partitions, part)
+            only = EventFilter(reads.get("topics"), reads.get("types"), number, part)
             wanted, params = only.sql()
             passed += reader.run(
                 f"SELECT id, type, stream FROM {reader.window.source} WHERE "
@@ -214,6 +216,8 @@ def _move(row: Subscription, move: Move, using: str) -> None:
         "counted": None,
     }
     cursors = Cursor.objects.using(using).filter(subscription=row.name, log=move.table)
+    if other := list(cursors.exclude(partitions=row.partitions).order_by("partition")):
+        replace_cursors(other, [(move.state, values["position"])] * row.partitions)
     cursors.move(**values)
     begun = set(cursors.values_list("partition", flat=True))
     Cursor.objects.using(using).bulk_create(

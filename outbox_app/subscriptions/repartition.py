@@ -65,7 +65,7 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
                 reader, end = readers.get(table), ends.get(table, "")
                 places = _places(subscriber, parts, reader, end)
                 if places:
-                    _replace(list(parts.values()), places)
+                    replace_cursors(list(parts.values()), places)
             for parked in ParkedStream.objects.using(using).filter(subscription=name):
                 parked.partition = slice_of(parked.stream) % wanted
                 parked.save(using=using, update_fields=["partition"])
@@ -113,7 +113,7 @@ def _places(
     return [(end, max(cursor.position for cursor in parts.values()))] * wanted
 
 
-def _replace(old: list[Cursor], places: list[tuple[str, int]]) -> None:
+def replace_cursors(old: list[Cursor], places: list[tuple[str, int]]) -> None:
     """Write the cursors of one log; the first has the count of all that were handled.
 
     What a person has decided of an event that fails goes with the event. Those that get streams of

@@ -244,3 +244,33 @@ def test_a_log_that_was_left_out_when_the_number_was_changed(alias, published, r
     published(*STREAMS, log=Ledger)
     run("counted")
     assert handled(alias) == Counter({(s, v): 1 for s in STREAMS for v in (1, 2, 3)})
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_replay_of_a_log_that_was_left_out(alias, published, run, declare, before, after):
+    """It brings the number; what it passes over is known by the cursors that there were."""
+    both = {"logs": [Event, Ledger]}
+    declare(before, **both)
+    published(*STREAMS, log=Ledger)
+    run("counted")
+    in_ledger = Cursor.objects.using(alias).filter(log=Ledger._meta.db_table).order_by("partition")
+    behind = in_ledger.last()
+    published(*STREAMS, log=Ledger)
+    run("counted")
+    in_ledger.filter(pk=behind.pk).update(state=behind.state)
+    missed = [each for each in STREAMS if slice_of(each) % before == behind.partition]
+    declare(after)
+    assert control.repartition("counted") == (before, after)
+    declare(after, **both)
+    *_, move = control.plan("counted", "now")
+    assert [(log, stream) for _, log, stream in move.passed] == [("made", s) for s in missed]
+    control.replay("counted", "now", skip_ahead=True, by="Ada", reason="old")
+    assert [(each.partition, each.partitions) for each in in_ledger] == [
+        (part, after) for part in range(after)
+    ]
+    assert sum(each.handled for each in in_ledger) == 2 * len(STREAMS)
+    published(*STREAMS, log=Ledger)
+    run("counted")
+    assert {each for each, count in handled(alias).items() if each[1] == 3 and count == 1} == {
+        (stream, 3) for stream in STREAMS
+    }
