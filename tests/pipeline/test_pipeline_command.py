@@ -158,6 +158,18 @@ def test_statistics_into_a_file_and_into_the_table(
     assert Statistic.objects.using(alias).count() == len(rows)
 
 
+def test_statistics_of_times_without_a_zone_have_the_minutes_of_the_events(
+    alias: str, call: Call, events: list[Event], settings: Any
+) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
+    call("statistics", "--table")
+    times = Event.objects.using(alias).values_list("recorded_at", flat=True)
+    figures = Statistic.objects.using(alias).filter(name="events", dimension="")
+    assert set(figures.values_list("minute", flat=True)) == {
+        time.replace(second=0, microsecond=0) for time in times
+    }
+
+
 @on("default")
 def test_statistics_have_to_go_somewhere(call: Call) -> None:
     with pytest.raises(CommandError, match="--to DIR, --table"):

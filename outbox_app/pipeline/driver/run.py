@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 
 from ...aliases import outbox_alias
 from ...entities.operations import entity_types
@@ -48,6 +48,7 @@ from ..statistics import (
 )
 from .audit_gaps import accepted_gaps, record
 from .pipeline import Pipeline
+from .rebuild_fold import as_stored
 
 #: Audits that are made, one after the other, where the archive gets on and the log is pruned.
 PLANS = 3
@@ -170,8 +171,11 @@ def run_statistics(
         if to:
             write(f"statistics log={log} file={write_statistics(found, to)}")
         if table:
-            rows = store(rows_of(for_table(found)), log=log)
-            write(f"statistics log={log} table=outbox_statistic rows={rows}")
+            connection = connections[run.using]
+            rows = ((source, as_stored(minute, connection), *figure)
+                    for source, minute, *figure in rows_of(for_table(found)))  # fmt: skip
+            count = store(rows, log=log)
+            write(f"statistics log={log} table=outbox_statistic rows={count}")
         found.unpersist()
 
 
