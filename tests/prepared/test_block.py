@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import _state
 from django.contrib.auth.models import Group
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 
 from outbox_app.exceptions import (
     FencedOut,
@@ -163,6 +163,29 @@ def test_who_has_asked_first_has_decided(alias: str, sender: str, told: Any, sta
     with pytest.raises(DatabaseError):  # the fence has marked it for rollback
         pay([FencedOut])
     assert not Group.objects.using(sender).exists()
+
+
+def test_inside_a_transaction_no_fence_is_asked(
+    alias: str, sender: str, states: Any, monkeypatch: Any
+) -> None:
+    """An answer would wait for that transaction."""
+    asked: list[Any] = []
+    monkeypatch.setattr(senders, "_outcomes", lambda events: asked.append(events) or {})
+    with transaction.atomic(using=sender), suppress(ValueError), paid(sender):
+        raise ValueError
+    assert (asked, states()) == ([], ["prepared"])
+
+
+def test_the_blocks_own_error_is_raised_where_fences_give_no_answer(
+    alias: str, sender: str, states: Any, monkeypatch: Any
+) -> None:
+    def away(*args: Any, **options: Any) -> None:
+        raise OperationalError("away")
+
+    monkeypatch.setattr(senders, "outcomes", away)
+    with pytest.raises(ValueError, match="no money"), paid(sender):
+        raise ValueError("no money")
+    assert states() == ["prepared"]
 
 
 def test_confirmed_at_once(alias: str, sender: str, in_log: Any) -> None:

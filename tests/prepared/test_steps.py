@@ -447,6 +447,21 @@ def test_the_keepers_database_is_away(alias: str, sender: str, make: Any, monkey
         # After a commit no error is raised: the transaction would be taken for rolled back.
         with prepared("s", "t", using=sender, wait=True):
             pass
+        with transaction.atomic(using=alias):  # of the caller, and goes on
+            with pytest.raises(KeeperUnavailable):
+                cancel(event)
+            assert PreparedEvent.objects.using(alias).count() == 2
+
+
+@on("postgres", "mariadb")
+def test_a_session_of_the_keeper_that_was_lost_is_replaced(alias: str, make: Any) -> None:
+    is_postgres = connections[alias].vendor == "postgresql"
+    end = "SELECT pg_terminate_backend(pg_backend_pid())" if is_postgres else "KILL CONNECTION_ID()"
+    with pytest.raises(OperationalError), connections[alias].cursor() as cursor:
+        cursor.execute(end)
+    with pytest.raises(KeeperUnavailable):
+        make()
+    make()
 
 
 # In a test's transaction
