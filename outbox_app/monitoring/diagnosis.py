@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
+from ..aliases import outbox_alias
 from ..jobs.drain.status import DrainerStatus
 from ..models.counting import MANY, shown_count
 from ..prepared.status import PreparedStatus
@@ -45,7 +46,7 @@ CODES = {
     "no_drainer": Kind(BAD, ngettext_lazy(
         "%(count)s job waits, and no drainer is running.",
         "%(count)s jobs wait, and no drainer is running.", "n"),
-        _("Start manage.py drain_outbox.")),
+        _("Start manage.py drain_outbox%(on)s.")),
     "trouble": Kind(BAD, ngettext_lazy(
         "%(count)s job waits, and every drainer is in trouble.",
         "%(count)s jobs wait, and every drainer is in trouble.", "n"),
@@ -64,7 +65,7 @@ CODES = {
     "no_check_back": Kind(BAD, ngettext_lazy(
         "%(count)s prepared event is to be asked about, and no process asks.",
         "%(count)s prepared events are to be asked about, and no process asks.", "n"),
-        _("Start manage.py run_prepared.")),
+        _("Start manage.py run_prepared%(on)s.")),
     "max_age": Kind(
         BAD, _("The oldest ready job is %(age)s s old; the limit is %(limit)s s."),
         _("Start more drainers, or find out what slows them down.")),
@@ -94,7 +95,7 @@ CODES = {
         _("Resume it when its pause is over.")),
     "parked": Kind(WARNING, ngettext_lazy(
         "%(count)s stream is parked.", "%(count)s streams are parked.", "n"),
-        _("Correct the handler, then release the streams.")),
+        _("Correct the handler, then release the streams; those with a gap wait for it.")),
     "dead": Kind(WARNING, ngettext_lazy(
         "%(count)s job has died in the last hour.",
         "%(count)s jobs have died in the last hour.", "n"),
@@ -193,7 +194,7 @@ class Problem:
     @property
     def action(self) -> str:
         """What to do."""
-        return str(CODES[self.code].action)
+        return str(CODES[self.code].action % self.values)
 
     @property
     def detail(self) -> str:
@@ -222,7 +223,7 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
         *_of_subscriptions(status.subscriptions),
         *_of_dead(status, limits),
         *_of_transactions(status),
-        *(_of_prepared(status.prepared) if status.prepared else ()),
+        *(_of_prepared(status.prepared, _on(status)) if status.prepared else ()),
         _named("peer_clock", away),
         _named("sink", still),
         _counted("gaps", status.gaps),
@@ -244,7 +245,7 @@ def _of_drainers(status: OutboxStatus) -> Iterator[Problem]:
     troubled = [_drainer(each, each.drainer.trouble) for each in alive if each.drainer.trouble]
     if not alive:
         if status.stages:
-            yield _counted("no_drainer", status.waiting, *silent)
+            yield _counted("no_drainer", status.waiting, *silent, on=_on(status))
         return
     if status.waiting and len(troubled) == len(alive):
         yield _counted("trouble", status.waiting, *troubled)
@@ -273,7 +274,12 @@ def _of_subscriptions(lags: list[SubscriptionLag]) -> Iterator[Problem]:
     paused = [each for each in lags if each.state == "paused" and each.behind]
     yield _named("paused", [_subscription(each, f"{each.shown} events behind") for each in paused])
     parked = [each for each in lags if each.parked]
-    subjects = [_subscription(each, f"{shown_count(each.parked)} parked") for each in parked]
+    subjects = [
+        _subscription(
+            each, f"{shown_count(each.parked)} parked, open gaps: {shown_count(each.gaps)}"
+        )
+        for each in parked
+    ]
     yield _counted("parked", sum(each.parked for each in parked), *subjects)
 
 
@@ -310,12 +316,17 @@ def _of_transactions(status: OutboxStatus) -> Iterator[Problem]:
         yield Problem("snapshot", {"age": duration(status.snapshots.transactions[0].seconds or 0)})
 
 
-def _of_prepared(facts: PreparedStatus) -> Iterator[Problem]:
-    yield _counted("no_check_back", 0 if facts.processes else facts.due)
+def _of_prepared(facts: PreparedStatus, on: str) -> Iterator[Problem]:
+    yield _counted("no_check_back", 0 if facts.processes else facts.due, on=on)
     yield _counted("undecided", facts.undecided)
     silent = [Subject(each.sender, each.last_answer, each.oldest_seconds) for each in facts.silent]
     yield _named("sender_silent", silent)
     yield _counted("contradiction", facts.contradictions)
+
+
+def _on(status: OutboxStatus) -> str:
+    """Return the option of a command without which it would look at another database."""
+    return "" if status.database == outbox_alias() else f" --database {status.database}"
 
 
 def _named(code: str, subjects: list[Subject]) -> Problem:

@@ -83,6 +83,13 @@ def test_a_project_that_stages_nothing_needs_no_drainer():
     assert told(replace(nothing, stages=True)) == [("no_drainer", "No drainer is running.")]
 
 
+def test_a_command_names_the_database_that_it_would_not_look_at():
+    [problem] = problems(replace(FINE, drainers=[]))
+    assert problem.action == "Start manage.py drain_outbox."
+    [problem] = problems(replace(FINE, drainers=[], database="billing"))
+    assert problem.action == "Start manage.py drain_outbox --database billing."
+
+
 def test_shards_without_an_owner():
     owned = drainer(7, owned=range(120))
     text = "8 shards have no owner: their jobs do not leave until a drainer takes them."
@@ -159,11 +166,11 @@ def test_one_that_moves_or_is_not_meant_to_is_none(changes):
 
 def test_what_a_person_should_know_of_subscriptions():
     paused = subscription(state="paused", behind=9)
-    parked = subscription(parked=2)
+    parked = subscription(parked=2, gaps=1)
     found = problems(replace(FINE, subscriptions=[paused, parked, SUBSCRIPTION]))
     assert [(each.text, each.detail) for each in found] == [
         ("1 subscription is paused, and behind.", "stock: 9 events behind"),
-        ("2 streams are parked.", "stock: 2 parked"),
+        ("2 streams are parked.", "stock: 2 parked, open gaps: 1"),
     ]
     assert is_healthy(found)
 
