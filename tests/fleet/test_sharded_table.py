@@ -239,6 +239,28 @@ def test_what_a_split_would_break_is_refused(alias, order):
 
 @servers
 @commits
+def test_what_goes_by_a_unique_constraint(alias, order):
+    """As the how-to says it."""
+    rows = order._default_manager.using(alias)
+    made = rows.create(shop="a", number="x", place=1)
+    for operation in OPERATIONS:
+        run_operation(operation, order, alias)
+
+    def upsert(**values):
+        unique = ["id", "shop"] if alias == "postgres" else None
+        options = {"update_conflicts": True, "update_fields": ["place"], "unique_fields": unique}
+        rows.bulk_create([order(number="x", place=2, **values)], **options)
+
+    upsert(id=made.pk, shop="a")
+    with pytest.raises(IntegrityError):
+        upsert(shop="b")
+    with pytest.raises(IntegrityError):
+        rows.bulk_create([order(shop="b", number="x", place=3)], ignore_conflicts=True)
+    assert list(rows.values_list("pk", "place")) == [(made.pk, 2)]
+
+
+@servers
+@commits
 def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
     class Number(models.Model):  # noqa: DJ008
         n = models.IntegerField()
