@@ -97,9 +97,11 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         super().__init__(*args)
         self.actions = [_django_action(each) for each in self.bulk_actions]
 
-    def get_actions(self, request: HttpRequest, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        # Django 6.1 asks for those of a place. Before it there is one place, and no argument.
+        place = {"action_location": action_location} if action_location else {}
         allowed = {each.name for each in self._permitted(request)}
-        found = super().get_actions(request, *args, **kwargs).items()
+        found = super().get_actions(request, **place).items()
         return {name: action for name, action in found if name in allowed}
 
     def response_action(
