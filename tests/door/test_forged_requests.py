@@ -409,13 +409,36 @@ def test_too_large(alias: str, settings: Any, peers: Any, send: Any) -> None:
     assert nothing_is_there()
 
 
+JOB = {name: EVENT[name] for name in ("specversion", "id", "source", "type")} | {"job": True}
+
+
 def test_a_trace_that_no_database_stores() -> None:
     """Of a job it is stored as it comes, and one in a batch would keep all of it away."""
-    job = {name: EVENT[name] for name in ("specversion", "id", "source", "type")} | {"job": True}
     for state in ("a=\0", "a=\ud800"):
         with pytest.raises(MessageRefused, match="no text"):
-            prepared_fields(job | {"tracestate": state})
-    assert prepared_fields(job | {"tracestate": "a=b"})["metadata"] == {"tracestate": "a=b"}
+            prepared_fields(JOB | {"tracestate": state})
+    assert prepared_fields(JOB | {"tracestate": "a=b"})["metadata"] == {"tracestate": "a=b"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"subject": "a"},
+        {"log": "outbox_event"},
+        {"topic": "a"},
+        {"metadata": "{}"},
+        {"data": {"args": {}}},
+        {"data": {"kwargs": None}},
+        {"data": {"retries": 1}},
+        {"decideby": 1.5},
+        {"immune": True},
+    ],
+    ids=str,
+)
+def test_a_job_that_has_no_meaning(changes: dict[str, Any]) -> None:
+    with pytest.raises(MessageRefused) as refused:
+        prepared_fields(JOB | changes)
+    assert refused.value.status == 422
 
 
 def test_the_event_of_the_page(alias: str, send: Any) -> None:

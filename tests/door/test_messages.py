@@ -33,6 +33,7 @@ from outbox_app.exceptions import (
     InvalidPrepared,
     KeeperUnavailable,
     PreparedConflict,
+    PreparedError,
 )
 from outbox_app.models import Event, Fence, PreparedEvent, StagedJob
 from outbox_app.prepared import (
@@ -178,6 +179,16 @@ def test_a_contradiction(alias: str, sender: str) -> None:
         fence(event)
     with pytest.raises(Contradiction, match="is cancelled at the keeper 'shop'"):
         confirm(event)
+
+
+def test_a_keeper_that_cannot_publish_it(alias: str, sender: str, states: Any) -> None:
+    event = prepare("a", "order.paid", using=sender, to="shop")
+    PreparedEvent.objects.using(alias).update(content={"data": 1, "metadata": {}})
+    with transaction.atomic(using=sender):
+        fence(event)
+    with pytest.raises(PreparedError, match="is undecided: the keeper could not publish it"):
+        confirm(event)
+    assert states() == ["undecided"]
 
 
 def test_a_keeper_that_was_restored(alias: str, sender: str, in_log: Any) -> None:

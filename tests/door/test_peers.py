@@ -29,6 +29,8 @@ def messages(settings: Any, peers: Any) -> list[str]:
 
 def test_a_peer_that_can_work(settings: Any) -> None:
     assert messages(settings, {"billing": PEER}) == []
+    tuples = {"types": ("order.*",), "keys": (*PEER["keys"],)}
+    assert messages(settings, {"billing": PEER | tuples}) == []
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def test_a_peer_that_can_work(settings: Any) -> None:
     [
         ("alias:billing", {}, "has no name of up to 80 characters without colon"),
         ("", {}, "has no name"),
+        (5, {}, "has no name"),
         ("billing", {"direction": "up"}, "has no direction of 'sender', 'keeper', 'both'"),
         ("billing", {"adress": ""}, "has no field 'adress'; there are direction, address"),
         ("billing", {"address": "http://billing.example/"}, "has an address that is not https"),
@@ -60,7 +63,7 @@ def test_a_peer_that_can_work(settings: Any) -> None:
     ],
 )
 def test_a_peer_that_cannot_work(
-    settings: Any, name: str, changes: dict[str, Any], said: str
+    settings: Any, name: Any, changes: dict[str, Any], said: str
 ) -> None:
     [message] = messages(settings, {name: PEER | changes})
     assert f"The peer {name!r} of OUTBOX['PEERS']" in message
