@@ -112,3 +112,15 @@ def unreached(page: Page) -> list[str]:
         if not left:
             break
     return [*unseen, *page.evaluate("[...window.looks.keys()].map(each => each.outerHTML)")]
+
+
+def test_names_of_255_characters_stay_on_the_page(project: Project, page: Page) -> None:
+    names = {"task": "browser." + "t" * 247, "key": "k" * 255, "queue": "q" * 255}
+    for model, row in (("stagedjob", data.hold), ("deadjob", data.die)):
+        pk = project.ask(row, **names, task_id="i" * 255)
+        opened(page, f"/admin/outbox_app/{model}/{pk}/change/")
+        wide = page.evaluate(
+            "[...document.querySelectorAll('html, #content h2, .readonly')]"
+            ".filter(each => each.scrollWidth > innerWidth).map(each => each.className)"
+        )
+        assert wide == []
