@@ -109,6 +109,16 @@ def test_it_goes_on_where_it_ended(alias, new_log, folder):
 
 
 @database
+def test_what_is_committed_during_a_run_is_for_the_next(alias, new_log, folder, at):
+    """So a run ends, however much is written."""
+    publish_some(alias, 6)
+    at("archive_done", lambda: publish_some(alias, 3))
+    assert archive(alias, folder) == 6
+    assert archive(alias, folder) == 3
+    assert_exact(alias, folder)
+
+
+@database
 @on("postgres", "mariadb")
 def test_late_commits_come_once_and_rollbacks_never(alias, new_log, folder):
     publish_some(alias, 3)
