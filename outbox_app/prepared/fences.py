@@ -107,11 +107,9 @@ def outcomes(
             if time.monotonic() >= until:
                 break
             own = own_answer(asked[id])
-            if own == IN_PROGRESS:
-                answers[id] = IN_PROGRESS
-            elif not own and mark is not None and asked[id].prepared_at < mark + CLOCKS:
+            if not own and mark is not None and asked[id].prepared_at < mark + CLOCKS:
                 answers[id] = TOO_OLD
-            else:
+            elif own != IN_PROGRESS:
                 _insert(id, own or ROLLED_BACK, keeper, using=using)
         # What is there now stays; what is not there waits for its transaction.
         if missing:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
 from outbox_app.exceptions import FencedOut
 from outbox_app.models import DatabaseNow, Fence, Incident, PreparedEvent
@@ -131,6 +131,23 @@ def test_pauses(alias: str, make: Any, ask: Any, answering: Any) -> None:
     assert row.next_check_at == row.decide_by
 
 
+def test_each_event_has_a_pause_of_its_own(alias: str, make: Any, ask: Any, answering: Any) -> None:
+    answering(IN_PROGRESS)
+    for stream in "ab":
+        make(stream)
+    rows = PreparedEvent.objects.using(alias).annotate(now=DatabaseNow()).order_by("stream")
+    rows.filter(stream="a").update(asked=3)
+    ask()
+    for row, pause in zip(rows, (80, 10), strict=True):
+        assert 0.75 * pause < (row.next_check_at - row.now).total_seconds() < 1.25 * pause
+        assert row.answered == 1
+
+
+def test_who_asks_looks_as_often_as_is_said_and_its_leases_need(alias: str) -> None:
+    pauses = [CheckBack(using=alias, lease_seconds=10, interval=n)._pause() for n in (0.05, 60)]
+    assert pauses == [0.05, 2]
+
+
 @pytest.mark.parametrize("answer", [IN_PROGRESS, "too_old", OSError("away")])
 def test_policies(alias: str, answer: Any, make: Any, ask: Any, answering: Any) -> None:
     """Senders are asked a last time; then the policies decide."""
@@ -149,6 +166,39 @@ def test_policies(alias: str, answer: Any, make: Any, ask: Any, answering: Any) 
     ]
     assert rows.all()[0].reason == asking.UNDECIDED
     assert len(sender.asked) == 2
+
+
+def test_a_policy_decides_later_where_others_hold_locks(
+    alias: str, make: Any, ask: Any, answering: Any
+) -> None:
+    def held(*args: Any, **options: Any) -> None:
+        raise OperationalError(1205, "Lock wait timeout exceeded")
+
+    answering(IN_PROGRESS)
+    for policy in ("cancel", "ask"):
+        make(policy=policy)
+    move(alias, decide_by=PAST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper, "decide", held)
+        ask()
+    rows = PreparedEvent.objects.using(alias).order_by("id")
+    assert [row.state for row in rows] == ["prepared", "undecided"]
+    assert [row.next_check_at is None for row in rows] == [False, True]
+    rows.filter(state="prepared").update(next_check_at=DatabaseNow() + PAST)
+    ask()
+    assert [row.state for row in rows.all()] == ["cancelled", "undecided"]
+
+
+def test_a_policy_decides_nothing_that_waits_for_a_person(
+    alias: str, make: Any, ask: Any, answering: Any
+) -> None:
+    answering(IN_PROGRESS)
+    make(policy="confirm")
+    PreparedEvent.objects.using(alias).update(state="undecided", reason="edited by hand")
+    move(alias, decide_by=PAST)
+    ask()
+    row = the_row(alias)
+    assert (row.state, row.next_check_at) == ("undecided", None)
 
 
 @pytest.mark.parametrize("then", ["confirm", "cancel", "asked again", "asked in vain"])

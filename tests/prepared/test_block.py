@@ -122,10 +122,12 @@ def test_several_events_of_one_transaction(
 def test_a_job(alias: str, sender: str, told: Any, make_app: Any, monkeypatch: Any) -> None:
     app = make_app()
     app.task(name="tests.add")(tasks.add)
+    app.task(name="tests.loose", typing=False)(tasks.add)  # says that its arguments are its own
     monkeypatch.setattr(_state._tls, "current_app", app)
     with prepared(job="tests.add", args=[1, 2], using=sender) as event:
         pass
     told()
+    senders.prepare(job="tests.loose", args=[1, 2, 3], using=sender)
     [job] = StagedJob.objects.using(alias)
     assert (job.task, job.task_id) == ("tests.add", str(event.event_id))
 

@@ -240,6 +240,12 @@ def test_large_integers_are_told_apart(alias: str) -> None:
     assert prepare(alias, request(event_id=given.event_id, data={"id": 2**60})) == ["conflict"]
 
 
+def test_fractions_are_told_apart(alias: str) -> None:
+    given = request(data={"total": 1.5})
+    prepare(alias, given)
+    assert prepare(alias, request(event_id=given.event_id, data={"total": 1.25})) == ["conflict"]
+
+
 @committing
 @on("postgres", "mariadb")  # SQLite has one writer at a time
 @pytest.mark.usefixtures("new_log")
