@@ -92,10 +92,9 @@ class Completeness:
                     done = self._done_before(first)
             if accepted:
                 done = max(done, accepted[-1].version)
-            ready = [event for event in run if event.version > done]
-            if ready and ready[0].version > done + 1 and self._by_time:
-                ready = self._passed_over(done, ready[0]) + ready
-            chain, gap = contiguous(done + 1, ready)
+            if self._by_time and first.version > done + 1:
+                run = [*self._passed_over(done, first), *run]
+            chain, gap = contiguous(done + 1, run)
             accepted += chain
             if gap:
                 missing.append(gap)

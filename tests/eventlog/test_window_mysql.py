@@ -194,6 +194,13 @@ def test_wide_runs_are_looked_at_without_reading_all_of_them(alias):
         assert runs(state) == []
 
 
+def test_runs_of_every_length_are_looked_at(alias, monkeypatch):
+    monkeypatch.setattr(mysql, "WIDE", 2)
+    with reading(alias) as reader, Session(alias) as slow:
+        first, *rest = slow.begin().publish("slow", 5)
+        assert all(reader.window._look([(first, last, None)])[0] for last in (first, *rest))
+
+
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_too_many_gaps(alias, monkeypatch, end):
     monkeypatch.setattr(mysql, "MAX_RUNS", 3)

@@ -10,6 +10,7 @@ from django.db import connections, transaction
 
 from outbox_app.eventlog.state import BEGINNING, PostgresState, Snapshot
 from outbox_app.exceptions import DamagedCursor, ForeignCursor, UnsafeLog
+from outbox_app.models import Event
 from tests.faults.tools import on
 
 from .conformance import commit, names, read_all, reading, unread
@@ -92,6 +93,43 @@ def test_a_foreign_transaction_holds_nothing_up(alias):
             result, state = read_all(reader, state)
             assert result == ["b1"]
         assert read_all(reader, state)[0] == []
+
+
+def test_a_look_while_a_transaction_is_in_flight(alias):
+    """It opens no window, in which there would be nothing."""
+    with reading(alias) as reader, Session(alias) as slow:
+        start = reader.window.start(None)
+        slow.begin().publish("slow")
+        commit(alias, "a")
+        _, state = read_all(reader, start)
+        execute(alias, "SELECT pg_current_xact_id()")
+        run, statements = reader.window.run, []
+        reader.window.run = lambda *call: statements.append(call) or run(*call)
+        page = reader.window.read(state, columns=["id"], limit=9, only=reader.only)
+        assert not page.state.hi
+        assert len(statements) == 2
+        slow.rollback()
+
+
+def test_a_look_with_no_new_transaction_at_all(alias):
+    with reading(alias) as reader:
+        state = reader.window.start(None)
+        now = Snapshot.parse(state.lo), state.cluster
+        reader.window._snapshot = lambda: now
+        reader.window.run = None  # no statement
+        page = reader.window.read(state, columns=["id"], limit=9, only=reader.only)
+        assert page.state is state
+
+
+def test_the_first_window_of_a_scan_does_not_look_at_each_row(alias):
+    commit(alias, "a", "b")
+    with reading(alias) as reader:
+        now, cluster = reader.window._snapshot()
+        run, statements = reader.window.run, []
+        reader.window.run = lambda *call: statements.append(call[0]) or run(*call)
+        assert reader.window._open(PostgresState(cluster, BEGINNING), now).hi == now.text
+        [sql] = statements
+        assert "txid" not in sql
 
 
 def test_late_rows_beyond_a_page_that_is_short(alias, monkeypatch):
@@ -213,6 +251,26 @@ def test_rebase(alias, limit, where):
         of_a = [name for name in result if name.startswith("a")]
         assert of_a == sorted(of_a)
         assert read_all(reader, state)[0] == []
+
+
+@pytest.mark.parametrize("rebased", [False, True])
+@pytest.mark.parametrize(
+    ("passed", "expected"), [(False, {3, 4, 6, 7, 8, 9, 10}), (True, {4, 7, 9, 10})]
+)
+def test_what_a_state_has_passed(alias, rebased, passed, expected):
+    """Of an open window its rows up to ``pos``; else what ``lo`` sees."""
+    commit(alias, *"bcdefghij")
+    rows = Event.objects.using(alias).order_by("id")
+    for txid, row in enumerate(rows, 2):
+        rows.filter(pk=row.pk).update(stream=txid, txid=-txid if rebased else txid)
+    pos = row.pk if passed else 0
+    state = PostgresState("1", "3:6:3,4", "4:9:4,7", pos=pos, first=1, last=row.pk)
+    with reading(alias) as reader:
+        if rebased:
+            state = reader.window.rebase(state)
+        assert unread(reader, state) == {f"{txid}1" for txid in expected}
+        if rebased:
+            assert set(read_all(reader, state, 3)[0]) == {f"{txid}1" for txid in expected}
 
 
 def test_a_reader_that_begins_after_a_rebase(alias):

@@ -177,7 +177,7 @@ class PostgresWindow(Window[PostgresState]):
         reached = rows[-1][columns.index("id")] if rows else 0
         if len(rows) == limit:
             return Page(rows, replace(state, pos=reached), more=True, position=reached)
-        done = replace(state, pos=0, rebased=None)
+        done = replace(state, rebased=None)
         return Page(rows, done, more=True, position=reached)
 
     def _due_before(self, state: PostgresState) -> str:
@@ -245,7 +245,4 @@ def array(numbers: Iterable[int]) -> str:
 
 def sees(snapshot: Snapshot) -> str:
     """Return the condition: a snapshot sees the row."""
-    begun = f"txid < {snapshot.xmax}"
-    if not snapshot.running:
-        return begun
-    return f"{begun} AND NOT (txid = ANY({array(snapshot.running)}))"
+    return f"txid < {snapshot.xmax} AND NOT (txid = ANY({array(snapshot.running)}))"

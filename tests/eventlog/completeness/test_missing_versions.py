@@ -47,6 +47,16 @@ def test_a_hole_holds_its_stream_until_it_is_filled(reading, log, way):
     assert reader.poll().handled[7:] == ["a:6"]
 
 
+def test_what_was_handled_between_two_of_a_page_is_not_missing(reading, log, way):
+    """Versions were put in by hand behind a later one."""
+    reader = reading(batch_size=3, **way)
+    log.add("a", 4)
+    reader.poll()
+    log.add("a", 1, 2, 5, 3)
+    assert reader.poll().handled[-1] == "a:5"
+    assert (reader.gaps, reader.parked) == ([], [])
+
+
 def test_a_hole_inside_a_page_and_two_of_them(reading, log, way):
     reader = reading(**way)
     log.add("a", 1, 3, 4, 6)
