@@ -60,9 +60,8 @@ def job_charts(hour: Series, day: Series, *, now: int) -> list[SafeString]:
 
 def events_chart() -> SafeString:
     using = log_alias(Event)
-    handled = series.handled(using=using, minutes=61).values()
-    logs = series.published(using=using, minutes=61).values()
-    published = _sums(logs)
+    handled = _sums(series.handled(using=using, minutes=61).values())
+    published = _sums(series.published(using=using, minutes=61).values())
     # The current minute is not over; of the one before, the next sample may be to come.
     return chart(
         "outbox-events-hour",
@@ -70,7 +69,7 @@ def events_chart() -> SafeString:
         series.starts(using=using, minutes=61)[:-1],
         [
             Line(_("published, estimated"), published[:-1], 2),
-            Line(_("handled, by all subscriptions"), _sums(handled)[:-1], 1),
+            Line(_("handled, by all subscriptions"), handled[:-1], 1),
         ],
     )
 

@@ -231,8 +231,7 @@ def gaps(site: str, found: Iterable[Gap]) -> Table:
         )
         for gap in found
     ]
-    every = address(site, "gap", state="open")
-    return Table(_("Open gaps"), [Group(columns, rows)], every)
+    return Table(_("Open gaps"), [Group(columns, rows)], address(site, "gap", state="open"))
 
 
 def incidents(site: str, found: Iterable[Incident]) -> Table:

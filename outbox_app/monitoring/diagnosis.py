@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from ..aliases import outbox_alias
+from ..aliases import chosen, outbox_alias
 from ..jobs.drain.status import DrainerStatus
 from ..models.counting import MANY, shown_count
 from ..prepared.status import PreparedStatus
@@ -217,13 +217,15 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
     still = [Subject(each.log, each.waits_for, each.behind_seconds) for each in status.sinks
              if each.waits_for and each.behind_seconds > OLD_SINK]  # fmt: skip
     away = [Subject(peer, f"{seconds:+d} s") for peer, seconds in status.clocks.items()]
+    with chosen(""):  # what a command would look at by itself, whichever a page of the admin shows
+        on = "" if status.database == outbox_alias() else f" --database {status.database}"
     looked_for = [
-        *_of_drainers(status),
+        *_of_drainers(status, on),
         *_of_lateness(status, limits),
         *_of_subscriptions(status.subscriptions),
         *_of_dead(status, limits),
         *_of_transactions(status),
-        *(_of_prepared(status.prepared, _on(status)) if status.prepared else ()),
+        *(_of_prepared(status.prepared, on) if status.prepared else ()),
         _named("peer_clock", away),
         _named("sink", still),
         _counted("gaps", status.gaps),
@@ -238,14 +240,14 @@ def is_healthy(found: list[Problem]) -> bool:
     return all(each.severity != BAD for each in found)
 
 
-def _of_drainers(status: OutboxStatus) -> Iterator[Problem]:
+def _of_drainers(status: OutboxStatus, on: str) -> Iterator[Problem]:
     alive = status.alive
     silent = [_drainer(each, "silent beyond its lease") for each in status.drainers
               if each.is_silent]  # fmt: skip
     troubled = [_drainer(each, each.drainer.trouble) for each in alive if each.drainer.trouble]
     if not alive:
         if status.stages:
-            yield _counted("no_drainer", status.waiting, *silent, on=_on(status))
+            yield _counted("no_drainer", status.waiting, *silent, on=on)
         return
     if status.waiting and len(troubled) == len(alive):
         yield _counted("trouble", status.waiting, *troubled)
@@ -274,12 +276,8 @@ def _of_subscriptions(lags: list[SubscriptionLag]) -> Iterator[Problem]:
     paused = [each for each in lags if each.state == "paused" and each.behind]
     yield _named("paused", [_subscription(each, f"{each.shown} events behind") for each in paused])
     parked = [each for each in lags if each.parked]
-    subjects = [
-        _subscription(
-            each, f"{shown_count(each.parked)} parked, open gaps: {shown_count(each.gaps)}"
-        )
-        for each in parked
-    ]
+    said = "{} parked, open gaps: {}".format
+    subjects = [_subscription(e, said(shown_count(e.parked), shown_count(e.gaps))) for e in parked]
     yield _counted("parked", sum(each.parked for each in parked), *subjects)
 
 
@@ -322,11 +320,6 @@ def _of_prepared(facts: PreparedStatus, on: str) -> Iterator[Problem]:
     silent = [Subject(each.sender, each.last_answer, each.oldest_seconds) for each in facts.silent]
     yield _named("sender_silent", silent)
     yield _counted("contradiction", facts.contradictions)
-
-
-def _on(status: OutboxStatus) -> str:
-    """Return the option of a command without which it would look at another database."""
-    return "" if status.database == outbox_alias() else f" --database {status.database}"
 
 
 def _named(code: str, subjects: list[Subject]) -> Problem:

@@ -109,8 +109,7 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
     width = step * MINUTE
     current = now - (now - datetime(2000, 1, 1, tzinfo=UTC)) % width
     starts = [current - width * n for n in reversed(range(max(1, math.ceil(minutes / step))))]
-    names = (*COUNTED, counters.READY, *IDS)
-    found: dict[str, dict[datetime, float]] = {name: {} for name in names}
+    found: dict[str, dict[datetime, float]] = {n: {} for n in (*COUNTED, counters.READY, *IDS)}
     last = _minute(now)
     rows = _rows(using, found, starts[0], last).values_list("name", "minute")
     for name, minute, total, highest in rows.annotate(Sum("value"), Max("value")):

@@ -52,7 +52,10 @@ def test_a_list_shows_the_database_that_was_chosen(alias, superuser):
 def test_the_overview_too(alias, superuser):
     staged_jobs(3, using=OTHER, task="shop.there")
     assert "shop.there" in text(superuser.get(on(OVERVIEW, OTHER)))
-    assert "shop.there" not in text(superuser.get(on(OVERVIEW, alias)))
+    here, there = (text(superuser.get(on(OVERVIEW, using))) for using in (alias, OTHER))
+    assert "shop.there" not in here
+    assert "Start manage.py drain_outbox." in here
+    assert f"Start manage.py drain_outbox --database {OTHER}." in there
     live = superuser.get(OVERVIEW, {"part": "live", "outbox": OTHER})
     assert "shop.there" in text(live)
 

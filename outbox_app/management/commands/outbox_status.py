@@ -68,9 +68,8 @@ class Command(TeachingCommand):
         except ImproperlyConfigured as error:  # 1 would say that it was asked
             raise CommandError(one_line(error, 1000), returncode=EXIT_UNKNOWN) from error
         require_alias(using)
-        names = ("max_age", "max_backlog", "max_dead")
         try:
-            limits = Limits(**{name: options[name] for name in names})
+            limits = Limits(**{name: options[name] for name in Limits.__slots__})
         except ValueError as error:
             raise InvalidArgument(f"--{error}".replace("_", "-")) from error
         for alias in {using, database or log_alias(Event)}:
