@@ -9,9 +9,18 @@ from playwright.sync_api import Page
 
 from .colours import contrast, too_faint
 from .survey import Seen, lines
+from .test_actions import LIST, choose
 from .test_pages import OVERVIEW
 
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
+#: Themes such as unfold: none of the admin's rules and variables, a reset in a layer of its own.
+REPLACED = """() => {
+  const own = sheet => sheet.href?.includes("outbox_app");
+  for (const sheet of document.styleSheets) sheet.disabled = !own(sheet);
+  const reset = new CSSStyleSheet();
+  reset.replaceSync(`@layer base { * { border: 0 solid } } body { color: #eee; background: #111 }`);
+  document.adoptedStyleSheets = [reset];
+}"""
 
 
 def test_contrast_is_computed_as_defined() -> None:
@@ -30,6 +39,18 @@ def test_lines_of_charts_have_colours_of_their_theme(seen: dict[str, Seen]) -> N
     overview = seen["overview"]
     assert len(set(overview.lines["light"].values())) == len(overview.lines["light"]) == 3
     assert not set(overview.lines["light"].values()) & set(overview.lines["dark"].values())
+
+
+def test_a_theme_that_replaces_the_admin_shows_lines_and_fields(open_page: Any) -> None:
+    page = open_page(color_scheme="dark")
+    page.goto(OVERVIEW)
+    page.evaluate(REPLACED)
+    axis = "getComputedStyle(document.querySelector('.outbox-chart text')).fill"
+    assert page.evaluate(axis) == "rgb(238, 238, 238)"
+    choose(page, LIST.format("deadjob"), "requeue_selected")
+    page.evaluate(REPLACED)
+    for field in (page.get_by_label("Reason"), page.locator(".outbox-ask input[type=submit]")):
+        assert field.evaluate("each => getComputedStyle(each).borderTopWidth") == "1px"
 
 
 def test_the_switch_of_the_admin_does_the_same(page: Page, open_page: Any) -> None:
