@@ -107,6 +107,12 @@ def test_the_newest_minute_counts(alias: str) -> None:
     assert sorted(rows(alias)) == [0.0, 90.0]
 
 
+def test_other_statistics_are_no_clocks(alias: str) -> None:
+    note_clock("billing", 90)
+    Statistic.objects.using(alias).update(name="drained")
+    assert wrong_clocks(using=alias) == {}
+
+
 def test_the_check_tells_it_too(alias: str) -> None:
     note_clock("billing", -7200)
     found = [each for each in run_checks(databases=[alias]) if each.id == "outbox.W036"]

@@ -346,6 +346,29 @@ def test_a_keeper_that_says_something_else(
 @pytest.mark.parametrize(
     "said",
     [
+        {"status": 500},
+        {"status": 200, "state": "cancelled"},
+        {"status": 409},
+        {"status": 500, "state": "undecided"},
+        {"status": 500, "state": "cancelled"},
+    ],
+    ids=str,
+)
+def test_a_decision_of_which_a_keeper_says_something_else(
+    alias: str, sender: str, peers: dict[str, Any], server: Any, said: dict[str, Any]
+) -> None:
+    path = peers["shop"]["billing"]["keys"][0]["private"].removeprefix("file:")
+    by = rfc9421.by_ed25519(Path(path).read_bytes())
+    body = json.dumps([said | {"id": str(ID)}]).encode()
+    to = {"method": "POST", "path": "/outbox/prepared/decide"}
+    server("shop", replying(by, body=body, keyid="shop-1", to=to))
+    with pytest.raises(KeeperUnavailable, match="said nothing of the event"):
+        HttpKeeper("shop", sender).decide({ID: "confirmed"})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
         {},
         {"id": 5},
         {"id": str(ID), "prepared_at": "now", "stream": "", "type": ""},

@@ -18,9 +18,10 @@ from django.db import connections
 from django.test import Client
 from django.utils import timezone
 
-from outbox_app.door.messages import MessageRefused, prepared_fields
+from outbox_app.door.messages import MessageRefused, cloudevent, prepared_fields
 from outbox_app.models import Event, Peer, PreparedEvent, StagedJob
-from outbox_app.prepared import keeper
+from outbox_app.prepared import NewPrepared, keeper
+from outbox_app.prepared.request import checked
 
 from . import rfc9421
 
@@ -301,6 +302,9 @@ def test_a_peer_of_the_table(alias: str, settings: Any, peers: Any, send: Any) -
     assert send().status_code == 201
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": {"billing": peers["billing"]["shop"]}}
     assert send().status_code == 401, "the setting wins"
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": {}}
+    Peer.objects.update(direction="keeper")
+    assert send().status_code == 401, "it is no sender"
     peer.delete()
 
 
@@ -410,6 +414,13 @@ def test_too_large(alias: str, settings: Any, peers: Any, send: Any) -> None:
 
 
 JOB = {name: EVENT[name] for name in ("specversion", "id", "source", "type")} | {"job": True}
+
+
+def test_the_trace_of_a_job() -> None:
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    job = checked(NewPrepared(job="tests.add", args=[1, 2], metadata=trace), remote=True)
+    sent = prepared_fields(cloudevent(job, source="/billing"))
+    assert (sent["args"], sent["metadata"]) == ([1, 2], trace)
 
 
 def test_a_trace_that_no_database_stores() -> None:

@@ -29,8 +29,8 @@ def messages(settings: Any, peers: Any) -> list[str]:
 
 def test_a_peer_that_can_work(settings: Any) -> None:
     assert messages(settings, {"billing": PEER}) == []
-    tuples = {"types": ("order.*",), "keys": (*PEER["keys"],)}
-    assert messages(settings, {"billing": PEER | tuples}) == []
+    other = {"types": ("order.*",), "keys": (*PEER["keys"],), "limits": {"events": 1}}
+    assert messages(settings, {"b" * 80: PEER | other | {"address": "service:shop"}}) == []
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,10 @@ def test_a_peer_that_can_work(settings: Any) -> None:
         ("billing", {"jobs": [1]}, "has jobs that are no list of patterns"),
         ("billing", {"limits": {"events": 0}}, "has limits other than positive integers"),
         ("billing", {"limits": {"rows": 1}}, "has limits other than positive integers"),
+        ("billing", {"limits": {"bytes": 1.5}}, "has limits other than positive integers"),
+        ("billing", {"limits": ["events"]}, "has limits other than positive integers"),
+        ("billing", {"keys": {"id": "a"}}, "has no list of keys"),
+        ("billing", {"address": "service:"}, "has an address that is not of the form"),
         ("billing", {"keys": []}, "has no list of keys"),
         ("billing", {"keys": [{"public": "env:A"}]}, "has a key that has no id"),
         ("billing", {"keys": [{"id": "a"}]}, "has not one of public, private, secret"),
