@@ -113,6 +113,46 @@ def test_beside_a_row_in_flight_nothing_is_closed(alias):
         assert runs(reader.read(page.state, 10).page.state) == []
 
 
+def test_what_is_left_beside_a_row_that_came_begins_anew(alias):
+    with reading(alias) as reader:
+        commit(alias, "a")
+        gap = rolled_back(alias, 2)
+        commit(alias, "b")
+        page = reader.read(MysqlState(gap[1], [(gap[0] - 1, gap[1], 1.0)]), 10).page
+        assert runs(page.state) == [gap]
+
+
+def test_a_reader_that_begins_waits_for_what_may_be_reserved(alias, monkeypatch):
+    """A session has got the positions, and no row is there yet; but only near the end."""
+    with reading(alias) as reader:
+        commit(alias, "a")
+        gap = rolled_back(alias, 2)
+        commit(alias, "b", "c")
+        assert runs(reader.window.start(None)) == [gap]
+        assert runs(reader.window.start(gap[1] + 9)) == [gap]  # and for none that is to come
+        monkeypatch.setattr(mysql, "LOOK_NEAR", 2)
+        assert runs(reader.window.start(None)) == []
+
+
+def test_a_reader_that_begins_waits_for_what_is_in_flight_far_below(alias, monkeypatch):
+    monkeypatch.setattr(mysql, "LOOK_NEAR", 2)
+    with reading(alias) as reader, Session(alias) as slow:
+        slow.begin().publish("slow")
+        commit(alias, *"aaaaa")
+        state = reader.window.start(None)
+        slow.commit()
+        assert read_all(reader, state)[0] == ["slow1"]
+
+
+def test_without_a_filter_no_more_rows_are_read_than_asked_for(alias):
+    with reading(alias) as reader:
+        commit(alias, *"abcde")
+        run, read = reader.window.run, []
+        reader.window.run = lambda *call: read.append(run(*call)) or read[-1]
+        reader.read(reader.window.start(0), 2)
+        assert max(map(len, read)) == 2
+
+
 def test_an_insert_of_many_rows_that_waits_in_the_middle(alias):
     """Its second row waits for a unique key; the third has its position, and does not exist."""
     taken = "00000000-0000-4000-8000-000000000001"
@@ -267,6 +307,17 @@ def test_tombstones_seal_a_log_with_columns_of_its_own(alias, settings):
     assert event.booked_at is not None
 
 
+def test_a_run_that_is_too_long_is_closed_without_tombstones(alias, settings, monkeypatch):
+    """As AUTO_INCREMENT makes one, when it is set."""
+    settings.OUTBOX = {**settings.OUTBOX, "TOMBSTONES": True}
+    monkeypatch.setattr(mysql, "MAX_SEALED", 3)
+    with reading(alias) as reader:
+        assert reader.window._seal(11, 14)
+        assert not Event.objects.using(alias).exists()
+        assert reader.window._seal(11, 13)
+        assert Event.objects.using(alias).count() == 3
+
+
 def test_a_row_that_came_while_it_was_to_be_sealed(alias, settings):
     settings.OUTBOX = {**settings.OUTBOX, "TOMBSTONES": True}
     with reading(alias) as reader:
@@ -358,6 +409,12 @@ def test_a_restored_database(alias):
             reader.window.verify(state)
 
 
+def test_a_rebase_takes_no_position_that_is_given_out_again(alias):
+    state = MysqlState(9, [(2, 3, None), (5, 7, 1.5), (8, 9, None)])
+    with reading(alias) as reader:
+        assert reader.window.rebase(state, 6) == MysqlState(6, [(2, 3, None), (5, 6, 1.5)])
+
+
 def test_data_of_rows_that_are_not_wanted_is_not_fetched(alias):
     commit(alias, "a", "b", "c", "d")
     with reading(alias, parts=2, part=0) as reader:
@@ -425,6 +482,8 @@ def test_what_cursors_wait_for_is_looked_for_however_far_below(alias, monkeypatc
         assert runs(reader.window.start(None)) == []
         moved = reader.window.move(None, others)
         assert runs(moved) == [(first, second)]
+        apart = [MysqlState(second, [(each, each, None)]) for each in (first, second)]
+        assert runs(reader.window.move(None, apart)) == [(first, second)]
         late.commit()
         assert runs(reader.window.move(None, others)) == [(second, second)]
         gone.rollback()
