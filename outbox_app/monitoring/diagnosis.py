@@ -121,7 +121,7 @@ CODES = {
         _("Look for the events; skip the gaps that stay.")),
     "sink": Kind(WARNING, ngettext_lazy(
         "%(count)s log does not sink.", "%(count)s logs do not sink.", "n"),
-        _("Remove what it waits for; it continues by itself.")),
+        _("Repair or start what it waits for; it continues by itself.")),
     "transaction": Kind(
         WARNING, _("A transaction that writes has been open for %(age)s."),
         _("Its jobs and events wait for its commit: end it if it hangs.")),
