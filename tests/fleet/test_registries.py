@@ -78,6 +78,9 @@ def test_who_only_calls_wakes_nobody(here: Registry, monkeypatch: pytest.MonkeyP
         here.register(each)
         here.leave(each)
         assert len(woken) == expected
+    here.register(each)
+    here.change(each.address, draining=True)
+    assert len(woken) == 4
 
 
 @pytest.fixture
