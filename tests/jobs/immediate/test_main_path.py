@@ -145,6 +145,14 @@ def test_signals_are_sent_as_by_a_drainer(alias, app):
     assert heard == [("note", ("", 1)), (alias, 1, ["note"])]
 
 
+def test_spans_are_made_as_by_a_drainer(alias, app, monkeypatch):
+    traced = []
+    monkeypatch.setattr(immediate, "trace_batch", traced.append)
+    with transaction.atomic(using=alias):
+        app.tasks["note"].delay("", 1)
+    assert [row.task for outcome in traced for row in outcome.accepted] == ["note"]
+
+
 def test_no_more_than_an_insert_and_a_delete(alias, app, django_assert_num_queries):
     count = django_assert_num_queries(4, connection=connections[alias])  # with BEGIN and COMMIT
     with count, transaction.atomic(using=alias):

@@ -44,6 +44,7 @@ def test_priorities_on_rabbitmq(backend: Any, app: OutboxCelery) -> None:
     app.conf.update(broker_url="amqp://", broker_write_url="amqp://")
     assert ids() == []  # no task has one
     add.using(priority=5)
+    add.using(queue_name="mails")  # another one without does not change that
     assert ids() == ["outbox.W044"]
     app.conf.task_queue_max_priority = 10
     assert ids() == []

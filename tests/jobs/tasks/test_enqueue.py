@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
 from outbox_app.exceptions import InvalidJob, NotAtomic
@@ -214,6 +214,19 @@ def test_what_cannot_be_sent_leaves_no_result(
 
     monkeypatch.setattr(app.amqp, "send_task_message", refuse)
     with pytest.raises(ConnectionError):
+        add.enqueue(1)
+    assert rows(alias) == ([], [])
+
+
+def test_the_caller_is_told_of_the_first_error(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it nothing can be executed in the transaction, so the result cannot be deleted."""
+
+    def fail(*args: Any, **options: Any) -> None:
+        transaction.set_rollback(True, using=alias)
+        raise OperationalError("locked")
+
+    monkeypatch.setattr("outbox_app.tasks.backend.stage", fail)
+    with pytest.raises(OperationalError, match="locked"), transaction.atomic(using=alias):
         add.enqueue(1)
     assert rows(alias) == ([], [])
 

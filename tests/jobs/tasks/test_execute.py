@@ -58,6 +58,7 @@ def test_a_result(alias: str, enqueue: Any, run: Any, task: Any) -> None:
     assert (result.status, result.return_value) == ("SUCCESSFUL", [1, 2])
     assert result.enqueued_at <= result.started_at == result.last_attempted_at
     assert result.started_at <= result.finished_at
+    assert TaskResult.objects.using(alias).get().kept_from == result.finished_at
     assert result.attempts == 1
     assert result.worker_ids[0].startswith("worker@here:")
 
@@ -114,6 +115,7 @@ def test_a_return_value_that_is_too_large(
     assert run(result).state == "FAILURE"
     result.refresh()
     assert "at most 4000" in result.errors[0].traceback
+    assert TaskResult.objects.using(alias).get().return_value == "null"
 
 
 def test_the_signals(alias: str, enqueue: Any, run: Any, heard: list[Any]) -> None:
@@ -174,6 +176,11 @@ def test_a_worker_that_is_stopped_leaves_it_running(
         run(result)
     result.refresh()
     assert (result.status, result.errors, result.attempts) == ("RUNNING", [], 1)
+    began = result.started_at
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(result)
+    result.refresh()
+    assert result.started_at == began < result.last_attempted_at
 
 
 def test_what_is_cancelled_is_not_run(alias: str, enqueue: Any, run: Any) -> None:
@@ -237,6 +244,30 @@ def test_a_database_that_is_away_puts_it_off(
     assert run(result, retries=1).state == "SUCCESS"
     result.refresh()
     assert result.return_value == 3
+
+
+def test_eagerly_an_error_of_the_database_is_the_callers(alias: str, app: Any) -> None:
+    """Its connection stays open: the caller may go on in the transaction around a savepoint."""
+    app.conf.update(task_always_eager=True, task_eager_propagates=True)
+
+    def refuse(execute: Any, sql: str, *rest: Any) -> Any:
+        if "finished_at" in sql and "UPDATE" in sql:
+            raise OperationalError("locked")
+        return execute(sql, *rest)
+
+    set_failpoint("task_ran", lambda: wrappers().append(refuse))
+    try:
+        with transaction.atomic(using=alias):
+            with (
+                pytest.raises(OperationalError, match="locked"),
+                transaction.atomic(using=alias),
+            ):
+                add.enqueue(1, 2)
+            Group.objects.using(alias).create(name="kept")
+    finally:
+        set_failpoint("task_ran", None)
+        wrappers().clear()
+    assert Group.objects.using(alias).filter(name="kept").exists()
 
 
 def wrappers() -> list[Any]:
