@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import connections, models, transaction
+from django.test.utils import isolate_apps
 from pyarrow import parquet
 
 from outbox_app import publish, subscriber
 from outbox_app.exceptions import ForeignCursor
-from outbox_app.models import DatabaseNow, Event
+from outbox_app.models import DatabaseNow, Event, EventLog
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver.pipeline import Pipeline
 from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import subscriber as declared
 from outbox_app.subscriptions.runner import Runner
 from tests.docs.test_code_in_docs import ROOT, blocks
-from tests.eventlog.own_log.models import Visit
 from tests.faults.tools import on
 
 from .harness import archive, archived, logged, source
@@ -41,24 +41,23 @@ def page() -> dict[str, Any]:
 
 
 @pytest.fixture
-def with_columns(alias):
-    """The log of visits, with columns that archives keep in another type than Django's."""
-    own = {
-        "lasted": models.DurationField(null=True),
-        "address": models.GenericIPAddressField(null=True),
-        "left_at": models.DateTimeField(null=True),
-    }
-    for name, field in own.items():
-        Visit.add_to_class(name, field)
-        with connections[alias].schema_editor() as editor:
-            editor.add_field(Visit, field)
-    yield Visit
-    for name, field in own.items():
-        with connections[alias].schema_editor() as editor:
-            editor.remove_field(Visit, field)
-        Visit._meta.local_fields.remove(field)
-        delattr(Visit, name)
-    Visit._meta._expire_cache()
+def stays(alias):
+    """A log with columns that archives keep in another type than Django's; nobody else knows it."""
+    with isolate_apps("tests.eventlog.own_log"):
+
+        class Stay(EventLog):
+            lasted = models.DurationField(null=True)
+            address = models.GenericIPAddressField(null=True)
+            left_at = models.DateTimeField(null=True)
+
+            class Meta(EventLog.Meta):
+                app_label = "own_log"
+
+    with connections[alias].schema_editor() as editor:
+        editor.create_model(Stay)
+    yield Stay
+    with connections[alias].schema_editor() as editor:
+        editor.delete_model(Stay)
 
 
 @pytest.fixture
@@ -140,24 +139,23 @@ def test_lost_rows_are_found_and_put_back(
 
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_columns_of_a_logs_own_and_times_are_put_back(
-    alias, tmp_path, settings, page, with_columns, use_tz
+    alias, tmp_path, settings, page, stays, use_tz
 ):
     settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Kolkata"
     settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 0.001}
-    log = with_columns
     with transaction.atomic(using=alias):
         for number in range(4):
-            publish("visit", "made", {"n": number}, log=log, using=alias)
-    rows = log.objects.using(alias).order_by("pk")
+            publish("stay", "begun", {"n": number}, log=stays, using=alias)
+    rows = stays.objects.using(alias).order_by("pk")
     left_at = rows[0].recorded_at + timedelta(microseconds=1)
     lasted = timedelta(days=2, microseconds=7)
     rows.update(lasted=lasted, address="10.0.0.1", left_at=left_at)
     before = list(rows.values())
-    archiver = Archiver(Here(), source(alias, log), str(tmp_path / "archive"), write=str)
+    archiver = Archiver(Here(), source(alias, stays), str(tmp_path / "archive"), write=str)
     archiver.run()
-    log.objects.using(alias).filter(pk=before[1]["id"])._raw_delete(alias)
-    lost = page["lost"](str(tmp_path / "archive"), log=log, using=alias)
-    assert page["put_back"](lost, log=log, using=alias) == 1
+    stays.objects.using(alias).filter(pk=before[1]["id"])._raw_delete(alias)
+    lost = page["lost"](str(tmp_path / "archive"), log=stays, using=alias)
+    assert page["put_back"](lost, log=stays, using=alias) == 1
     assert list(rows.values()) == before
 
 
