@@ -119,11 +119,10 @@ class Options:
             raise InvalidOption("partitions must be at least 1.")
 
     def texts(self) -> dict[str, str]:
-        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
         return {
-            name.replace("_", ""): str(value)
-            for name, (value, plain) in values.items()
-            if value != plain
+            each.name.replace("_", ""): str(getattr(self, each.name))
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
         }
 
     @property

@@ -15,12 +15,15 @@ from pyarrow import parquet
 from outbox_app import publish
 from outbox_app.exceptions import ArchiveRefused, InvalidSchema
 from outbox_app.pipeline.archive_reader import file_batches, planned, read
+from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.schema import arrow_types
+from outbox_app.pipeline.table import Archive
 from tests.eventlog.own_log.models import Visit
 from tests.faults.tools import on
 
 from .harness import archive, named, source
+from .here import Here
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -211,6 +214,25 @@ def test_dates_that_there_are_not_are_null_as_in_django(alias, new_log, run, tmp
     assert [row["due"] for row in rows] == [None, None, date(2000, 1, 10), None]
     assert [row["at"] for row in rows] == [None, None, datetime(2000, 1, 10, tzinfo=UTC), None]
     assert read_with_archive(alias, tmp_path) == rows
+
+
+@pytest.mark.usefixtures("new_log")
+def test_a_column_that_comes_while_the_log_is_followed(alias, run, tmp_path):
+    publish_visits(alias, 2)
+
+    def wait(seconds):
+        if seconds and not run.given:
+            note = run.add("note", "varchar(20)")
+            publish_visits(alias, 2)
+            run(f"UPDATE {TABLE} SET {note} = 'x'")
+            return False
+        return bool(seconds)
+
+    folder = str(tmp_path / "archive")
+    Archiver(Here(), source(alias, Visit), folder, write=str).follow(1.0, wait)
+    kept = Archive.load(folder, TABLE)
+    notes = [row["note"] for file in kept.files() for row in kept.read(file).to_pylist()]
+    assert notes == [None, None, "x", "x"]
 
 
 def test_a_column_that_comes_later(alias, new_log, run, tmp_path):

@@ -171,8 +171,7 @@ def run_statistics(
         if to:
             write(f"statistics log={log} file={write_statistics(found, to)}")
         if table:
-            connection = connections[run.using]
-            rows = ((source, as_stored(minute, connection), *figure)
+            rows = ((source, as_stored(minute, connections[run.using]), *figure)
                     for source, minute, *figure in rows_of(for_table(found)))  # fmt: skip
             count = store(rows, log=log)
             write(f"statistics log={log} table=outbox_statistic rows={count}")
