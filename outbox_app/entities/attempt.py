@@ -70,6 +70,8 @@ class Attempt:
         self.answered: dict[str, tuple[str, str, Outcome]] = {}
         #: The command that ends the transaction, as an index may refuse what it changes.
         self.last: Call | None = None
+        #: False from a handler's end until its version is noted: an error then is that of a signal.
+        self.sound = True
         #: Versions that the snapshot of the caller's transaction hides.
         self.hidden: list[int] = []
 
@@ -181,13 +183,13 @@ class Attempt:
         return list(self.calls[number:])
 
     def _answer(self, call: Call) -> None:
-        call.answer = None
         try:
             call.answer = self._known(call) or self._handle(call)
         except BaseException as error:
             call.answer = error
             failpoint("entity_raised")
-            if not isinstance(error, Exception) or isinstance(error, UNDOING) or is_conflict(error):
+            undone = isinstance(error, UNDOING) or not self.sound
+            if not isinstance(error, Exception) or undone or is_conflict(error):
                 raise  # the thread has to end, or the batch
 
     def _known(self, call: Call) -> Outcome | None:
@@ -229,6 +231,7 @@ class Attempt:
                 raise Rejected(f"{self.name} exists already.", code="exists")
             with self.gifts.of(call, spec):
                 handled = handle(self.types, spec, self._instance(), [call], self.gifts)
+                self.sound = False
             [(answer, text)] = handled.answers
             if self._changes_unique(handled) or (self.types.unique and self.text is None):
                 self.last = call
@@ -247,7 +250,10 @@ class Attempt:
                 handled = handle(self.types, spec, self._instance(), run, self.gifts)
                 if self._changes_unique(handled):
                     raise Moved  # each ends its batch
+                self.sound = False
         except Exception:
+            if not self.sound:
+                raise
             return False
         self._keep(handled)
         for call, (answer, text) in zip(run, handled.answers, strict=True):
@@ -279,14 +285,15 @@ class Attempt:
             self.values = self.values | handled.columns
 
     def _step(self, call: Call, spec: CommandSpec, answer: Any, text: str) -> Outcome:
+        self.sound = False
         rejection = answer if isinstance(answer, Rejection) else None
         call.rejected, call.version = rejection is not None, self.version + 1
         call.type = spec.event + REJECTED if rejection else spec.event
         call.response, call.state = text, self.text
         self.unwritten.append(call)
-        response = None if rejection else answer
-        outcome = Outcome(response, call.version, rejection, replayed=False)
+        outcome = Outcome(None if rejection else answer, call.version, rejection, replayed=False)
         self.answered[call.command_id] = call.hash, call.command, outcome
+        self.sound = True
         return outcome
 
     def _write(self) -> None:

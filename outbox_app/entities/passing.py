@@ -106,7 +106,8 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
     room = peers.LIMITS["bytes"] - 5 * len(calls)
     for number, call in enumerate(calls):
         with suppress(Exception):  # a KeyError, too: it was refused
-            answer = astuple(queues.wait(lines[call], call))
+            queues.wait(lines[call], call)
+            answer = astuple(call.result())
             room -= len(written(answer))
             told[number] = answer if room > 0 else None
     return told

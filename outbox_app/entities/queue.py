@@ -3,11 +3,9 @@
 The first caller that finds an entity idle leads. It answers its own command, and all that have
 gathered, in one transaction on its own connection; then the one that waits longest leads. A batch
 is what has gathered while the one before was committed, so nothing waits for company. Coroutines
-have no thread to lend: a small pool leads for them. Its threads are daemons, which start on first
-use and end when nothing comes.
+have no thread to lend: a small pool of daemons leads for them, which end when nothing comes.
 
-Nothing that is committed or owed depends on this. A process that dies takes with it only what was
-not committed, and its callers ask again with the same command ids.
+Nothing that is owed depends on this: of a process that dies, callers ask again with the same ids.
 """
 
 from __future__ import annotations
@@ -64,16 +62,18 @@ class Line:
     def __init__(self, key: Key) -> None:
         self.key = key
         self.waiting: OrderedDict[Call, None] = OrderedDict()
+        #: The call whose thread leads, or is to lead; None: a thread of the pool.
+        self.led_by: Call | None = None
 
     def take(self) -> list[Call]:
         batch: list[Call] = []
         size, most = 0, BATCH_SIZE // 8 if self.key.leader else BATCH_SIZE
-        while self.waiting and len(batch) < self.key.entity.batch_size:
-            call = next(iter(self.waiting))
+        while len(batch) < self.key.entity.batch_size and self.waiting:
+            call, _ = self.waiting.popitem(last=False)  # the collector may end any other meanwhile
             size += len(call.text)
             if batch and size > most:
+                self.put_back([call])
                 break
-            del self.waiting[call]
             batch.append(call)
         return batch
 
@@ -104,21 +104,23 @@ class Queues:
     def ask(self, call: Call, key: Key) -> Outcome:
         """Wait for the answer of a call, or lead."""
         call.waits = threading.Event()
-        return self.wait(self.enter(call, key), call)
-
-    def wait(self, line: Line, call: Call) -> Outcome:
-        woken: Any = call.waits
         try:
-            if not woken.wait(max(call.seconds_left, 0)):
-                waited = self._leave(line, call)
-                if waited or not woken.is_set():
-                    raise call.late(begun=not waited)
-            if call.leads:
-                self.lead(line, call)
-        except BaseException:
-            self._leave(line, call, ends=True)
+            self.wait(self.enter(call, key), call)
+        except BaseException:  # a signal's, as of Celery's soft time limit, comes at any line
+            self.of_thread.leads = False
+            if line := self.lines.get(key):
+                self._leave(line, call, ends=True)
             raise
         return call.result()
+
+    def wait(self, line: Line, call: Call) -> None:
+        woken: Any = call.waits
+        if not woken.wait(max(call.seconds_left, 0)):
+            waited = self._leave(line, call)
+            if waited or not woken.is_set():
+                raise call.late(begun=not waited)
+        if line.led_by is call:
+            self.lead(line, call)
 
     async def aask(self, call: Call, key: Key) -> Outcome:
         """As ``ask``, for a coroutine."""
@@ -194,7 +196,6 @@ class Queues:
 
     def enter(self, call: Call, key: Key) -> Line:
         """Let a call wait in its line. Raises ``Overloaded``."""
-        call.leads = False
         with self.lock:
             line = self.lines.get(key) or Line(key)
             ahead = len(line.waiting)
@@ -207,21 +208,21 @@ class Queues:
             line.waiting[call] = None
             self.waiting += 1
             if key not in self.lines:
-                self.lines[key] = line
+                line.led_by, self.lines[key] = call, line
                 self._pass_on(line)
         return line
 
     def _leave(self, line: Line, call: Call, *, ends: bool = False) -> bool:
         """Take a call out of its line, where its caller ends with the lead; say if it was there."""
         with self.lock:
-            call.gone = ends
-            if call not in line.waiting or call.leads > ends:
-                return False
-            del line.waiting[call]
-            self.waiting -= 1
-            if call.leads:
+            call.gone, leads = ends, line.led_by is call
+            waited = call in line.waiting and leads <= ends
+            if waited:
+                del line.waiting[call]
+                self.waiting -= 1
+            if leads and ends:
                 self._pass_on(line)
-            return True
+            return waited
 
     def _pass_on(self, line: Line) -> None:
         """Let the oldest lead. The lock is held."""
@@ -230,9 +231,10 @@ class Queues:
             del self.lines[line.key]
             self.emptied.notify_all()
         elif first.lends and isinstance(first.waits, threading.Event):
-            first.leads = True
+            line.led_by = first
             first.waits.set()
         else:
+            line.led_by = None
             self.to_lead.append(line)
             self.called.notify()
             self._start()
@@ -251,7 +253,7 @@ class Queues:
 
     def _refuse(self, line: Line, why: str) -> None:
         """Refuse those that wait, but for the one that is to lead. The lock is held."""
-        calls = [call for call in line.waiting if not call.leads]
+        calls = [call for call in line.waiting if call is not line.led_by]
         for call in calls:
             del line.waiting[call]
             call.answer = _overloaded(call, why)
@@ -348,8 +350,7 @@ def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Ou
 
 async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
     """As ``ask``, for a coroutine."""
-    scope = scope_of(using)
-    here = in_one_thread or scope is not None or entity.batch_size == 1
+    here = in_one_thread or scope_of(using) is not None or entity.batch_size == 1
     if not here and getattr(AsyncToSync.executors, "current", None):  # below synchronous code
         here = await sync_to_async(_belongs_here)(entity, using)
     if here:
@@ -384,8 +385,7 @@ def ask_many(
             calls.append(error)
             continue
         calls.append(call)
-        line = lines.setdefault(call.id, Line(Key(entity, using, call.id)))
-        line.waiting[call] = None
+        lines.setdefault(call.id, Line(Key(entity, using, call.id))).waiting[call] = None
     for _, line in sorted(lines.items()):
         while line.waiting:
             batch, deadline = line.take(), deadline_after(timeout, entity.timeout)

@@ -118,7 +118,7 @@ class Call:
         #: What wakes the thread, or the coroutine, when it is answered or the thread is to lead.
         self.waits: threading.Event | asyncio.Future[None] | None = None
         #: Whether the thread that waits for it may lead.
-        self.lends, self.leads = True, False
+        self.lends = True
         #: Whether its caller has given up, or has to end.
         self.gone = False
         #: How it came to where it is executed, as ``counters.ROUTED`` tells it; empty: directly.
