@@ -27,15 +27,11 @@ from .. import exceptions as errors
 from ..eventlog.heads import add_versions, bump_versions, current_version
 from ..failpoints import failpoint
 from ..models import StreamHead
-from ..process.enclosure import SwallowedError
 from ..process.lock_wait import is_conflict
 from .declaration import REJECTED, CommandSpec, Rejected, spec_of
 from .handling import Gifts, Handled, handle, stored_rejection
 from .request import Call, Outcome, Rejection
 from .store import ANSWER, answered, load, update, write_versions
-
-#: Errors of a handler after which the transaction is not what it was.
-UNDOING = (errors.TransactionEnded, SwallowedError)
 
 
 class Moved(Exception):
@@ -188,7 +184,7 @@ class Attempt:
         except BaseException as error:
             call.answer = error
             failpoint("entity_raised")
-            undone = isinstance(error, UNDOING) or not self.sound
+            undone = self.connection.needs_rollback or not self.sound
             if not isinstance(error, Exception) or undone or is_conflict(error):
                 raise  # the thread has to end, or the batch
 

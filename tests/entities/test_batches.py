@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from django.db import DataError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
@@ -9,7 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outbox_app.entities import Command, Rejection
-from outbox_app.exceptions import CommandIdConflict, InvalidCommand, VersionConflict
+from outbox_app.exceptions import (
+    CommandIdConflict,
+    InvalidCommand,
+    TransactionEnded,
+    VersionConflict,
+)
 from outbox_app.signals import events_published
 from tests.entities.models import Account, AccountVersion, Person, Stock
 
@@ -302,3 +309,28 @@ def test_who_changes_an_answer_changes_no_other(alias, account):
         for answer in answers:
             answer.response["balance"] -= 1
         assert [answer.response for answer in answers] == [{"balance": 8}] * 3
+
+
+@commits
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_handler_that_ends_the_transaction_costs_no_other_its_answer(
+    alias, account, declare, rows, swallows
+):
+    connection = connections[alias]
+    if swallows and connection.vendor != "mysql":
+        pytest.skip("A deadlock undoes the whole transaction on MySQL.")
+
+    def end(self):
+        used = connection.connection
+        used.execute("ROLLBACK") if hasattr(used, "execute") else used.rollback()
+        if swallows:
+            with connection.cursor() as cursor, suppress(OperationalError):
+                cursor.execute("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
+
+    declare(end, atomic=True)
+    asked = [Command("a", "withdraw", {"amount": 1}, command_id=each) for each in "xy"]
+    asked += [Command("a", "end", command_id="end")]
+    *answers, ended = Account.execute_many(asked, using=alias, return_exceptions=True)
+    assert isinstance(ended, OperationalError if swallows else TransactionEnded)
+    assert [answer.version for answer in answers] == [2, 3]
+    assert [command for _, command, *_ in rows()] == ["open", "withdraw", "withdraw"]
