@@ -302,6 +302,20 @@ def test_it_is_tried_again_with_pauses_that_grow(alias, published):
     assert Cursor.objects.using(alias).get().failures == len(attempts)
 
 
+def test_an_error_is_over_with_the_event_that_was_deleted(alias, published, run):
+    @subscriber("fails")
+    def fail(events):
+        raise ValueError("always")
+
+    published("a")
+    run("fails")
+    cursors = Cursor.objects.using(alias)
+    assert cursors.get().error
+    Event.objects.using(alias).filter(stream="a").delete()
+    run("fails")
+    assert (cursors.get().error, cursors.get().failures) == ("", 0)
+
+
 def test_a_damaged_cursor_stands_still_and_says_so(alias, published, run):
     seen = []
     subscriber("noted")(seen.extend)
