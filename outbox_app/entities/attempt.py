@@ -345,5 +345,5 @@ class Attempt:
     def _damaged(self) -> errors.DamagedEntity:
         return errors.DamagedEntity(
             f"The row of {self.name} is at version {self.loaded}, and its versions end elsewhere: "
-            "it was edited by hand. Nothing was written."
+            "it was edited by hand. Nothing was written. Run manage.py outbox_entities verify."
         )
