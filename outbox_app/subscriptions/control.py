@@ -101,10 +101,9 @@ def replay(
     It may never have run. ``log``, by table or label, is the only one to move in; else all that it
     reads, and a position belongs to one log. Parked streams whose events all come again are
     deleted; the others stay parked, as their events would not come. What is in flight now comes
-    when it commits, whatever its position; to a reader by time, if it was recorded behind the
-    place. A move that passes over events not yet handled is refused, unless ``skip_ahead`` is true:
-    then a row in ``Gap`` says which, who decided (``by``), and why (``reason``). No cursor comes
-    back to them.
+    when it commits, whatever its position; by time, if it was recorded behind the place. A move
+    that passes over events not yet handled is refused, unless ``skip_ahead`` is true: then a row in
+    ``Gap`` says which, who decided (``by``), and why (``reason``). No cursor comes back to them.
 
     Where it raises, nothing was changed. ``ReplayRefused``: the log has no such position, events
     would be passed over, or a page that is being handled does not end. ``ReadRefused``: it is not
