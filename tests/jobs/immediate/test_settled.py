@@ -120,10 +120,12 @@ def test_what_the_time_does_not_suffice_for_is_released_and_opens_no_circuit(
         clock.now += 15
         send(*args, **options)
 
+    woken = []
+    monkeypatch.setattr(immediate, "wake", lambda using, channel: woken.append(using))
     monkeypatch.setattr(immediate, "time", clock)
     monkeypatch.setattr(Publisher, "_send", slowly)
     _call(app, alias, 1, 2, 3)  # within 20 seconds a second one begins
-    assert states() == ["ready"]
+    assert (states(), woken) == (["ready"], [alias])
     assert not immediate.broker_of(app.main).circuit.failures
 
 
@@ -218,6 +220,8 @@ def test_an_outcome_that_is_not_known_stays_held(
         app.tasks["note"].delay("", 2)
         jobs.note()
     assert states() == ["held"]
+    [publisher] = immediate.broker_of(app.main)._idle
+    assert publisher._doubtful  # before it sends again it asks whether the broker takes messages
     link.mode = "pass"
     run_out()
     assert drain(alias).swept == 1
@@ -281,10 +285,31 @@ def test_threads_have_connections_of_their_own(alias, broker_url, make_named_app
     assert not StagedJob.objects.using(alias).exists()
 
 
-def test_figures(alias, app, at, run_out):
+def test_no_more_connections_are_kept_than_the_pool_may_hold(alias, app, states):
+    app.conf.broker_pool_limit = 0
+    _call(app, alias, 1)
+    assert (states(), immediate.broker_of(app.main)._idle) == ([], [])
+
+
+def test_one_that_is_interrupted_drops_its_connection(alias, app, monkeypatch):
+    """As by a time-out of gevent: an answer may come that is no other commit's."""
+    closed = []
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(immediate.Publisher, "publish", interrupt)
+    monkeypatch.setattr(immediate.Publisher, "close", lambda publisher: closed.append(publisher))
+    with pytest.raises(KeyboardInterrupt):
+        _call(app, alias, 1)
+    assert len(closed) == 1
+
+
+def test_figures(alias, app, at, run_out, caplog):
     read = Statistic.objects.using(alias).filter(name="read_id")
     at("immediate_claimed", lambda: 1 / 0)
     _call(app, alias, 1)
+    assert f"Immediate delivery failed database={alias}" in caplog.messages
     run_out()
     drain(alias)
     [swept] = read.values_list("value", flat=True)
