@@ -68,8 +68,7 @@ class Retention(LeasedLoop):
 
     @property
     def trouble(self) -> str:
-        faults = [f"{kind}: {fault}" for kind, fault in self._faults.items()]
-        return "; ".join(filter(None, [self.backoff.text, *faults, self._held]))
+        return "; ".join(filter(None, [self.backoff.text, *self._faults.values(), self._held]))
 
     @property
     def has_failed(self) -> bool:
@@ -105,9 +104,9 @@ class Retention(LeasedLoop):
             try:
                 removed = remove(write=logger.debug)
             except (OutboxError, django.db.Error) as error:
-                removed = 0
-                self._faults[kind] = described(error)
-                logger.error("Not removed kind=%s error=%s", kind, self._faults[kind])
+                removed, fault = 0, described(error)
+                self._faults[kind] = f"{kind}: {fault}"
+                logger.error("Not removed kind=%s error=%s", kind, fault)
                 if isinstance(error, django.db.Error):
                     self._disconnect()
             self._removed += removed

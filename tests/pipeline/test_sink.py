@@ -152,7 +152,7 @@ def test_an_archive_that_cannot_be_read_holds_its_own_log_only(
     assert left() == []
     sink = Sink(AccountVersion)
     sink.run(once=True)
-    assert sink.trouble.startswith(f"account_version: ArchiveRefused: {nowhere} is no archive")
+    assert sink.trouble.startswith(f"ArchiveRefused: {nowhere} is no archive")
 
 
 def test_an_archive_that_cannot_be_read_is_told_of(alias, folder, old, left):
@@ -163,7 +163,7 @@ def test_an_archive_that_cannot_be_read_is_told_of(alias, folder, old, left):
     file.mkdir()
     sink = Sink(Event)
     sink.run(once=True)
-    assert sink.trouble.startswith(f"{LOG}: Unreachable: The archive cannot be read: ")
+    assert sink.trouble.startswith("Unreachable: The archive cannot be read: ")
     assert left() == ids
 
 
