@@ -84,8 +84,7 @@ def _check_tasks() -> Iterator[CheckMessage]:
                 load_tasks(app)
             for name, task in list(app.tasks.items()):
                 # Registries share what is defined. What the module holds is what is called.
-                module = sys.modules.get(task.__module__)
-                called = getattr(module, task.__name__, None)
+                called = getattr(sys.modules.get(task.__module__), task.__name__, None)
                 if (
                     isinstance(called, Task)
                     and called.name == name

@@ -53,8 +53,7 @@ def ranges(after: int, upto: int, count: int) -> list[tuple[int, int]]:
     if width <= 0:
         return []
     count = max(1, min(count, width // MIN_POSITIONS))
-    cuts = [after + width * n // count for n in range(count + 1)]
-    return list(pairwise(cuts))
+    return list(pairwise(after + width * n // count for n in range(count + 1)))
 
 
 def dealt(*lists: list[list[str]]) -> list[list[str]]:

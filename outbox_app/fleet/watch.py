@@ -85,8 +85,7 @@ class Watch(RegistryThread):
         return self._listing
 
     def step(self, registry: Registry) -> None:
-        found = registry.members(self.service)
-        self._listing = self._listing.after(found, self.clock())
+        self._listing = self._listing.after(registry.members(self.service), self.clock())
         self._pulled.set()
 
     def wait(self, waiter: PollWaiter) -> None:

@@ -127,8 +127,7 @@ def discard_for(
     act = partial(_discard_batch, asked=asked, using=jobs.db)
     found = run_for(jobs, act, order=ORDER, until=until, **options)
     if found.done:
-        what = "Dead jobs discarded database=%s jobs=%d by=%s"
-        logger.warning(what, jobs.db, found.done, by)
+        logger.warning("Dead jobs discarded database=%s jobs=%d by=%s", jobs.db, found.done, by)
     return found
 
 

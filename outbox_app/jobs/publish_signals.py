@@ -46,5 +46,4 @@ def heard_by(*, paired: bool, task: str) -> AbstractContextManager[None]:
 
 
 def _is_paired(receiver: Any) -> bool:
-    module = getattr(receiver, "__module__", None) or ""
-    return module.startswith(PAIRED)
+    return (getattr(receiver, "__module__", None) or "").startswith(PAIRED)

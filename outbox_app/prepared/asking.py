@@ -177,8 +177,7 @@ class SenderWorker:
     def expire(self) -> None:
         """Let their policies decide events whose time is over, without an answer."""
         due = self.events.due(self.name).filter(state=State.PREPARED, decide_by__lte=DatabaseNow())
-        over = due.order_by("decide_by")
-        self._expire(list(over[:EXPIRED]))
+        self._expire(list(due.order_by("decide_by")[:EXPIRED]))
 
     def _expire(self, rows: Sequence[PreparedEvent]) -> None:
         ends = [row for row in rows if row.policy in POLICIES and row.state == State.PREPARED]

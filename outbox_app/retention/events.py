@@ -159,8 +159,7 @@ def _batches(
             removed, holder = removed + count, held
             yield count, reached
     except (ArchiveRefused, Unreachable) as error:
-        text = f"{removed} rows of {table} were removed, then: {error}"
-        raise type(error)(text) from error
+        raise type(error)(f"{removed} rows of {table} were removed, then: {error}") from error
     if holder not in ("", TOO_YOUNG):
         write(f"held log={table} by={holder}")
 

@@ -71,8 +71,7 @@ def _set_paused(name: str, paused: bool, using: str | None) -> None:
         cursors = Cursor.objects.using(using).filter(subscription=name)
         cursors.bump_revision()
         if not paused:  # also what has stopped by itself (subscriptions.cursors.is_stopped)
-            stopped = cursors.filter(error__startswith=TransactionEnded.__name__)
-            stopped.update(**Cursor.WELL)
+            cursors.filter(error__startswith=TransactionEnded.__name__).update(**Cursor.WELL)
 
 
 def plan(

@@ -129,8 +129,7 @@ class Job:
         # Eager: retry() sends nothing, and no result is stored, except for the parts of a chord,
         # whose body needs theirs.
         request = {**self.request, "hostname": gethostname(), "is_eager": True}
-        eager = not request.get("chord")
-        trace = build_tracer(self.task, task, app=app, eager=eager)
+        trace = build_tracer(self.task, task, app=app, eager=not request.get("chord"))
         replacements: list[Signature[Any]] = []
         # What a task sends without naming an app goes to the worker's own.
         with patch.object(_state._tls, "current_app", app):  # type: ignore[attr-defined]

@@ -177,8 +177,7 @@ class PostgresWindow(Window[PostgresState]):
         reached = rows[-1][columns.index("id")] if rows else 0
         if len(rows) == limit:
             return Page(rows, replace(state, pos=reached), more=True, position=reached)
-        done = replace(state, rebased=None)
-        return Page(rows, done, more=True, position=reached)
+        return Page(rows, replace(state, rebased=None), more=True, position=reached)
 
     def _due_before(self, state: PostgresState) -> str:
         """Return the condition: not passed by the state of the earlier cluster, nor by this one."""
