@@ -100,7 +100,7 @@ def test_the_page_works_without_javascript_and_goes_on_by_itself_with_it(alias, 
     jobs = dead_jobs(7, using=alias)
     answer = begin(superuser, DEAD, "discard_selected", jobs[0])
     content = body(answer)
-    assert '<form method="post" id="outbox-continue">' in content
+    assert 'id="outbox-continue"' in content
     assert '<script src="/static/outbox_app/continue.js" defer></script>' in content
     assert '<input type="submit" value="Continue">' in content
     [shown] = re.findall(r'<progress max="100" value="(\d+)">', content)
