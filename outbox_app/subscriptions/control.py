@@ -100,7 +100,7 @@ def replay(
     It may never have run. ``log``, by table or label, is the only one to move in; else all that it
     reads, and a position belongs to one log. Parked streams whose events all come again are
     deleted; the others stay parked, as their events would not come. What is in flight now comes
-    when it commits, whatever its position; by time, if it was recorded behind the place. A move
+    when it commits, at any position; by time, if it was recorded behind the place. A move
     that passes over events not yet handled is refused, unless ``skip_ahead`` is true: then a row in
     ``Gap`` says which, who decided (``by``), and why (``reason``). No cursor comes back to them.
 

@@ -73,7 +73,7 @@ def test_a_lead_is_not_lost(account, ask, fresh):
 
 
 def test_the_collector_may_end_a_coroutine_while_its_line_is_read(fresh, alias):
-    """It is executed, though nobody listens; and those that were taken with it are answered."""
+    """It is executed, though its caller has gone, and those taken with it are answered."""
 
     class Collecting(str):
         def __len__(self):

@@ -42,7 +42,7 @@ def page() -> dict[str, Any]:
 
 @pytest.fixture
 def stays(alias):
-    """A log with columns that archives keep in another type than Django's; nobody else knows it."""
+    """A log with columns that archives keep in another type than Django's, for one test."""
     with isolate_apps("tests.eventlog.own_log"):
 
         class Stay(EventLog):

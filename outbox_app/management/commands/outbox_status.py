@@ -69,7 +69,7 @@ class Command(TeachingCommand):
             raise CommandError(one_line(error, 1000), returncode=EXIT_UNKNOWN) from error
         require_alias(using)
         try:
-            limits = Limits(**{name: options[name] for name in Limits.__slots__})
+            limits = Limits(options["max_age"], options["max_backlog"], options["max_dead"])
         except ValueError as error:
             raise InvalidArgument(f"--{error}".replace("_", "-")) from error
         for alias in {using, database or log_alias(Event)}:
