@@ -62,10 +62,14 @@ class PostgresPartitions(PostgresCopy, Partitions):
             "UNION ALL SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = {t} "
             "UNION ALL SELECT 'foreign key ' || conname || ' of ' || conrelid::regclass "
             "FROM pg_constraint WHERE confrelid = {t} AND contype = 'f' AND conparentid = 0 "
+            # PostgreSQL ignores no conflict where one of them may be deferred.
+            "UNION ALL SELECT 'deferrable constraint ' || conname FROM pg_constraint "
+            "WHERE conrelid = {t} AND condeferrable AND contype <> 'f' AND conname <> ALL(%s) "
             "UNION ALL SELECT DISTINCT 'view ' || ev_class::regclass FROM pg_rewrite r "
             "JOIN pg_depend d ON d.objid = r.oid WHERE d.refobjid = {t} AND ev_class <> {t}"
         )
-        return [text for (text,) in self.run(sql.format(t=f"'{self.t}'::regclass"))]
+        sql = sql.format(t=f"'{self.t}'::regclass")
+        return [text for (text,) in self.run(sql, [list(self.given_up)])]
 
     def create(self) -> None:
         with self.bounded():

@@ -91,22 +91,22 @@ class ShardedTable(TableOperation):
         partitions = kind(model, field_of(model, self.by), self.shards, connection)
         partitions.sweep()
         if not partitions.is_split():
-            partitions.given_up = self._given_up(model, partitions)
+            self._check(model, partitions)
             partitions.make()
             partitions.sweep()
 
-    def _given_up(self, model: Any, partitions: Partitions) -> set[str]:
-        """Return the unique indexes that become plain ones; refuse what the split would break."""
+    def _check(self, model: Any, partitions: Partitions) -> None:
+        """Refuse what the split would break; note the unique indexes that become plain ones."""
         meta = model._meta
         generated = isinstance(meta.pk, AutoFieldMixin | SnowflakeField)
-        left, broken, given_up = set(self.giving_up), [], set()
+        left, broken = set(self.giving_up), []
         for name, columns, primary in partitions.unique_indexes():
             fields = [field.name for field in meta.concrete_fields if [field.column] == columns]
             names = {name, *fields}
             if partitions.by in columns or (primary and generated):
                 continue
             if names & left:
-                given_up.add(name)
+                partitions.given_up.add(name)
                 left -= names
             else:
                 broken.append(f"{name} ({', '.join(map(str, columns))})")
@@ -127,7 +127,6 @@ class ShardedTable(TableOperation):
                 f"{meta.db_table} cannot be split: {', '.join(obstacles)} would be lost or "
                 "broken. Remove them first; triggers and policies can be made again afterwards."
             )
-        return given_up
 
 
 def field_of(model: Any, name: str) -> Any:

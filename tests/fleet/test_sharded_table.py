@@ -361,6 +361,11 @@ def test_a_row_that_moves_while_it_is_looked_up(alias, order):
             "DROP RULE kept ON split_order",
         ),
         (
+            "deferrable constraint later",  # what is copied ignores conflicts, and cannot here
+            "ALTER TABLE split_order ADD CONSTRAINT later UNIQUE (shop, note) DEFERRABLE",
+            "ALTER TABLE split_order DROP CONSTRAINT later",
+        ),
+        (
             "view split_view",
             "CREATE VIEW split_view AS SELECT id FROM split_order",
             "DROP VIEW split_view",
@@ -377,6 +382,19 @@ def test_what_postgresql_would_lose_is_refused(alias, order, what, made, undone)
     finally:
         with connections[alias].cursor() as cursor:
             cursor.execute(undone)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_a_deferrable_constraint_is_given_up(alias, order):
+    with connections[alias].cursor() as cursor:
+        cursor.execute("ALTER TABLE split_order ADD CONSTRAINT later UNIQUE (note) DEFERRABLE")
+    rows = order._default_manager.using(alias)
+    rows.create(shop="a", number="x", place=1)
+    operation = ShardedTable("Order", by="shop", shards=2, giving_up=["number", "later"])
+    run_operation(operation, order, alias)
+    assert partitions_read(rows.filter(number="x")) == 2
+    assert rows.get().number == "x"
 
 
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
