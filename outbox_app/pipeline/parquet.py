@@ -108,7 +108,8 @@ def read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[p
             reader = parquet.ParquetFile(opened, page_checksum_verification=True)
             there = set(reader.schema_arrow.names)
             names = [name for name in dict.fromkeys([*columns, "id"]) if name in there]
-            yield from reader.iter_batches(columns=names)
+            for group in range(reader.num_row_groups):  # else a batch has rows of several
+                yield from reader.iter_batches(row_groups=[group], columns=names)
     except (pa.ArrowInvalid, OSError):
         read_checked(store, file)
         raise  # it was on the way

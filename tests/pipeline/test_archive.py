@@ -26,7 +26,7 @@ from outbox_app.pipeline import parquet as writing
 from outbox_app.pipeline import read
 from outbox_app.pipeline.archive_reader import _has_file_system
 from outbox_app.pipeline.archiver import Archiver
-from outbox_app.pipeline.parquet import first_difference, write_days
+from outbox_app.pipeline.parquet import first_difference, read_batches, write_days
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types, some
 from outbox_app.pipeline.source import Reader
 from outbox_app.pipeline.store import Store
@@ -379,8 +379,12 @@ def test_a_log_of_years_is_archived_a_file_a_day(tmp_path):
 def test_large_events_are_in_small_row_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 10_000)
     rows = _rows(1000, days=1)
-    [file] = write_days(rows.to_batches(max_chunksize=50), Store(str(tmp_path)), "0", ARROW)
+    store = Store(str(tmp_path))
+    [file] = write_days(rows.to_batches(max_chunksize=50), store, "0", ARROW)
     assert parquet.ParquetFile(tmp_path / file.name).num_row_groups >= 10
+    read = list(read_batches(store, file, ["data"]))
+    assert sum(batch.num_rows for batch in read) == 1000
+    assert max(batch.num_rows for batch in read) <= 100
 
 
 def test_no_dictionary_is_made_of_what_is_never_there_twice(tmp_path):
