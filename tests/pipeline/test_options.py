@@ -157,6 +157,41 @@ def test_hosts_are_those_of_django(monkeypatch, vendor, host, port):
     assert {"port": "", **options(driver.database_url("x")).parameters} == expected
 
 
+VARIABLE = "OUTBOX_PIPELINE_PASSWORD_INBOX"
+SHOP = {"NAME": "shop", "HOST": "db", "USER": "shop", "PASSWORD": "x"}
+
+
+@pytest.mark.parametrize(
+    ("inbox", "expected"),
+    [
+        # Another role of the same database: that of the log is the one Spark is told of.
+        ({"USER": "app", "PASSWORD": ""}, ("shop@db/shop", "/run/secret", "")),
+        ({"NAME": "inbox"}, ("shop@db/inbox", "/run/secret", "")),
+        ({"NAME": "inbox", "PASSWORD": "y"}, ("shop@db/inbox", "", VARIABLE)),
+        ({"NAME": "inbox", "USER": "app"}, ("app@db/inbox", "", VARIABLE)),
+        ({"NAME": "inbox", "PASSWORD": ""}, ("shop@db/inbox", "", "")),
+        ({"OPTIONS": {"service": "b"}}, ("shop@db/shop?service=b", "/run/secret", "")),
+    ],
+)
+def test_where_the_password_of_an_inbox_elsewhere_is(monkeypatch, inbox, expected):
+    """On a cluster, whose processes know what the command was told."""
+    databases = {"log": SHOP, "inbox": {**SHOP, **inbox}}
+    made = {
+        name: SimpleNamespace(vendor="postgresql", settings_dict=values)
+        for name, values in databases.items()
+    }
+    monkeypatch.setattr(driver, "connections", made)
+    options = driver.log_options(Event, using="log", password_file="/run/secret")
+    found = Pipeline(None, options, Event, "log").elsewhere("inbox").options
+    url, *named = expected
+    assert found.url == f"postgresql://{url}"
+    assert [found.password_file, found.password_env] == named
+    # Processes that are started here are given all passwords.
+    monkeypatch.setenv(VARIABLE, "y")
+    found = Pipeline(None, options, Event, "log").elsewhere("inbox").options
+    assert found.password_file == ""
+
+
 @pytest.fixture
 def given(alias, monkeypatch):
     """``given(OPTIONS)``: the database is connected to with these."""

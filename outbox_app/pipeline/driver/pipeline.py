@@ -60,7 +60,16 @@ class Pipeline:
         return frame(self.session, options, schema)
 
     def elsewhere(self, using: str) -> Pipeline:
-        given = {"password_env": _password_variable(using)} if _has_password(using) else {}
+        """Return what reads another alias: over this one's connections if that is its database."""
+        variable = _password_variable(using)
+        given = {"password_env": variable} if _has_password(using) else {}
+        if variable not in os.environ:  # of processes that this one has not started
+            here, there = (connections[each].settings_dict for each in (self.using, using))
+            if all(here.get(n) == there.get(n) for n in ("NAME", "HOST", "PORT", "OPTIONS")):
+                return self
+            if all(here.get(n) == there.get(n) for n in ("USER", "PASSWORD")):
+                named = ("password_file", "password_env")
+                given = {name: getattr(self.options, name) for name in named}
         return replace(self, options=log_options(self.log, using=using, **given), using=using)
 
 
