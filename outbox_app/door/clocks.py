@@ -17,7 +17,7 @@ from django.db.models.functions import TruncMinute
 
 from ..aliases import outbox_alias
 from ..models import DatabaseNow, Statistic
-from ..models.upsert import upsert
+from ..models.statistic import write_figures
 from ..process.counters import PEER, PEER_CLOCK
 from ..text import get_logger
 
@@ -45,12 +45,7 @@ def note_clock(peer: str, seconds: float) -> None:
     key = {"name": PEER_CLOCK, "dimension": PEER, "label": peer, "source": "door"}
     row = Statistic(**key, minute=TruncMinute(DatabaseNow(), tzinfo=UTC), value=away)
     try:
-        upsert(
-            Statistic.objects.using(using),
-            [row],
-            update=["value", "written_at"],
-            unique=["name", "minute", "source", "dimension", "label"],
-        )
+        write_figures([row], using=using)
     except django.db.Error as error:
         logger.warning("The clock of a peer was not noted error=%r", error)
 

@@ -6,13 +6,19 @@ adds to the row of another. What a log's statistics mean is in the reference.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .clock import DatabaseNow
+from .upsert import upsert
 
+#: Of a figure; no two rows have the same.
+KEY = ("name", "minute", "source", "dimension", "label")
+#: Rows an INSERT.
+BATCH = 500
 #: More than any name in a log or of a task has, so that those stay as they are.
 LABEL_LENGTH = 300
 
@@ -48,12 +54,15 @@ class Statistic(models.Model):
         default_permissions = ("view",)
         constraints = [
             # In this order it is also the index for "this name since that minute".
-            models.UniqueConstraint(
-                fields=["name", "minute", "source", "dimension", "label"],
-                name="outbox_statistic_figure",
-            ),
+            models.UniqueConstraint(fields=KEY, name="outbox_statistic_figure"),
         ]
 
     def __str__(self) -> str:
         which = f" {self.dimension}={self.label}" if self.dimension else ""
         return f"{self.source} {self.name}{which}: {self.value:g}"
+
+
+def write_figures(rows: Sequence[Statistic], *, using: str) -> None:
+    """Insert figures; those that are there already get the new value."""
+    table, update = Statistic.objects.using(using), ["value", "written_at"]
+    upsert(table, rows, update=update, unique=KEY, batch_size=BATCH)

@@ -30,8 +30,7 @@ from django.db import connections
 
 from ..conf import outbox_settings
 from ..models import Statistic
-from ..models.statistic import label_of
-from ..models.upsert import upsert
+from ..models.statistic import label_of, write_figures
 from ..text import get_logger
 from .backoff import Backoff
 from .lease import LeaseHolder
@@ -97,8 +96,6 @@ KEPT_SHARED = 10
 TOP = 10
 #: Seconds for which a write waits for a lock. A drainer must not lose its lease over a figure.
 LOCK_WAIT = 1
-#: Rows an INSERT.
-BATCH = 500
 #: Rows of one DELETE of a drainer, and about how many of them in a minute.
 PRUNE_BATCH, PRUNE_MOST = 1000, 10_000
 #: Rows older than the retention and this are worth a look at all of them.
@@ -210,13 +207,7 @@ class Counters:
         ]
         try:
             with atomic_with_lock_wait(LOCK_WAIT, using=self.using):
-                upsert(
-                    Statistic.objects.using(self.using),
-                    rows,
-                    update=["value", "written_at"],
-                    unique=["name", "minute", "source", "dimension", "label"],
-                    batch_size=BATCH,
-                )
+                write_figures(rows, using=self.using)
         except django.db.Error as error:
             self._backoff.failed(error)
             return

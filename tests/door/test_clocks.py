@@ -132,6 +132,6 @@ def test_a_database_that_is_away_fails_no_call(alias: str, monkeypatch: Any, cap
     def fail(*args: Any, **options: Any) -> None:
         raise django.db.OperationalError("away")
 
-    monkeypatch.setattr(clocks, "upsert", fail)
+    monkeypatch.setattr(clocks, "write_figures", fail)
     note_clock("billing", 90)
     assert "not noted error=OperationalError('away')" in caplog.text

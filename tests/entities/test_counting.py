@@ -192,10 +192,10 @@ def test_a_write_that_fails_costs_no_answer(alias, account, ask, monkeypatch, ca
     with monkeypatch.context() as broken:
         for error in (DatabaseError("away"), ZeroDivisionError()):
 
-            def upsert(*args, error=error, **options):
+            def fail(*args, error=error, **options):
                 raise error
 
-            broken.setattr(counters, "upsert", upsert)
+            broken.setattr(counters, "write_figures", fail)
             assert ask("withdraw", {"amount": 1}).version
     assert "away" in caplog.text
     assert "ZeroDivisionError" in caplog.text

@@ -22,8 +22,7 @@ from ...entities.verification import differences
 from ...exceptions import InvalidOption, PipelineError
 from ...models import Statistic
 from ...models.clock import stored
-from ...models.statistic import label_of
-from ...models.upsert import upsert
+from ...models.statistic import BATCH, label_of, write_figures
 from ...text import Write
 from ..archive_reader import check_files, planned
 from ..audit import LIMIT, Archived, audit
@@ -54,8 +53,6 @@ from .rebuild_fold import as_stored
 PLANS = 3
 #: Defects that are written out, line by line.
 TOLD = 50
-#: Statistics of an INSERT.
-BATCH = 500
 
 
 def run_audit(
@@ -193,7 +190,7 @@ def store(rows: Iterable[tuple[Any, ...]], *, log: str, using: str | None = None
         table.filter(source=log, name__in=NAMES).delete()
         while batch:
             # Rows of another run at the same time, which were not there to be deleted, are updated.
-            upsert(table, batch, update=["value", "written_at"], unique=COLUMNS[:-1])
+            write_figures(batch, using=using)
             written += len(batch)
             batch = list(islice(made, BATCH))
     return written
