@@ -122,9 +122,10 @@ def holds(log: type[EventLog], *, using: str | None = None, verify: bool = True)
     """
     using = using or log_alias(log)
     readers = {by: LogReader(log, using=using, by_time=by) for by in (False, True)}
-    found = []
+    found, names = [], set()
     cursors = Cursor.objects.using(using).filter(log=log._meta.db_table).order_by("pk")
     for cursor in still_read(cursors):
+        names.add(cursor.subscription)
         reader = readers[reads_by_time(cursor.state)]
         state = reader.load(cursor.state)
         if verify:
@@ -134,7 +135,7 @@ def holds(log: type[EventLog], *, using: str | None = None, verify: bool = True)
             condition = f"(slice %% {cursor.partitions} = {cursor.partition} AND {condition})"
         found.append(Hold(f"subscription {cursor}", condition))
     parked = ParkedStream.objects.using(using).filter(log=log._meta.db_table)
-    for stream in parked.order_by("position")[:1]:
+    for stream in parked.filter(subscription__in=names).order_by("position")[:1]:
         who = f"parked stream {stream} in {stream.log}"
         found.append(Hold(who, f"(id >= {stream.position})"))
     return found

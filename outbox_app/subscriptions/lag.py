@@ -7,7 +7,7 @@ that was cut says so. The age of what is behind goes by the database's clock.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -136,8 +136,8 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
     _measure([each for group in cursors.values() for each in group], declared, reads, using)
     running = served(chosen, using)
     unread = _unread([declared[name] for name in chosen if name in declared and not cursors[name]])
-    parked = _counts(ParkedStream.objects.using(using).filter(subscription__in=chosen))
-    gaps = _counts(Gap.objects.using(using).open().filter(subscription__in=chosen))
+    parked = _counts(ParkedStream.objects.using(using).filter(subscription__in=chosen), cursors)
+    gaps = _counts(Gap.objects.using(using).open().filter(subscription__in=chosen), cursors)
     return [
         _lag(
             found[name],
@@ -146,8 +146,8 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
             fault=declared[name].fault if name in declared else "",
             served=name in running,
             unread=name in unread,
-            parked=parked.get(name, 0),
-            gaps=gaps.get(name, 0),
+            parked=parked[name],
+            gaps=gaps[name],
         )
         for name in chosen
     ]
@@ -257,6 +257,11 @@ def _ages(log: type[EventLog], positions: set[int], using: str) -> dict[int, flo
     return {id: max(0.0, (now - then).total_seconds()) for id, then, now in times}
 
 
-def _counts(rows: QuerySet[Any]) -> dict[str, int]:
+def _counts(rows: QuerySet[Any], cursors: dict[str, list[CursorLag]]) -> Counter[str]:
+    """Count rows by subscription, without those of logs that it reads no more."""
     rows, _ = counting.newest(rows)  # enough to say that there are many
-    return dict(rows.order_by().values_list("subscription").annotate(count=Count("id")))
+    counts: Counter[str] = Counter()
+    counted = rows.order_by().values_list("subscription", "log").annotate(count=Count("id"))
+    for name, log, count in counted:
+        counts[name] += count * any(log == each.cursor.log for each in cursors[name])
+    return counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -25,6 +26,8 @@ from outbox_app.models import (
     counting,
 )
 from outbox_app.subscriptions import control, lag
+from outbox_app.subscriptions.subscriber import register, subscriber_named
+from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import eventually, on
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -121,6 +124,19 @@ def test_states_errors_parked_and_gaps(alias, published, run, seen_by):
     assert found.shown == "0+"
     control.pause("all")
     assert one(alias, "all").state == "paused"
+
+
+def test_what_waits_in_a_log_that_was_left_out_does_not_count(alias, published, run, seen_by):
+    seen_by("moves", logs=[Event, Ledger])
+    published("a")
+    run("moves")
+    here = {"subscription": "moves", "partition": 0, "log": "outbox_event", "stream": "a"}
+    ParkedStream.objects.using(alias).create(**here, version=2, position=2, error="")
+    Gap.objects.using(alias).create(**here, kind="version", first=1, last=1)
+    assert (one(alias, "moves").parked, one(alias, "moves").gaps) == (1, 1)
+    register(replace(subscriber_named("moves"), log_names=("own_log.Ledger",)))
+    run("moves")
+    assert (one(alias, "moves").parked, one(alias, "moves").gaps) == (0, 0)
 
 
 def test_a_subscription_that_no_process_runs_is_not_running(alias, published, running, seen_by):
