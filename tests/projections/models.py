@@ -37,6 +37,13 @@ class Sold(models.Model):
         ]
 
 
+class Hourly(models.Model):
+    """A row for each hour."""
+
+    hour = models.DateTimeField(primary_key=True)
+    count = models.IntegerField(default=0)
+
+
 class Numbered(models.Model):
     """Its key is given out by the database."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from datetime import datetime
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from outbox_app import NewEvent, Projection, publish_many, subscriber
 from outbox_app.eventlog.record import recorded
@@ -17,7 +19,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.projections.rows import PendingEvent, ProjectionTable
 from tests.projections.declared import SoldOf, StatusOf, declare
-from tests.projections.models import Bare, Numbered, Sold, Stamped, Status
+from tests.projections.models import Bare, Hourly, Numbered, Sold, Stamped, Status
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -75,6 +77,29 @@ def test_statements_of_a_page_are_constant(alias, versioned):
     assert few.count("INSERT") == 2
     assert few.count("DELETE") == (0 if versioned else 1)
     assert len(few) <= 6  # with the savepoint of the insert
+
+
+def test_a_time_without_a_zone_is_the_key_of_the_row_that_holds_it(alias, run):
+    """As Django stores it: in the project's zone."""
+
+    class ByHour(Projection):
+        model = Hourly
+
+        def key(self, event):
+            return datetime(2026, 1, 31, event.data["article"])
+
+        def apply(self, event, row):
+            row = row or Hourly()
+            row.count += event.data["count"]
+            return row
+
+    declare(ByHour, "by_hour")
+    for sales in ((3, 1), (4, 1)), ((3, 5),):
+        sell(alias, *sales)
+        with pytest.warns(RuntimeWarning, match="naive datetime"):
+            run("by_hour")
+    rows = Hourly.objects.using(alias).order_by("hour")
+    assert [(timezone.make_naive(row.hour).hour, row.count) for row in rows] == [(3, 6), (4, 1)]
 
 
 def test_partitions_meet_on_a_row(alias, sold, in_thread):
