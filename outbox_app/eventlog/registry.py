@@ -16,6 +16,7 @@ from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..exceptions import UnknownLog
 from ..models import EntityVersion, EventLog
+from ..models.clock import aware
 
 #: Seconds by which times may be out of order.
 MARGIN = 1.0
@@ -70,4 +71,7 @@ def position_before(log: type[EventLog], moment: datetime, *, using: str) -> int
         return times.first() or moment
 
     begin = moment - timedelta(seconds=MARGIN)
+    # Without a time zone an hour may come twice, and times go back: from the first one on.
+    first, second = (aware(begin.replace(fold=n), using=using).utcoffset() for n in (0, 1))
+    begin -= max(first - second, timedelta())  # type: ignore[operator]
     return positions.start + bisect_left(positions, begin, key=recorded_from) - 1

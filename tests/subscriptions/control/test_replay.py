@@ -12,7 +12,7 @@ from outbox_app import publish, subscriber
 from outbox_app.eventlog.windows import mysql
 from outbox_app.exceptions import ReplayRefused, UnknownLog
 from outbox_app.models import Cursor, Event, Gap, ParkedStream
-from outbox_app.models.clock import aware
+from outbox_app.models.clock import _zone, aware
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.skips import skip_event
 from outbox_app.subscriptions.start_point import parse_start_point, position_of
@@ -374,6 +374,24 @@ def test_times_of_a_project_without_time_zones(alias, published, settings):
         for place in (recorded - minute, datetime(2020, 1, 1)):
             assert position_of(Event, place, using=alias) == event.pk - 1
         assert position_of(Event, recorded + minute, using=alias) != event.pk - 1
+    connections[alias].close()
+
+
+def test_a_time_in_the_hour_that_comes_twice(alias, published, settings, ids):
+    """Where the clocks go back, times without a zone do not grow with the positions."""
+    published(*"abcdefg")
+    minutes = (-1, 40, 59, 65, 89, 95, 121)  # from the first 2 o'clock on
+    times = [datetime(2026, 10, 25, tzinfo=UTC) + timedelta(minutes=n) for n in minutes]
+    settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Berlin"
+    connections[alias].close()
+    for id, time in zip(ids(), times, strict=True):
+        local = str(time if alias == "postgres" else timezone.make_naive(time, _zone(alias)))
+        with connections[alias].cursor() as cursor:
+            cursor.execute("UPDATE outbox_event SET recorded_at = %s WHERE id = %s", [local, id])
+    for minute, first in ((30, 1), (50, 2)):
+        place = datetime(2026, 10, 25, 2, minute)
+        assert position_of(Event, place, using=alias) < ids()[first]
+    assert position_of(Event, datetime(2026, 10, 25, 3, 1), using=alias) == ids()[5]
     connections[alias].close()
 
 
