@@ -25,6 +25,7 @@ from ..process.foreground import EXIT_DIED, Listen, prepare, stop_on_signals
 from ..process.waiting import StopFlag
 from ..retention.run import Retention, Sink, retain_here
 from ..subscriptions.run import run_here
+from ..subscriptions.runner import ANSWER_SECONDS
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 from ..text import get_logger
 
@@ -112,7 +113,7 @@ def run_together(*, using: str | None = None, once: bool = False) -> int:
 
 def _works(using: str, *, only: str | None) -> dict[str, Work]:
     """Return what runs, in the order in which rows go: a handler may stage a job."""
-    prepare(using)
+    prepare(using, answer_seconds=ANSWER_SECONDS)  # the drain watches its own
     works: dict[str, Work] = {"prepared": partial(ask_here, using)}
     by_alias: dict[str, list[Subscriber]] = {}
     for each in all_subscribers():
@@ -151,7 +152,7 @@ def sinking(using: str, *, once: bool) -> Iterator[None]:
 
 
 def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
-    prepare(chosen[0].using)
+    prepare(chosen[0].using, answer_seconds=ANSWER_SECONDS)
     return run_here(chosen, once=once, listen=listen, interval=None, batch_size=None)
 
 

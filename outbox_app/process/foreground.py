@@ -86,10 +86,10 @@ def require_at_least(**least: tuple[float | None, float]) -> None:
             raise InvalidArgument(f"{option} must be at least {minimum}; got {value}.")
 
 
-def prepare(using: str) -> None:
+def prepare(using: str, *, answer_seconds: float | None = None) -> None:
     """Bound the waits for a database, and refuse one in which no work is possible."""
     require_alias(using)
-    set_timeouts(using)
+    set_timeouts(using, answer_seconds=answer_seconds)
     require_migrated(using)
     require_sessions(using)
 
@@ -151,18 +151,19 @@ def run_workers(
     return code
 
 
-def set_timeouts(using: str) -> None:
+def set_timeouts(using: str, *, answer_seconds: float | None = None) -> None:
     """Bound connecting, and answers where the driver can: its default is to wait for ever.
 
     Django's pool is left out. A loop keeps one or two connections for life, so a pool would be too
     small for some of them, and workers that are forked would share what is open in it.
     """
     timeout = max(1, int(outbox_settings().LEASE_SECONDS))
+    answer = int(answer_seconds or timeout)
     bounds = {
-        "postgresql": ["connect_timeout"],
-        "mysql": ["connect_timeout", "read_timeout", "write_timeout"],
+        "postgresql": {"connect_timeout": timeout},
+        "mysql": {"connect_timeout": timeout, "read_timeout": answer, "write_timeout": timeout},
     }
     options = connections[using].settings_dict.setdefault("OPTIONS", {})
     options.pop("pool", None)
-    for name in bounds.get(connections[using].vendor, []):
-        options.setdefault(name, timeout)
+    for name, seconds in bounds.get(connections[using].vendor, {}).items():
+        options.setdefault(name, seconds)

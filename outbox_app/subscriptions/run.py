@@ -25,7 +25,7 @@ from ..process.foreground import (
     with_trouble,
 )
 from ..text import get_logger
-from .runner import Runner
+from .runner import ANSWER_SECONDS, Runner
 from .subscriber import Subscriber, all_subscribers, subscriber_named
 
 logger = get_logger("outbox_app.subscriptions")
@@ -59,7 +59,7 @@ def run(
     faults = [] if names else [each.fault for each in all_subscribers() if each.fault]
     for fault in faults:
         logger.warning("Subscription left out reason=%s", fault)
-    prepare(chosen[0].using)
+    prepare(chosen[0].using, answer_seconds=ANSWER_SECONDS)
     work = partial(
         run_here, chosen, once=once, beside=beside, interval=interval, batch_size=batch_size
     )
@@ -99,7 +99,7 @@ def run_here(
     """Run subscriptions of one database in this thread; ``listen`` is given what stops them."""
     replicas = {each.read_from for each in chosen if each.read_from}
     for alias in replicas.intersection(connections):
-        set_timeouts(alias)
+        set_timeouts(alias, answer_seconds=ANSWER_SECONDS)
     runner = Runner(chosen, **options, on_turn=Progress(_progress, parent=parent))
     listen(runner.stop)
     names = ",".join(each.name for each in chosen)

@@ -32,7 +32,7 @@ from outbox_app.models import (
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.request import checked
 from outbox_app.retention.run import Retention
-from tests.faults.tools import Book, assert_handed_back
+from tests.faults.tools import Book, assert_handed_back, on
 from tests.patience import eventually, patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -239,3 +239,32 @@ def test_the_retention_goes_on_after_a_kind_that_fails(
     assert f"incidents: {fault}" in loop.trouble
     assert "Not removed kind=incidents" in caplog.text
     assert not Lease.objects.using(alias).filter(owner__isnull=False).exists()
+
+
+@on("mariadb")
+@pytest.mark.parametrize("command", ["run_subscriptions", "run_outbox"])
+def test_a_statement_of_a_handler_may_take_longer_than_the_lease(
+    alias, published, settings, monkeypatch, command
+):
+    """The driver is given a bound for answers: that of the subscriptions, not of the drain."""
+    settings.OUTBOX = {**settings.OUTBOX, "LEASE_SECONDS": 1, "PUBLISH_TIMEOUT": 0.5}
+    connection = connections[alias]
+    options = {**connection.settings_dict["OPTIONS"]}
+    for name in ("connect_timeout", "read_timeout", "write_timeout"):
+        options.pop(name, None)  # as a command of another test has left it
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    answers = []
+
+    @subscriber("slow")
+    def ask(events):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT SLEEP(2)")
+            answers.extend(cursor.fetchall())
+
+    published("a")
+    connection.close()
+    try:
+        call_command(command, once=True)
+    finally:
+        connection.close()
+    assert answers == [(0,)]
