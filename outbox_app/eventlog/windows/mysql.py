@@ -138,6 +138,8 @@ class MysqlWindow(Window[MysqlState]):
 
     def _used(self) -> int:
         """Return the highest position that was given out."""
+        # MySQL remembers it for a day otherwise; MariaDB skips what is in the comment.
+        self.run("SET @outbox = 0 /*!80003 , SESSION information_schema_stats_expiry = 0 */", [])
         [(used,)] = self.run(
             "SELECT COALESCE(auto_increment, 1) - 1 FROM information_schema.tables "
             "WHERE table_schema = DATABASE() AND table_name = %s",
