@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from django.core.exceptions import FieldDoesNotExist
 from django.db import models
 
 from ..eventlog.record import RecordedEvent
@@ -148,11 +147,8 @@ def _check_versioned(projection: Projection, text: str) -> None:
             f"Leave {asked} out; the subscription keeps the view up to date."
         )
     label = projection.model._meta.label
-    try:
-        version = projection.model._meta.get_field("version")
-    except FieldDoesNotExist:
-        version = None
-    if not isinstance(version, models.IntegerField):
+    fields = {field.name: field for field in projection.model._meta.concrete_fields}
+    if not isinstance(fields.get("version"), models.IntegerField):
         raise InvalidSubscriber(
             f"{text}with {asked}=True each row keeps the version of its stream that it has "
             f"applied. Give {label} version = BigIntegerField(default=0)."

@@ -76,7 +76,6 @@ class IdGaps:
             "subscription": self.subscriber.name,
             "partition": self.part,
             "log": log,
-            "stream": "",
             "first": first,
         }
         return Gap.objects.using(self.subscriber.using).record_missing(key, last=last)
