@@ -3,7 +3,7 @@
 Ids ``outbox.E001`` and up are errors, ``outbox.W001`` and up warnings; ``docs/reference/checks.md``
 lists them. ``check --deploy`` looks at more settings, those that matter in production. Only the
 checks of databases and servers open a connection, and they run only for the aliases that
-``--database`` names (``migrate`` names its own); brokers are asked by ``--deploy --database``.
+``--database`` names (``migrate`` its own, Django 6.1 all for ``--tag``); brokers need ``--deploy``.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import pytest
 from django.core.management import CommandError, call_command, get_commands, load_command_class
 from django.db import transaction
 from django.db.models import QuerySet
+from django.test.utils import override_system_checks
 
 from outbox_app import publish, subscriber
 from outbox_app.eventlog.reader import LogReader
@@ -195,6 +196,19 @@ def test_every_command_writes_through_one_place() -> None:
     assert len(ours) >= 10
     for name in ours:
         assert isinstance(load_command_class("outbox_app", name), TeachingCommand), name
+
+
+def test_the_checks_of_a_command_ask_no_database(alias: str) -> None:
+    """Nor does Django 6.1: a drainer begins while a database is away that it does not use."""
+    asked: list[Any] = []
+
+    def check(databases: Any, **kwargs: Any) -> list[Any]:
+        asked.append(databases)
+        return []
+
+    with override_system_checks([check]):
+        call_command("outbox_dead", "list", database=alias, skip_checks=False)
+    assert asked == [[]]
 
 
 def test_an_error_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
