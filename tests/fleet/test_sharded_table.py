@@ -261,6 +261,17 @@ def test_what_goes_by_a_unique_constraint(alias, order):
 
 @servers
 @commits
+def test_a_number_that_was_given_out_is_not_given_out_again(alias, order):
+    rows = order._default_manager.using(alias)
+    rows.create(shop="a", number="1", place=1)
+    last = rows.create(shop="a", number="2", place=2).pk
+    rows.filter(pk=last).delete()
+    run_operation(OPERATIONS[0], order, alias)
+    assert rows.create(shop="a", number="3", place=3).pk > last
+
+
+@servers
+@commits
 def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
     class Number(models.Model):  # noqa: DJ008
         n = models.IntegerField()
