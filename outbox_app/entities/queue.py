@@ -41,7 +41,6 @@ BATCH_SIZE = 4 * 1024 * 1024
 MAX_WAITING = 50_000
 #: Seconds for which an idle thread of the pool waits for more, and for batches at the end.
 IDLE = 10.0
-#: Why a call is refused.
 ENDING = "This process is about to end."
 
 
@@ -229,6 +228,7 @@ class Queues:
         first = next(iter(line.waiting), None)
         if first is None:
             del self.lines[line.key]
+            self.waiting = self.waiting if self.lines else 0  # a signal may break off a count
             self.emptied.notify_all()
         elif first.lends and isinstance(first.waits, threading.Event):
             line.led_by = first

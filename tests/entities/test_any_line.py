@@ -66,10 +66,10 @@ def test_a_lead_is_not_lost(account, ask, fresh):
         ask("withdraw", {"amount": 0}, timeout=30)
         assert not fresh.lines, number
         assert not fresh.leads_here(), number
+        assert not fresh.waiting, number
         number += 1
     assert number > 30
     assert sys.exception() is None
-    fresh.waiting = 0  # it may be one too many after each
 
 
 def test_the_collector_may_end_a_coroutine_while_its_line_is_read(fresh, alias):
