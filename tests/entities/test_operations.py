@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -389,6 +390,13 @@ def test_an_import_is_repeated_without_harm(alias, command, tmp_path):
         0,
         "imported executed=0 replayed=3 rejected=0 failed=0\n",
     )
+
+
+def test_an_import_reads_no_input_that_is_closed(alias, command, monkeypatch):
+    """The first connection that a process opens has its number then."""
+    monkeypatch.setattr(sys, "stdin", None)
+    code, out = command("import", "-", "--type", TYPE)
+    assert (code, "Standard input is closed" in out) == (2, True)
 
 
 def test_an_import_that_is_broken_off_goes_on(alias, command, tmp_path):

@@ -7,6 +7,7 @@ Thin: arguments in; ``operations`` and ``verification`` of ``outbox_app.entities
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -121,6 +122,8 @@ class Command(TeachingCommand):
         self, types: dict[Any, str], *, database: str | None, file: str, **options: Any
     ) -> None:
         [default] = types if len(types) == 1 else [None]
+        if file == "-" and sys.stdin is None:  # the number may be that of a connection by now
+            raise InvalidArgument("-: Standard input is closed.")
         try:
             # Bytes that are no UTF-8 fail in their line.
             read: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
