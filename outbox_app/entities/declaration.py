@@ -68,9 +68,7 @@ def command(
         raise TypeError("A command with batch=True takes neither atomic=True nor creates=True.")
 
     def declare(handler: Handler) -> Handler:
-        kinds = "iscoroutinefunction", "isasyncgenfunction", "isgeneratorfunction"
-        if any(getattr(inspect, is_kind)(handler) for is_kind in kinds):
-            raise TypeError(f"The command {handler.__name__!r} must be a plain method.")
+        _require_plain("command", handler)
         given = {"creates": creates, "event": event, "atomic": atomic, "batch": batch}
         setattr(handler, _MARK, given)
         return handler
@@ -83,9 +81,17 @@ def rule(method: Handler) -> Handler:
 
     It reads ``self.state``. Where it returns a false value, or raises ``Rejected``, the command is
     rejected: with the rule's name as its code, and the first line of the rule's docstring as text.
+    Raises ``TypeError`` for a coroutine or a generator, which would be true whatever it says.
     """
+    _require_plain("rule", method)
     setattr(method, _RULE, True)
     return method
+
+
+def _require_plain(what: str, method: Any) -> None:
+    kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    if any(is_kind(method) for is_kind in kinds):
+        raise TypeError(f"The {what} {method.__name__!r} must be a plain method.")
 
 
 class CommandSpec:

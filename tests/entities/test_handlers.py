@@ -7,7 +7,7 @@ import functools
 import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
 
-from outbox_app.entities import Rejected, command, execution
+from outbox_app.entities import Rejected, command, execution, rule
 from outbox_app.entities.attempt import Moved
 from outbox_app.entities.declaration import spec_of
 from outbox_app.exceptions import InvalidCommand, InvalidEvent, StatementRefused
@@ -113,6 +113,24 @@ def test_a_decorator_above_the_command_runs_with_it(alias, account, ask, monkeyp
 def test_a_type_that_no_event_can_have(event):
     with pytest.raises(InvalidEvent, match="event"):
         command(event=event)
+
+
+@pytest.mark.parametrize("declared", [command(), rule])
+def test_a_method_that_only_begins_when_it_is_awaited(declared):
+    """What it returns is true: the rule would hold whatever it says."""
+
+    async def later(self):
+        return False
+
+    def one_by_one(self):
+        yield False
+
+    async def both(self):
+        yield False
+
+    for method in (later, one_by_one, both):
+        with pytest.raises(TypeError, match="must be a plain method"):
+            declared(method)
 
 
 @pytest.mark.parametrize("other", ["postgres", "mariadb"])
