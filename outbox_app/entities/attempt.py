@@ -272,8 +272,9 @@ class Attempt:
         return instance
 
     def _changes_unique(self, handled: Handled) -> bool:
-        columns = handled.columns or {}
-        return any(columns.get(n, self.values[n]) != self.values[n] for n in self.types.unique)
+        values = {**self.values, "state": self.text}
+        columns = values | (handled.columns or {}) | {"state": handled.text}
+        return any(columns[name] != values[name] for name in self.types.unique)
 
     def _keep(self, handled: Handled) -> None:
         self.text, self._fresh = handled.text, handled.state

@@ -133,25 +133,30 @@ class TypeSpec:
         marked = {name: method for name, method in methods.items() if hasattr(method, _MARK)}
         self.commands = {name: CommandSpec(entity, name, each) for name, each in marked.items()}
         self.rules = {name: method for name, method in methods.items() if hasattr(method, _RULE)}
+        own = [field for field in entity._meta.concrete_fields if field.name not in BASE]
         #: Fields of the project's own, but for those that the database makes.
-        own = [f for f in entity._meta.concrete_fields if f.name not in BASE and not f.generated]
-        self.fields: dict[str, Field[Any, Any]] = {field.attname: field for field in own}
+        self.fields: dict[str, Field[Any, Any]] = {f.attname: f for f in own if not f.generated}
         self.derives_columns = entity.columns is not EntityRow.columns
-        unique = [(field.name,) for field in self.fields.values() if field.unique]
+        unique = [(field.name,) for field in own if field.unique]
         unique += entity._meta.unique_together
         #: What may refuse a row, and the names of the fields that it is about.
         self.constraints = [
             *(c for c in entity._meta.constraints if not isinstance(c, CheckConstraint)),
             *(UniqueConstraint(fields=names, name="_".join(names)) for names in unique),
         ]
-        self.unique = {
-            name
-            for constraint in self.constraints
-            for name, field in self.fields.items()
-            # With a condition or expressions, or as an exclusion, it may be about any of them.
-            if getattr(constraint, "condition", None)
-            or field.name in (getattr(constraint, "fields", ()) or (field.name,))
-        }
+        #: The columns, and "state", of which an index may refuse a change.
+        self.unique = {name for each in self.constraints for name in self._about(each)}
+
+    def _about(self, constraint: Any) -> set[str]:
+        names = {*getattr(constraint, "fields", ())}
+        parts = [*getattr(constraint, "expressions", ()), getattr(constraint, "condition", None)]
+        # With a condition or expressions, or as an exclusion, it may be about any of them.
+        any_of_them = any(parts) or not names
+        fields = [field for field in self.entity._meta.concrete_fields if field.name in names]
+        parts += [field.expression for field in fields if field.generated]
+        names |= {ref[0] for part in parts for ref in self.entity._get_expr_references(part)}
+        own = {name for name, field in self.fields.items() if any_of_them or field.name in names}
+        return own | names & {"state"}
 
     def require_free(self, instance: Any, refused: Sequence[IntegrityError], *, using: str) -> None:
         """Raise ``Rejected``, by the constraint or unique field, where a row may not be written.

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import IntegrityError, connections, models, transaction
+from django.db.models.fields.json import KT
 from django.test.utils import isolate_apps
 
 from outbox_app.entities import Command, Entity, EntityVersion, Rejected, command
@@ -166,8 +167,16 @@ def test_columns_that_do_not_fit(alias, enter, change, monkeypatch, state, expec
             },
             {"row", "seat", "active"},
         ),
+        (
+            {"constraints": [models.UniqueConstraint(fields=["place"], name="place")]},
+            {"row", "seat"},
+        ),
+        (
+            {"constraints": [models.UniqueConstraint(KT("state__key"), name="key")]},
+            {"row", "seat", "active", "state"},
+        ),
     ],
-    ids=["together", "partial"],
+    ids=["together", "partial", "generated", "state"],
 )
 def test_what_a_command_may_change_so_that_an_index_refuses_its_row(meta, unique):
     class TicketVersion(EntityVersion):
@@ -178,9 +187,70 @@ def test_what_a_command_may_change_so_that_an_index_refuses_its_row(meta, unique
         row = models.IntegerField()
         seat = models.IntegerField()
         active = models.BooleanField()
+        place = models.GeneratedField(
+            expression=models.F("row") * 100 + models.F("seat"),
+            output_field=models.IntegerField(),
+            db_persist=True,
+        )
         Meta = type("Meta", (), meta)
 
     assert TypeSpec(Ticket).unique == unique
+
+
+@commits
+@pytest.mark.parametrize("by", ["constraint", "field"])
+def test_an_index_on_a_part_of_the_state(alias, by):
+    """Django makes it by an expression, or a column that the database generates."""
+    constrains = by == "constraint"
+    if constrains and not connections[alias].features.supports_expression_indexes:
+        pytest.skip("MariaDB has no index on an expression")
+
+    def enter(self, email):
+        self.state = {"email": email}
+
+    def be(self, email):
+        self.state = {"email": email}
+
+    with isolate_apps("tests.entities"):
+
+        class GuestVersion(EntityVersion):
+            pass
+
+        class Guest(Entity):
+            versions = GuestVersion
+            email = models.GeneratedField(
+                expression=KT("state__email"),
+                output_field=models.CharField(max_length=20),
+                db_persist=True,
+                unique=not constrains,
+            )
+
+            class Meta:
+                constraints = [models.UniqueConstraint(KT("state__email"), name="email")][
+                    :constrains
+                ]
+
+    Guest.enter, Guest.be = command(creates=True)(enter), command()(be)
+    with connections[alias].schema_editor() as editor:
+        for model in (GuestVersion, Guest):
+            editor.create_model(model)
+    try:
+        Guest.execute("a", "enter", {"email": "x"}, command_id="a", using=alias)
+        asked = [("enter", "x"), ("enter", "y"), ("be", "x"), ("be", "z"), ("be", "z")]
+        answers = Guest.execute_many(
+            [
+                Command("b", name, {"email": e}, command_id=f"{n}")
+                for n, (name, e) in enumerate(asked)
+            ],
+            using=alias,
+        )
+        codes = [each.rejected and each.rejected.code for each in answers]
+        assert codes == ["email", None, "email", None, None]
+        assert Guest.objects.using(alias).get(pk="b").email == "z"
+    finally:
+        with connections[alias].schema_editor() as editor:
+            for model in (Guest, GuestVersion):
+                editor.delete_model(model)
 
 
 @pytest.mark.parametrize(
