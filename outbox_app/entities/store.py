@@ -21,9 +21,10 @@ from django.db.models import QuerySet
 from django.db.models.expressions import Col
 from django.utils.functional import SimpleLazyObject
 
-from ..eventlog.insert import chunks, insert_rows, own_values
+from ..eventlog.insert import chunks, own_values
 from ..eventlog.newevent import slice_of
 from ..models import DatabaseNow
+from ..models.upsert import insert_rows
 from ..process.wakeup import EVENTS, wake_after_commit
 from ..signals import events_published
 from .request import Call
@@ -150,7 +151,7 @@ def _insert(cursor: Any, log: Any, steps: Sequence[Call], same: dict[str, Any]) 
         params += (step.command_id, step.command, step.hash, step.rejected)
         response = None if step.response == "null" else step.response
         params += (response, step.state, *same.values())
-    insert_rows(cursor, log, [*VARYING, *same], params, returning=False)
+    insert_rows(cursor, log, [*VARYING, *same], params)
 
 
 def _uuids(count: int) -> Iterator[UUID]:

@@ -13,7 +13,7 @@ from typing import Any
 from django.db import connections
 
 from ..models import StreamHead
-from ..models.upsert import insert_if_missing
+from ..models.upsert import insert_if_missing, insert_rows
 
 #: Streams of one statement.
 CHUNK = 500
@@ -66,25 +66,23 @@ def current_version(log: str, stream: str, *, using: str) -> int:
 
 def _bump_any(log: str, counts: Mapping[str, int], using: str) -> dict[str, int]:
     connection = connections[using]
+    returns = connection.features.can_return_rows_from_bulk_insert
     if connection.vendor == "mysql":
-        update = "ON DUPLICATE KEY UPDATE version = outbox_stream.version + VALUES(version)"
+        tail = " ON DUPLICATE KEY UPDATE version = outbox_stream.version + VALUES(version)"
     else:
-        update = (
-            "ON CONFLICT (log, stream) DO UPDATE "
+        tail = (
+            " ON CONFLICT (log, stream) DO UPDATE "
             "SET version = outbox_stream.version + excluded.version"
         )
+    tail += " RETURNING stream, version" if returns else ""
     streams = sorted(counts)
     versions: dict[str, int] = {}
     for start in range(0, len(streams), CHUNK):
         chunk = streams[start : start + CHUNK]
-        values = ", ".join(["(%s, %s, %s)"] * len(chunk))
-        sql = f"INSERT INTO outbox_stream (log, stream, version) VALUES {values} {update}"
         rows = [value for stream in chunk for value in (log, stream, counts[stream])]
         with connection.cursor() as cursor:
-            if connection.features.can_return_rows_from_bulk_insert:
-                cursor.execute(f"{sql} RETURNING stream, version", rows)
-            else:
-                cursor.execute(sql, rows)
+            insert_rows(cursor, StreamHead, ("log", "stream", "version"), rows, tail=tail)
+            if not returns:
                 slots = ", ".join(["%s"] * len(chunk))
                 heads = f"outbox_stream WHERE log = %s AND stream IN ({slots})"
                 cursor.execute(f"SELECT stream, version FROM {heads}", [log, *chunk])

@@ -16,6 +16,7 @@ from django.db.models import Field
 from django.db.models.expressions import Col
 
 from ..models import EventLog
+from ..models.upsert import insert_rows
 from .heads import bump_sql
 from .newevent import CheckedEvent
 
@@ -36,6 +37,8 @@ def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -
     extra = _extra_fields(log)
     names = [*COLUMNS, *(str(field.column) for field in extra)]
     native = connection.features.has_native_uuid_field
+    returns = connection.features.can_return_rows_from_bulk_insert
+    tail = f" RETURNING {', '.join(RETURNED)}" if returns else ""
     sizes = [len(event.data) + len(event.metadata) for event in events]
     for chunk in chunks(events, sizes, columns=len(names), connection=connection):
         params: list[Any] = []
@@ -44,25 +47,9 @@ def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -
             params += (row.topic, row.stream, row.version, row.type, data, metadata, row.slice, id)
             params += (_stored(f, row, connection) for f in extra)
         with connection.cursor() as cursor:
-            given = insert_rows(cursor, log, names, params, returning=True)
+            insert_rows(cursor, log, names, params, tail=tail)
+            given = cursor.fetchall() if returns else ()
         set_given([event.row for event in chunk], given, log, using=using)
-
-
-def insert_rows(
-    cursor: Any, log: Any, names: Sequence[str], params: Sequence[Any], *, returning: bool
-) -> Sequence[Any]:
-    """Insert rows by one statement, given the values of one after the other.
-
-    Return ``RETURNED`` of each row, if that is wanted and the database can.
-    """
-    returning = returning and cursor.db.features.can_return_rows_from_bulk_insert
-    quote = cursor.db.ops.quote_name
-    into = f"{quote(log._meta.db_table)} ({', '.join(map(quote, names))})"
-    row = f"({', '.join(['%s'] * len(names))})"
-    rows = ", ".join([row] * (len(params) // len(names)))
-    tail = f" RETURNING {', '.join(RETURNED)}" if returning else ""
-    cursor.execute(f"INSERT INTO {into} VALUES {rows}{tail}", params)
-    return cursor.fetchall() if returning else ()
 
 
 def insert_and_bump(

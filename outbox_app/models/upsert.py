@@ -1,4 +1,4 @@
-"""Rows that may be there already: updated, or left as they are, in one statement.
+"""Rows by hand, in one statement: new ones; those that may be there already, updated or left.
 
 A conflict is no error, so it breaks no transaction. On MySQL the IGNORE of an INSERT also cuts what
 is too long in silence: check lengths before.
@@ -23,6 +23,26 @@ PLAIN: dict[Any, type] = {
     models.BigIntegerField: int,
     models.BooleanField: bool,
 }
+
+
+def insert_rows(
+    cursor: Any,
+    model: Any,
+    names: Sequence[str],
+    params: Sequence[Any],
+    *,
+    row: str = "",
+    tail: str = "",
+) -> None:
+    """Insert rows, given the values of one after the other.
+
+    ``row`` is the SQL of one, where it is not a placeholder for each column; ``tail`` follows.
+    """
+    quote = cursor.db.ops.quote_name
+    row = row or f"({', '.join(['%s'] * len(names))})"
+    rows = ", ".join([row] * (len(params) // len(names)))
+    into = f"{quote(model._meta.db_table)} ({', '.join(map(quote, names))})"
+    cursor.execute(f"INSERT INTO {into} VALUES {rows}{tail}", params)
 
 
 def upsert(

@@ -25,7 +25,7 @@ from django.db import IntegrityError, connections, transaction
 from ..exceptions import FencedOut, NotAtomic
 from ..failpoints import failpoint
 from ..models import Fence
-from ..models.upsert import insert_if_missing
+from ..models.upsert import insert_if_missing, insert_rows
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import is_atomic, is_in_test, own_connection
 from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question, own_answer
@@ -68,11 +68,8 @@ def fence(event: Prepared) -> None:
     try:
         # By hand: every business transaction pays for it, and ``save()`` takes twice as long.
         with transaction.atomic(using=using, savepoint=False), connection.cursor() as cursor:
-            cursor.execute(
-                f"INSERT INTO {Fence._meta.db_table} (event_id, outcome, keeper) "
-                "VALUES (%s, %s, %s)",
-                [ID.get_db_prep_value(event.event_id, connection), COMMITTED, event.to],
-            )
+            values = [ID.get_db_prep_value(event.event_id, connection), COMMITTED, event.to]
+            insert_rows(cursor, Fence, ("event_id", "outcome", "keeper"), values)
     except IntegrityError as error:
         raise FencedOut(
             f"The prepared event {event.event_id} is decided on {using!r} already: the keeper has "

@@ -30,6 +30,7 @@ from ..exceptions import PreparedError
 from ..failpoints import failpoint
 from ..jobs.staging.stage import stage
 from ..models import DatabaseNow, Incident, PreparedEvent
+from ..models.upsert import insert_rows
 from ..process import counters
 from ..process.backoff import described
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
@@ -94,20 +95,20 @@ def prepare(sender: str, rows: Sequence[PreparedEvent], *, using: str) -> list[A
 
 def _insert(rows: Sequence[PreparedEvent], using: str) -> None:
     """Insert new events. By hand: ``bulk_create`` takes thrice as long."""
-    connection, table = connections[using], PreparedEvent._meta.db_table
-    names, one, fields = _columns(using)
+    connection = connections[using]
+    one, fields = _columns(using)
     stored = [[f.get_db_prep_save(getattr(row, n), connection) for n, f in fields] for row in rows]
+    names = [name for name, _ in fields]
     sizes = [sum(len(each) for each in row if isinstance(each, str)) for row in stored]
     for chunk in chunks(stored, sizes, columns=len(fields), connection=connection):
         params = [each for row in chunk for each in row]
         with connection.cursor() as cursor:
-            values = ", ".join([one] * len(chunk))
-            cursor.execute(f"INSERT INTO {table} ({names}) VALUES {values}", params)
+            insert_rows(cursor, PreparedEvent, names, params, row=one)
 
 
 @cache
-def _columns(using: str) -> tuple[str, str, list[tuple[str, Any]]]:
-    """Return what is written of a new event: names, the row of a statement, and the fields."""
+def _columns(using: str) -> tuple[str, list[tuple[str, Any]]]:
+    """Return what is written of a new event: the row of a statement, and the fields."""
     compiler = PreparedEvent.objects.using(using).query.get_compiler(using)
     later = (DatabaseNow() + timedelta(days=1)).resolve_expression(compiler.query)
     given = dict.fromkeys(["decide_by", "next_check_at"], compiler.compile(later)[0])
@@ -115,7 +116,7 @@ def _columns(using: str) -> tuple[str, str, list[tuple[str, Any]]]:
     names = [f.name for f in PreparedEvent._meta.fields if f.name not in later_given]
     row = ", ".join(given.get(name, "%s") for name in names)
     fields = {n: DurationField() if n in given else PreparedEvent._meta.get_field(n) for n in names}
-    return ", ".join(names), f"({row})", list(fields.items())
+    return f"({row})", list(fields.items())
 
 
 def decide(

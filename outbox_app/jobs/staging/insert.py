@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -147,9 +146,12 @@ def _insert_with_ids(jobs: list[StagedJob], *, using: str) -> None:
 
 def _insert(jobs: list[StagedJob], *, using: str) -> None:
     """Insert rows without asking for their ids: in less than half of the time of a queryset."""
+    from ...models.upsert import insert_rows
+
     connection: Any = connections[using]
     step = max(1, connection.ops.bulk_batch_size(_WRITTEN, jobs))
-    begin, row = _statement(using)
+    binary = "_binary %s" if connection.vendor == "mysql" else "%s"
+    row = f"({', '.join([*['%s'] * len(_PLAIN), binary, '%s'])})"
     available_at = jobs[0]._meta.get_field("available_at")
     with connection.cursor() as cursor:
         for start in range(0, len(jobs), step):
@@ -160,25 +162,12 @@ def _insert(jobs: list[StagedJob], *, using: str) -> None:
                 )
                 body = connection.Database.Binary(job.body)
                 values += [*_plain(job), body, held]
-            cursor.execute(begin + ", ".join([row] * len(some)), values)
+            insert_rows(cursor, type(jobs[0]), _WRITTEN, values, row=row)
 
 
 _PLAIN = ("shard", "ordering_key", "app", "task", "task_id", "queue", "envelope")
 _WRITTEN = (*_PLAIN, "body", "available_at")
 _plain = attrgetter(*_PLAIN)
-
-
-@cache
-def _statement(using: str) -> tuple[str, str]:
-    """Return an INSERT up to its rows, and the placeholders of one."""
-    from ...models import StagedJob
-
-    ops: Any = connections[using].ops
-    names = ", ".join(map(ops.quote_name, _WRITTEN))
-    binary = "_binary %s" if connections[using].vendor == "mysql" else "%s"
-    row = ["%s"] * len(_PLAIN) + [binary, "%s"]
-    table = ops.quote_name(StagedJob._meta.db_table)
-    return f"INSERT INTO {table} ({names}) VALUES ", f"({', '.join(row)})"
 
 
 def shard_of(ordering_key: str, task_id: str) -> int:
