@@ -94,7 +94,7 @@ class Attempt:
             if new and self.locked and self.version != head:
                 raise self._damaged()
             left = self._handle_all()
-            while left and self.last is None:  # an atomic one sees what those before it have done
+            while left and self.last is None:  # what those before it have done is written first
                 self._write()
                 self.calls = left
                 left = self._handle_all()
@@ -166,7 +166,9 @@ class Attempt:
         with self.gifts.without_statements():
             while number < len(self.calls) and self.last is None:
                 spec = self.types.commands.get(self.calls[number].command)
-                if spec and spec.atomic and self.unwritten:
+                # Of one that an index has refused it may be the fault of those before it.
+                apart = self.calls[number].refused or (spec and spec.atomic)
+                if apart and self.unwritten:
                     break
                 run = [] if number < alone else self._run_of_batch(number)
                 if len(run) > 1:

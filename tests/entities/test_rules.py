@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from uuid import uuid4
 
 import pytest
@@ -231,10 +232,7 @@ def test_an_index_on_a_part_of_the_state(alias, by):
                 ]
 
     Guest.enter, Guest.be = command(creates=True)(enter), command()(be)
-    with connections[alias].schema_editor() as editor:
-        for model in (GuestVersion, Guest):
-            editor.create_model(model)
-    try:
+    with tables(alias, GuestVersion, Guest):
         Guest.execute("a", "enter", {"email": "x"}, command_id="a", using=alias)
         asked = [("enter", "x"), ("enter", "y"), ("be", "x"), ("be", "z"), ("be", "z")]
         answers = Guest.execute_many(
@@ -247,10 +245,61 @@ def test_an_index_on_a_part_of_the_state(alias, by):
         codes = [each.rejected and each.rejected.code for each in answers]
         assert codes == ["email", None, "email", None, None]
         assert Guest.objects.using(alias).get(pk="b").email == "z"
+
+
+@contextmanager
+def tables(alias, *models):
+    with connections[alias].schema_editor() as editor:
+        for model in models:
+            editor.create_model(model)
+    try:
+        yield
     finally:
         with connections[alias].schema_editor() as editor:
-            for model in (Guest, GuestVersion):
+            for model in reversed(models):
                 editor.delete_model(model)
+
+
+@commits
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_command_that_ends_its_batch_answers_for_no_other(alias, inside):
+    """Another constraint refuses the row, for what one before it has done."""
+
+    def enter(self, **state):
+        self.state = state
+
+    def be(self, **state):
+        self.state |= state
+
+    with isolate_apps("tests.entities"):
+
+        class GuestVersion(EntityVersion):
+            pass
+
+        class Guest(Entity):
+            versions = GuestVersion
+            nick = models.CharField(max_length=20, unique=True)
+            age = models.IntegerField()
+
+            class Meta:
+                constraints = [models.CheckConstraint(condition=models.Q(age__gte=0), name="age")]
+
+            def columns(self):
+                return self.state
+
+    Guest.enter, Guest.be = command(creates=True)(enter), command()(be)
+    with tables(alias, GuestVersion, Guest):
+        asked = [{"nick": "x", "age": 1}, {"age": -1}, {"nick": "y"}, {"age": 2}]
+        names = ["enter", "be", "be", "be"]
+        commands = [
+            Command("a", name, state, command_id=f"{number}")
+            for number, (name, state) in enumerate(zip(names, asked, strict=True))
+        ]
+        with transaction.atomic(using=alias) if inside else nullcontext():
+            answers = Guest.execute_many(commands, using=alias, return_exceptions=True)
+        names = [type(each).__name__ for each in answers]
+        assert names == ["Outcome", "IntegrityError", "Outcome", "Outcome"]
+        assert Guest.objects.using(alias).get(pk="a").state == {"nick": "y", "age": 2}
 
 
 @pytest.mark.parametrize(
