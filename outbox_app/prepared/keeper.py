@@ -35,6 +35,7 @@ from ..process import counters
 from ..process.backoff import described
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..process.tracing import inside, span_of, start_span
+from ..signals import incident_recorded
 from ..text import get_logger
 from .request import content_hash
 
@@ -244,7 +245,9 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
     incidents = Incident.objects.using(using)
     key = {"kind": Incident.Kind.CONTRADICTION, "first_id": row.pk, "last_id": row.pk}
     if not incidents.filter(**key).exists():  # two calls at once write two
-        incidents.create(**key, detail=detail)
+        incident = incidents.create(**key, detail=detail)
+        tell = partial(incident_recorded.send_robust, Incident, using=using, incident=incident)
+        transaction.on_commit(tell, using=using)  # a receiver that fails undoes nothing
     logger.error(
         "Contradiction event_id=%s state=%s told=%s by=%s", row.event_id, row.state, wanted, by
     )

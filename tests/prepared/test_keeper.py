@@ -16,6 +16,7 @@ from outbox_app.models import Event, Incident, PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.keeper import Answer
 from outbox_app.prepared.request import checked
+from outbox_app.signals import incident_recorded
 from tests.faults.tools import on
 
 from .conftest import FULL
@@ -99,6 +100,21 @@ def test_decide(
     assert incidents.count() == (answer == "contradiction")
     row = PreparedEvent.objects.using(alias).first()
     assert row is None or (row.next_check_at, row.decided_by) == (None, "call")
+
+
+@committing
+def test_a_contradiction_sends_the_signal_of_incidents(alias: str) -> None:
+    given, heard = request(), []
+    move(alias, given, "cancelled")
+    incident_recorded.connect(
+        lambda **told: heard.append((told["using"], told["incident"])), weak=False, dispatch_uid="h"
+    )
+    try:
+        for _ in range(2):
+            decide(alias, (given.event_id, "confirmed"))
+    finally:
+        incident_recorded.disconnect(dispatch_uid="h")
+    assert heard == [(alias, Incident.objects.using(alias).get())]
 
 
 def test_a_contradiction_that_two_calls_have_recorded(alias: str) -> None:
