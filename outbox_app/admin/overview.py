@@ -145,7 +145,7 @@ def _tables(
         yield flows_table(using)
         yield held_table(site, facts.held)
     if "gaps" in parts:
-        rows = Gap.objects.using(log_alias(Event)).filter(state=Gap.State.OPEN)
+        rows = Gap.objects.using(log_alias(Event)).open()
         yield tables.gaps(site, rows.order_by("-seen_at")[:FEW])
     if may_view(request, Incident):
         yield tables.incidents(site, incidents(using=using)[:FEW])

@@ -212,7 +212,7 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
             else open_writers(StagedJob, using=jobs)
         )
     if "gaps" in parts:
-        facts["gaps"] = counting.counted(Gap.objects.using(logs).filter(state=Gap.State.OPEN))
+        facts["gaps"] = counting.counted(Gap.objects.using(logs).open())
     if "entities" in parts and (types := entity_types()):
         aliases = [using] if using else sorted({log_alias(each.versions) for each in types})
         facts["commands"] = series.commands(aliases)

@@ -10,9 +10,7 @@ cursors are refused, so the subscriptions are stopped by an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import Value
@@ -32,7 +30,7 @@ from ..eventlog.transaction_ids import (
 from ..exceptions import DamagedCursor, InvalidArgument, ReadRefused, ReplayRefused
 from ..models import Cursor, EventLog
 from ..process.preflight import require_alias, require_migrated
-from ..text import get_logger
+from ..text import Write, get_logger
 from .cursors import is_stopped
 
 logger = get_logger("outbox_app.rebase")
@@ -60,7 +58,7 @@ def rebase_outbox(
     last_id: int | None = None,
     upgraded: bool = False,
     dry_run: bool = False,
-    write: Callable[[str], Any] = logger.info,
+    write: Write = logger.info,
 ) -> int:
     """Make the cursors of a restored database continue, exactly.
 
@@ -144,9 +142,7 @@ def _rebased(
     return new
 
 
-def _apply(
-    plan: Plan, *, using: str, dry_run: bool, upgraded: bool, write: Callable[[str], Any]
-) -> None:
+def _apply(plan: Plan, *, using: str, dry_run: bool, upgraded: bool, write: Write) -> None:
     table = plan.reader.table
     for cursor in plan.damaged:
         write(f"damaged log={table} cursor={cursor} state={cursor.state[:100]!r}: reset or replay")
