@@ -118,7 +118,7 @@ def session(
     cookie = project.ask(data.session, name, asked)
     context = chromium.run(chromium.context, project.url, **options)
     try:
-        watch = Watch(context, project.url)
+        watch = chromium.run(Watch, context, project.url)
         chromium.run(context.add_cookies, [{**cookie, "url": project.url}])
         page = chromium.run(context.new_page)
         page.watch = watch
