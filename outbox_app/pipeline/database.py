@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from operator import itemgetter
 from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar
 
@@ -23,8 +24,12 @@ from .schema import COLUMNS, SCHEMA, SCHEMAS, kind_of, kinds
 
 T = TypeVar("T")
 
-#: Rows made into columns at once: few enough to stay in the processor's cache meanwhile.
+#: Rows made into columns at once: few enough to stay in the processor's cache meanwhile …
 ROWS = 2_000
+#: … and bytes of large ones, about: the memory of Spark holds a batch as a whole.
+BYTES = 4_000_000
+#: Rows fetched at once.
+FETCHED = 50
 
 _CLASSES = {
     "postgresql": "outbox_app.pipeline.databases.postgres:Postgres",
@@ -144,9 +149,22 @@ def batches_of(
     cursor: Any, schema: pa.Schema, zone: str, kind: pa.DataType | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a cursor in batches; as values of a kind, before they are conformed."""
-    while rows := cursor.fetchmany(ROWS):
-        columns = [pa.array([row[n] for row in rows], kind) for n in range(len(schema))]
+    large = {"data", "metadata"}
+    if kind is not None:  # bytes, whose length can be told whatever they are
+        large |= set(schema.names) - set(COLUMNS)
+    while rows := _fetched(cursor, [n for n, name in enumerate(schema.names) if name in large]):
+        columns = [pa.array(values, kind) for values in zip(*rows, strict=True)]
         yield conformed(pa.RecordBatch.from_arrays(columns, names=schema.names), schema, zone)
+
+
+def _fetched(cursor: Any, large: Sequence[int]) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    while len(rows) < ROWS and size < BYTES and (more := cursor.fetchmany(min(FETCHED, ROWS))):
+        rows += more
+        for n in large:
+            size += sum(map(len, filter(None, map(itemgetter(n), more))))
+    return rows
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, zone: str = "UTC") -> pa.RecordBatch:

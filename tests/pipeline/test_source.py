@@ -143,13 +143,35 @@ class TestReader:
 
     def test_a_log_is_read_to_its_end_piece_by_piece(self, alias, source_options, monkeypatch):
         monkeypatch.setattr("outbox_app.pipeline.database.ROWS", 2)
-        monkeypatch.setattr("outbox_app.pipeline.databases.postgres.BATCH_BYTES", 1)
+        monkeypatch.setattr("outbox_app.pipeline.database.BYTES", 1)
         commit(alias, *"abcde")
         reader = make(source_options(alias, partitions=1))
         [part] = reader.partitions()
         pieces = ["".join(batch.column("stream").to_pylist()) for batch in reader.read(part)]
         assert "".join(pieces) == "abcde"
         assert len(pieces) > 2
+
+    def test_large_events_come_in_small_batches(self, alias, source_options, monkeypatch):
+        """A batch is in the memory of Spark as a whole, one for each task."""
+        monkeypatch.setattr("outbox_app.pipeline.database.FETCHED", 2)
+        monkeypatch.setattr("outbox_app.pipeline.database.BYTES", 30_000)
+        events = [NewEvent("s", "made", {"n": "x" * (n // 20 * 10_000)}) for n in range(40)]
+        with transaction.atomic(using=alias):
+            publish_many(events, using=alias)
+            publish_many(events[:20], log=Ledger, using=alias)
+            Ledger.objects.using(alias).update(remark="x" * 10_000)
+
+        def sizes(log):
+            schema = "id bigint, data string" + (", remark string" if log is Ledger else "")
+            reader = make(source_options(alias, model=log, partitions=1), schema)
+            [part] = reader.partitions()
+            return [batch.num_rows for batch in reader.read(part)]
+
+        found = sizes(Event)
+        assert sum(found) == 40
+        assert len(found) > 4
+        assert max(found[1:]) <= 4
+        assert alias == "default" or max(sizes(Ledger)) <= 4
 
     def test_an_empty_log(self, alias, source_options):
         assert table(make(source_options(alias))).num_rows == 0

@@ -17,12 +17,11 @@ import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
 from ...eventlog.scans.postgres import PostgresScan
+from .. import database
 from ..database import Database, conformed, connected
 from ..options import Options
 from ..schema import COLUMNS
 
-#: Of a batch, so that who reads and who is given the rows work side by side.
-BATCH_BYTES = 4_000_000
 _BYTES = "adbc.postgresql.batch_size_hint_bytes"
 
 _CASTS = {name: f"{name}::text" for name in ("data", "metadata", "message_id")}
@@ -68,7 +67,7 @@ class Postgres(Database):
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{_BYTES: str(BATCH_BYTES)})
+            cursor.adbc_statement.set_options(**{_BYTES: str(database.BYTES)})
             cursor.execute(sql)
             for batch in cursor.fetch_record_batch():
                 if batch.num_rows:
