@@ -49,6 +49,8 @@ _COMMITS = re.compile(
 )
 #: Errors with which MySQL undoes the whole transaction. No set: an error may hold what has no hash.
 _UNDONE = (1020, 1205, 1213)
+#: idle_in_transaction_session_timeout and transaction_timeout: for the driver internal errors.
+_TOOK_TOO_LONG = ("25P03", "25P04")
 #: The connection is gone, which the code had no part in.
 LOST = (django.db.OperationalError, django.db.InterfaceError)
 
@@ -90,6 +92,8 @@ def enclosed(what: str, *, using: str) -> Iterator[None]:
         raise TransactionEnded(_ended(what)) from failure
     if isinstance(failure, LOST) and not _is_gone(failure):
         raise failure
+    if failure is not None and sqlstate(failure) in _TOOK_TOO_LONG:
+        raise django.db.OperationalError(*failure.args) from failure
     if failure is not None:
         raise SwallowedError(
             f"{what} caught an error of the database, which has undone its transaction. Put the "

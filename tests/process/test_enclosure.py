@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connections, transaction
+from django.db import InternalError, OperationalError, connections, transaction
 
 from outbox_app.exceptions import TransactionEnded
 from outbox_app.process.enclosure import enclosed
@@ -18,3 +18,21 @@ def test_code_that_has_ended_its_transaction_may_raise_anything(alias: str) -> N
 
     with pytest.raises(TransactionEnded, match="It ended its transaction"):
         end_and_raise()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("code", ["25P03", "25P04"])
+def test_a_session_that_the_server_ends_as_its_transaction_takes_long(alias, code, monkeypatch):
+    """The driver has them for internal errors. The code has caught nothing, and is not told so."""
+    ended = type("Ended", (Exception,), {"sqlstate": code})
+
+    def commit(savepoint):
+        raise InternalError("terminating connection") from ended()
+
+    def idle():
+        with transaction.atomic(using=alias), enclosed("It", using=alias):
+            pass
+
+    monkeypatch.setattr(connections[alias], "savepoint_commit", commit)
+    with pytest.raises(OperationalError, match="terminating connection"):
+        idle()
