@@ -16,11 +16,11 @@ from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
 
-import django.db
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.utils import timezone
 
 from ..exceptions import InvalidArgument, OutboxError
+from ..process.enclosure import LOST
 from ..text import escaped, get_logger, one_line, storable
 
 #: The help of ``--database``, where it is the outbox's.
@@ -69,7 +69,7 @@ class TeachingCommand(BaseCommand):
             if not isinstance(error, SystemCheckError):  # has colours, and lines of its own
                 error.args = (escaped(error),)
             raise
-        except (django.db.OperationalError, django.db.InterfaceError) as error:  # it is away
+        except LOST as error:
             text = one_line(f"{type(error).__name__}: {error}", 1000)
             raise CommandError(text) from error
         except OutboxError as error:

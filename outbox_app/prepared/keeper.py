@@ -33,6 +33,7 @@ from ..models import DatabaseNow, Incident, PreparedEvent
 from ..models.upsert import insert_rows
 from ..process import counters
 from ..process.backoff import described
+from ..process.enclosure import LOST
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..process.tracing import inside, span_of, start_span
 from ..signals import incident_recorded
@@ -142,7 +143,7 @@ def decide(
             if now:
                 _count(decided, now, by if by in ROUTES else "person", using)
             return answers
-        except (django.db.OperationalError, django.db.InterfaceError) as error:
+        except LOST as error:
             if len(ids) == 1 or not is_conflict(error) or time.monotonic() > until:
                 raise
         except Exception as error:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from uuid import UUID
 
-import django.db
 from django.db import connections
 
 from ..aliases import outbox_alias
 from ..exceptions import InvalidPrepared, KeeperUnavailable
 from ..models import PreparedEvent
+from ..process.enclosure import LOST
 from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
 from .keeper import Answer
@@ -55,7 +55,7 @@ class LocalKeeper:
         try:
             with own:
                 yield
-        except (django.db.OperationalError, django.db.InterfaceError) as error:
+        except LOST as error:
             if not connections[self.using].in_atomic_block:
                 connections[self.using].close_if_unusable_or_obsolete()
             raise KeeperUnavailable(

@@ -21,7 +21,6 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import django.db
 from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef
 
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
 TRACEBACK = 8000
 #: Rows of one page, and characters of JSON in it, above which the next one is shorter.
 MAX_ROWS, MAX_SIZE = 20_000, 16 * 1024 * 1024
-#: No handler's fault: the runner backs off, and no error is recorded.
-DATABASE_UNAVAILABLE = (django.db.OperationalError, django.db.InterfaceError)
 
 _DATA, _METADATA = COLUMNS.index("data"), COLUMNS.index("metadata")
 

@@ -18,8 +18,9 @@ from ..eventlog.record import RecordedEvent
 from ..exceptions import LeaseLost, TransactionEnded
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
+from ..process.enclosure import LOST
 from ..signals import stream_parked
-from .cursors import DATABASE_UNAVAILABLE, CursorConflict, evidence
+from .cursors import CursorConflict, evidence
 from .subscriber import Subscriber
 
 #: Streams that a person has released and that are looked at in one run.
@@ -69,7 +70,7 @@ class Parking:
                 if connections[self.using].vendor == "postgresql":
                     # Deferred constraints now, while it is known whose event it is.
                     connections[self.using].check_constraints()
-        except (LeaseLost, TransactionEnded, *DATABASE_UNAVAILABLE):
+        except (LeaseLost, TransactionEnded, *LOST):
             raise  # not the event's fault; or nothing is left to commit parking with
         except Exception as error:
             self._park_failed(event, error)

@@ -28,9 +28,9 @@ from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
+from ..process.enclosure import LOST
 from ..signals import page_failed, page_handled
 from .cursors import (
-    DATABASE_UNAVAILABLE,
     CursorConflict,
     LogCursor,
     SharedPages,
@@ -153,8 +153,8 @@ class Partition:
             try:
                 state = reader.load(cursor.state)
                 rows.verify(reader, state)
-            except DATABASE_UNAVAILABLE:
-                raise
+            except LOST:
+                raise  # no fault of the handler: the runner backs off
             except Exception as error:
                 self._fail(cursor, error)
                 return
@@ -207,7 +207,7 @@ class Partition:
             read, page = shared or at.reader.read(at.state, limit)
             failpoint("page_read")
             complete, missing = self.gaps.check(at.reader, at.state, read)
-        except DATABASE_UNAVAILABLE:
+        except LOST:
             raise
         except Exception as error:  # refused; or a row that was edited by hand
             return Attempt(error=error)
@@ -272,7 +272,7 @@ class Partition:
             events, missing, more = self.gaps.next_events(
                 at.reader, at.state, parked, limit or self.batch_size
             )
-        except DATABASE_UNAVAILABLE:
+        except LOST:
             raise
         except Exception as error:  # a row that was edited by hand
             return self._repark(at, parked, error, [])
@@ -309,7 +309,7 @@ class Partition:
         self, at: LogCursor, parked: ParkedStream, error: Exception, events: list[RecordedEvent]
     ) -> bool:
         self.cursors = []  # what is in memory was rolled back
-        stops = self.subscriber.on_error == "stop" or isinstance(error, DATABASE_UNAVAILABLE)
+        stops = self.subscriber.on_error == "stop" or isinstance(error, LOST)
         if stops and self.gaps.held(parked):
             self._fail(at.cursor, error)
             return False
