@@ -189,6 +189,47 @@ def test_a_policy_decides_later_where_others_hold_locks(
     assert [row.state for row in rows.all()] == ["cancelled", "undecided"]
 
 
+def test_an_error_of_the_keepers_database_is_its_own(
+    alias: str, make: Any, ask: Any, answering: Any
+) -> None:
+    """Not the sender's; what it has answered is asked again."""
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise OperationalError("disk full")
+
+    answering(COMMITTED)
+    make()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper, "decide", fail)
+        trouble = ask().trouble
+    assert "disk full" in trouble
+    assert "alias:" not in trouble
+    row = the_row(alias)
+    assert (row.state, row.asked, row.unreachable) == ("prepared", 1, 0)
+    move(alias, next_check_at=PAST)
+    assert ask().trouble == ""
+    assert the_row(alias).state == "confirmed"
+
+
+def test_a_process_that_stops_takes_the_answers_that_come(
+    alias: str, make: Any, answering: Any
+) -> None:
+    loop, left = CheckBack(using=alias), threading.Event()
+
+    def answer(given: Any) -> Any:
+        loop.stop()
+        left.wait(0.2)  # longer than it takes to leave
+        return {each.event_id: COMMITTED for each in given}
+
+    make()
+    answering(answer)
+    try:
+        assert loop.run() == 1
+        assert the_row(alias).state == "confirmed"
+    finally:
+        left.set()
+
+
 def test_a_policy_decides_nothing_that_waits_for_a_person(
     alias: str, make: Any, ask: Any, answering: Any
 ) -> None:
@@ -397,6 +438,7 @@ def test_a_sender_that_comes_back_is_not_stormed(
         rows.open().update(next_check_at=DatabaseNow() + PAST)  # an hour has passed
         eventually(lambda: not rows.open().exists(), seconds=60 + count / 100)
         seconds = time.monotonic() - begin
+        eventually(lambda: loop.trouble == "")
     print(f"{len(back)} questions in {seconds:.1f} s about {count} events")
     at_once, sizes = zip(*back, strict=True)
     assert max(at_once) <= asking.QUESTIONS

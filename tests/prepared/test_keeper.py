@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app.eventlog.publish import publish
 from outbox_app.failpoints import set_failpoint
@@ -46,6 +46,20 @@ def move(alias: str, given: PreparedEvent, state: str) -> None:
         PreparedEvent.objects.using(alias).update(state=state)
     elif state in ("confirmed", "cancelled"):
         decide(alias, (given.event_id, state))
+
+
+def test_a_row_that_is_refused_each_time(alias: str, monkeypatch: Any) -> None:
+    """Not only as its id is taken: it is not tried for ever."""
+    tried = []
+
+    def step(first: bool) -> None:
+        tried.append(first)
+        raise IntegrityError("refused")
+
+    monkeypatch.setattr(keeper, "LOCK_SECONDS", 0.0)
+    with pytest.raises(IntegrityError):
+        keeper._in_transaction(step, alias)
+    assert tried == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from outbox_app.prepared import (
     prepare,
     prepare_many,
     prepared,
+    request,
 )
 from outbox_app.prepared.local import LocalKeeper
 from outbox_app.process.background import Background
@@ -381,7 +382,7 @@ BAD: dict[str, dict[str, Any]] = {
     "immune before": {"immune": -0.1},
     "immune after decide_by": {"immune": 11, "decide_by": 10},
     "args of an event": {"args": [1]},
-    "event and job": {"job": "tests.add"},
+    "event and job": {"job": "celery.ping"},
     "no such task": {"job": "no.such", "stream": "", "type": ""},
     "task is no text": {"job": 5, "stream": "", "type": ""},
     "args are a text": {"job": "celery.ping", "stream": "", "type": "", "args": "abc"},
@@ -404,6 +405,14 @@ def test_bad_input(alias: str, sender: str) -> None:
     with pytest.raises(InvalidPrepared, match="same event_id"):
         prepare_many([NewPrepared("s", "t", event_id=UUID(int=5))] * 2, using=sender)
     assert not PreparedEvent.objects.using(alias).exists()
+
+
+def test_a_log_of_another_database_than_the_keepers(monkeypatch: Any) -> None:
+    new = NewPrepared("s", "t")
+    assert request.checked(new, using="default").log == "outbox_event"
+    monkeypatch.setattr(request, "log_alias", lambda log: "elsewhere")
+    with pytest.raises(InvalidPrepared, match="outbox_event is not on 'default'"):
+        request.checked(new, using="default")
 
 
 def test_of_many_one_is_known(alias: str, sender: str, make: Any, ask: Any, states: Any) -> None:
