@@ -186,6 +186,8 @@ class OutboxAdmin(DatabaseAdmin):
     of_the_log: ClassVar[bool] = False
     #: Codename of the permission to see what the rows carry. Empty: they carry nothing.
     payload_permission: ClassVar[str] = ""
+    #: What the address asks for, where an index has the rows in the order of the list.
+    indexed_by: ClassVar[str] = ""
 
     class Media:
         css = {"all": ["outbox_app/admin.css"]}
@@ -202,7 +204,10 @@ class OutboxAdmin(DatabaseAdmin):
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
         """Return what a list looks at; None where that is bounded anyway."""
-        if is_few(request) or not isinstance(self.opts.pk, models.AutoField):
+        asked = self.indexed_by and request.GET.get(self.indexed_by, "").strip()
+        # With a NUL Django refuses the search, and the list is that of all rows.
+        is_indexed = asked and "\x00" not in asked
+        if is_few(request) or is_indexed or not isinstance(self.opts.pk, models.AutoField):
             return None
         return row_range(self.get_queryset(request), before=number(request.GET.get(BEFORE, "")))
 

@@ -40,7 +40,6 @@ from .job import carried_column
 from .masking import masked_line, masked_text
 from .overview import may_view, overview
 from .payload import Part, data_of
-from .row_range import RowRange
 
 
 @admin.register(Process)
@@ -157,6 +156,7 @@ class StatisticAdmin(OutboxAdmin):
     list_display = ["minute", "source", "name", "dimension", "short_label", "value", "written_at"]
     list_display_links = None
     list_filter = [NameFilter, column_filter("source", _("source"))]
+    indexed_by = "name"
     actions = None
 
     def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
@@ -164,10 +164,6 @@ class StatisticAdmin(OutboxAdmin):
         return {}
 
     short_label = column(_("label"), lambda row: one_line(row.label, 120))
-
-    def row_range(self, request: HttpRequest) -> RowRange | None:
-        """With a name, the rows are in the order of their index."""
-        return None if request.GET.get("name") else super().row_range(request)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return StatisticChangeList
@@ -182,10 +178,6 @@ def _raised(row: Any) -> Part:
     return Part("", masked_text(shown("\n".join(traces)))) if traces else Part("-")
 
 
-def _workers(row: Any) -> str:
-    return shown(", ".join(json.loads(given(row, "worker_ids"))), 300)
-
-
 @admin.register(TaskResult)
 class TaskResultAdmin(OutboxAdmin):
     list_display = ["id", "task", "status", "enqueued_at", "started_at", "finished_at", "task_id"]
@@ -194,17 +186,13 @@ class TaskResultAdmin(OutboxAdmin):
     not_listed = ("call", "return_value", "errors", "worker_ids")
     search_fields = ["task_id"]
     search_help_text = _("The whole id of the result.")
+    indexed_by = "q"
     payload_permission = "view_payload_taskresult"
     fields = ["task", "task_id", "status", "attempts", "enqueued_at", "started_at",
               "last_attempted_at", "finished_at", "called", "returned", "raised"]  # fmt: skip
-    attempts = column(_("workers"), _workers)
+    attempts = column(
+        _("workers"), lambda row: shown(", ".join(json.loads(given(row, "worker_ids"))), 300)
+    )
     called = carried_column(_("call"), lambda row: _part(row, "call"))
     returned = carried_column(_("return value"), lambda row: _part(row, "return_value"))
     raised = carried_column(_("errors"), _raised)
-
-    def row_range(self, request: HttpRequest) -> RowRange | None:
-        """Look for an id everywhere: it has an index."""
-        term = request.GET.get("q", "").strip()
-        # With a NUL Django refuses the search, and the list is that of all rows.
-        is_searched = term and "\x00" not in term
-        return None if is_searched else super().row_range(request)
