@@ -66,14 +66,6 @@ class Position(RequiredReason):
     field_order = ("position", "reason")
 
 
-def _pause(row: Any, values: Any, options: Any) -> None:
-    control.pause(row.name, using=options["using"])
-
-
-def _resume(row: Any, values: Any, options: Any) -> None:
-    control.resume(row.name, using=options["using"])
-
-
 def _replay(row: Any, values: Any, options: Any) -> str:
     place, ahead = values["place"], values["skip_ahead"]
     moves = control.replay(row.name, place, skip_ahead=ahead, **options)
@@ -110,11 +102,6 @@ def _each(act: Callable[..., str | None], words: Any, *, between: str = ", ") ->
     return run
 
 
-def _release_all(rows: Any, values: dict[str, Any], by: str) -> int:
-    parked = ParkedStream.objects.using(rows.db).filter(subscription__in=list(rows))
-    return parked.update(released=True)
-
-
 RELEASED = ngettext_lazy("%d stream was released.", "%d streams were released.")
 RELEASE = _(
     "The events from the one that failed on are handled, in their order. A stream whose handler "
@@ -145,7 +132,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Pause subscriptions"),
             _("Pause the subscription"),
             _("No event is handled until they are resumed; none is lost."),
-            _each(_pause, _("Paused: %s.")),
+            _each(lambda row, *_: control.pause(row.name, using=row._state.db), _("Paused: %s.")),
             form=Reason,
         ),
         BulkAction(
@@ -154,7 +141,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Resume subscriptions"),
             _("Resume the subscription"),
             _("They continue from their positions."),
-            _each(_resume, _("Resumed: %s.")),
+            _each(lambda row, *_: control.resume(row.name, using=row._state.db), _("Resumed: %s.")),
             form=Reason,
         ),
         BulkAction(
@@ -177,7 +164,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Release all parked streams"),
             _("Release all parked streams"),
             RELEASE,
-            _release_all,
+            lambda rows, values, by: sum(control.release(row.name, using=rows.db) for row in rows),
             outcome=RELEASED,
             form=Reason,
         ),
