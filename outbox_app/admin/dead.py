@@ -80,7 +80,21 @@ class DeadJobAdmin(JobAdmin):
     ]  # fmt: skip
 
     def summary(self, preview: Any) -> Table:
-        return groups_table(dead_groups(preview))
+        found = dead_groups(preview)
+        columns = {gettext("Count"): COUNT, gettext("Task"): "", gettext("Error"): "",
+                   gettext("Newest reason"): WORDS, gettext("Newest"): SHORT}  # fmt: skip
+        rows = [
+            (
+                group.count,
+                one_line(group.task, 100),
+                one_line(group.error, 100),
+                masked_line(group.reason, 200),
+                group.newest,
+            )
+            for group in found.groups
+        ]
+        group = Group(columns, rows)
+        return Table(gettext("By task and error"), [group], note=_more(found))
 
 
 def matrix_table(site: str, matrix: DeadMatrix) -> Table:
@@ -104,23 +118,6 @@ def _dead_row(site: str, row: DeadRow, column: str) -> tuple[Any, ...]:
     ]
     total = link(address(site, "deadjob", **every), row.total)
     return one_line(row.name, 100), *counts, total, masked_line(row.reason, 200)
-
-
-def groups_table(found: DeadGroups) -> Table:
-    """Return the dead jobs that a question is about."""
-    columns = {gettext("Count"): COUNT, gettext("Task"): "", gettext("Error"): "",
-               gettext("Newest reason"): WORDS, gettext("Newest"): SHORT}  # fmt: skip
-    rows = [
-        (
-            group.count,
-            one_line(group.task, 100),
-            one_line(group.error, 100),
-            masked_line(group.reason, 200),
-            group.newest,
-        )
-        for group in found.groups
-    ]
-    return Table(gettext("By task and error"), [Group(columns, rows)], note=_more(found))
 
 
 def _more(found: DeadMatrix | DeadGroups) -> str:

@@ -40,7 +40,8 @@ def masked(value: Any, *, hidden: str = MASK) -> Any:
                 waiting.append(inner)
             elif (
                 isinstance(inner, str)
-                and (key in REPRS or _is_nested(inner))
+                # JSON in a text, as of a webhook, also if it is a text in there; or a repr.
+                and (key in REPRS or inner.lstrip()[:1] in ("{", "[", '"'))
                 and _is_sensitive(_unescaped(inner), words)
             ):
                 each[key] = hidden
@@ -94,11 +95,6 @@ def _is_pair(value: Any) -> bool:
         and isinstance(value[0], str)
         and bool(re.fullmatch(r"[\w.-]{1,60}", value[0]))
     )
-
-
-def _is_nested(text: str) -> bool:
-    # JSON in a text, as of a webhook, also if it is a text in there; or a repr.
-    return text.lstrip()[:1] in ("{", "[", '"')
 
 
 def _unescaped(text: str) -> str:

@@ -26,9 +26,6 @@ from ..subscriptions.subscriber import Subscriber, all_subscribers
 from .aliases import is_migrated, written_aliases
 from .messages import LISTED
 
-#: What a reader by time sorts by.
-COLUMNS = ["recorded_at", "id"]
-
 
 def check_logs(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     return [
@@ -171,7 +168,9 @@ def _check_source(subscriber: Subscriber) -> Iterator[CheckMessage]:
 
 def _check_index(subscriber: Subscriber) -> Iterator[CheckMessage]:
     for log in subscriber.logs:
-        if not _is_indexed(log):
+        indexes = [*log._meta.indexes, *log._meta.total_unique_constraints]
+        first = [["id" if name == "pk" else name for name in each.fields[:2]] for each in indexes]
+        if ["recorded_at", "id"] not in first:
             yield Warning(
                 f"Subscription {subscriber.name!r} reads the log by time, and the log has no index "
                 "on recorded_at and id: each page would sort the whole table.",
@@ -180,9 +179,3 @@ def _check_index(subscriber: Subscriber) -> Iterator[CheckMessage]:
                 obj=log,
                 id="outbox.W013",
             )
-
-
-def _is_indexed(log: type[EventLog]) -> bool:
-    indexes = [*log._meta.indexes, *log._meta.total_unique_constraints]
-    first = [["id" if name == "pk" else name for name in each.fields[:2]] for each in indexes]
-    return COLUMNS in first
