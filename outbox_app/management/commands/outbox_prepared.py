@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentTypeError
 from datetime import datetime
+from functools import partialmethod
 from typing import Any
 from uuid import UUID
 
@@ -149,12 +150,6 @@ class Command(TeachingCommand):
         count = operations.extend(events, seconds, by=self.user, reason=options["reason"])
         self.write(f"Extended {_events(count)}.")
 
-    def _confirm(self, **options: Any) -> None:
-        self._decide("Confirm", State.CONFIRMED, **options)
-
-    def _cancel(self, **options: Any) -> None:
-        self._decide("Cancel", State.CANCELLED, **options)
-
     def _decide(self, verb: str, outcome: State, *, reason: str, **options: Any) -> None:
         events = self._selected(**options)
         if options["interactive"]:
@@ -166,6 +161,9 @@ class Command(TeachingCommand):
         if failed:
             listed = "\n".join(failed)
             raise CommandError(f"These were not {outcome}:\n{listed}")
+
+    _confirm = partialmethod(_decide, "Confirm", State.CONFIRMED)
+    _cancel = partialmethod(_decide, "Cancel", State.CANCELLED)
 
     def _answer(self, *, keeper: str, **options: Any) -> None:
         done = operations.answer(keeper, write=self.write)

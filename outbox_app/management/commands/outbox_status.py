@@ -121,9 +121,8 @@ def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
         yield f"delay       {', '.join(shown)}"
     most = [f"{row.total} {one_line(row.name, 80)}" for row in status.dead.errors]
     more = ", …" if len(most) > 3 or not status.dead.complete else ""
-    yield f"dead        {shown_count(status.dead.total)}{': ' if most else ''}" + (
-        ", ".join(most[:3]) + more if most else ""
-    )
+    listed = f": {', '.join(most[:3])}{more}" if most else ""
+    yield f"dead        {shown_count(status.dead.total)}{listed}"
     kinds = [f"{count} {kind}" for kind, count in status.incidents.items() if count]
     yield f"incidents   {', '.join(kinds) or 'none'} in 24 hours"
     yield f"drainers    {len(status.alive)} alive, {len(status.unowned_shards)} unowned shards"
@@ -144,8 +143,7 @@ def verdict(found: list[Problem]) -> str:
     bad = sum(each.severity == BAD for each in found)
     if bad:
         return "1 PROBLEM" if bad == 1 else f"{bad} PROBLEMS"
-    warnings = len(found)
-    return "fine" if not found else f"fine, {warnings} warning{'s' if warnings > 1 else ''}"
+    return f"fine, {len(found)} warning{'s' if len(found) > 1 else ''}" if found else "fine"
 
 
 def subscriptions(status: OutboxStatus) -> Iterator[str]:
