@@ -46,11 +46,6 @@ def is_in_test(using: str) -> bool:
     return bool(blocks) and blocks[0]._from_testcase  # type: ignore[attr-defined]
 
 
-def is_only_tests(using: str) -> bool:
-    """Say whether a transaction is open on an alias that only a test has opened."""
-    return connections[using].in_atomic_block and not is_atomic(using)
-
-
 def without_transaction(view: View) -> View:
     """Let a view begin where the database is away, with ``ATOMIC_REQUESTS`` too."""
     for alias in connections:

@@ -25,7 +25,7 @@ from .. import exceptions as errors
 from ..models import Fence, PreparedEvent
 from ..process.preflight import require_migrated
 from ..text import get_logger
-from ..transactions import after_commit, is_in_test, is_only_tests, open_transactions
+from ..transactions import after_commit, is_atomic, is_in_test, open_transactions
 from . import one_way
 from .fences import OF_ANOTHER, fence, outcomes
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
@@ -114,10 +114,10 @@ def prepared_many(
             confirm_on_commit(*recorded, wait=wait)
     except BaseException:
         # Inside an outer transaction nothing is certain yet: the check-back finds out.
-        if not connections[using].in_atomic_block or is_only_tests(using):
+        if not is_atomic(using):
             _tell_what_fences_say(recorded, wait=wait)
         raise
-    if is_only_tests(using):  # leaving the block counts as the commit
+    if is_in_test(using) and not is_atomic(using):  # leaving the block counts as the commit
         _tell_what_fences_say(recorded, wait=True)
 
 
