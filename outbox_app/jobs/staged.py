@@ -16,18 +16,18 @@ from functools import partial
 from typing import Any
 
 from celery import Celery, current_app
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import QuerySet
 from django.utils.timezone import is_naive
 
 from ..aliases import outbox_alias
-from ..exceptions import InvalidJob
+from ..exceptions import InvalidJob, NotAtomic
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult, counting
 from ..models.clock import stored
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
 from ..text import get_logger, storable
-from ..transactions import after_commit, is_atomic
+from ..transactions import after_commit, is_atomic, lacks_autocommit
 from .bulk import BulkResult, Moment, run_for
 from .drain.batch import apps_with_rows
 from .immediate import leave_out
@@ -65,10 +65,16 @@ def cancel(
         Whether it was staged. False: it has left, and Celery alone can stop it.
 
     Raises:
+        NotAtomic: Autocommit is off, and no ``atomic()`` is open.
         OperationalError: kombu's, where it has left and the broker does not answer. Inside a
             transaction, and where it was staged, that is logged.
     """
     using = using or outbox_alias()
+    if lacks_autocommit(connections[using]):
+        raise NotAtomic(
+            f"cancel() was called with autocommit off and outside atomic() on {using!r}, where "
+            f"nothing tells workers at the commit. Open transaction.atomic(using={using!r})."
+        )
     in_transaction = is_atomic(using)
     found = _of_task(task_id, ordering_key, using)
     with transaction.atomic(using=using):

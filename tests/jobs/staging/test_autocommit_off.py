@@ -10,7 +10,7 @@ from celery import group
 from django.contrib.auth.models import Group
 from django.db import connections, transaction
 
-from outbox_app import idempotent, publish, stage
+from outbox_app import cancel, idempotent, publish, stage
 from outbox_app.checks.aliases import check_autocommit
 from outbox_app.exceptions import InboxError, NotAtomic
 from outbox_app.models import Event, InboxEntry
@@ -47,6 +47,17 @@ def test_so_are_stage_and_publish(alias, add):
             stage(add, (1, 1), using=alias)
         with pytest.raises(NotAtomic, match=r"publish\(\) was called with autocommit off"):
             publish("order-1", "order.placed", using=alias)
+
+
+@pytest.mark.parametrize("outside", ["send", "stage"])
+def test_cancel_is_refused_before_it_has_deleted_anything(outside, alias, add, staged, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": outside}
+    with transaction.atomic(using=alias):
+        job = add.delay(1, 1)
+    said = pytest.raises(NotAtomic, match=r"cancel\(\) was called with autocommit off")
+    with without_autocommit(alias, commit=True), said:
+        cancel(job.id, using=alias)
+    assert staged() == [[1, 1]]
 
 
 @pytest.mark.parametrize("alias", ["postgres"])
