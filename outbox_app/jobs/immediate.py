@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from threading import Lock
 from typing import Any
 
 from django.db import connections
@@ -62,20 +61,16 @@ class Broker:
         self.name = name
         self.circuit = Backoff(f"broker of Celery app {name!r}, immediate delivery", logger)
         self._idle: list[Publisher] = []
-        self._trying = Lock()
 
     def publish(self, rows: Sequence[Row], *, deadline: float) -> PublishResult:
         app = celery_app(self.name)
         if app is None or self.circuit.remaining:
             return PublishResult()
-        is_trial = bool(self.circuit.failures)
-        if is_trial and not self._trying.acquire(blocking=False):
-            return PublishResult()
-        try:
-            return self._publish(self._publisher(app), rows, deadline=deadline)
-        finally:
-            if is_trial:
-                self._trying.release()
+        if self.circuit.failures:
+            # Until a send that began in time has ended the others go on without it. No lock: a
+            # signal that comes here, as of Celery's soft time limit, would leave it held.
+            self.circuit.wait_until(deadline + outbox_settings().IMMEDIATE_TIMEOUT)
+        return self._publish(self._publisher(app), rows, deadline=deadline)
 
     def close(self) -> None:
         while self._idle:

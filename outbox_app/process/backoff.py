@@ -44,6 +44,10 @@ class Backoff:
         longest = min(outbox_settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
         self._until = time.monotonic() + longest * random.uniform(0.5, 1)
 
+    def wait_until(self, end: float) -> None:
+        """Let the pause last until then, on the monotonic clock: one tries."""
+        self._until = end
+
     def succeeded(self) -> None:
         if self.failures:
             self.logger.warning("Recovered what=%s after_failures=%d", self.of, self.failures)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import DatabaseNow, Incident, StagedJob, Statistic
 from outbox_app.process import counters
+from tests.entities.test_any_line import SoftLimit, own_state, raising_at
 from tests.faults.tools import drain
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -96,14 +99,20 @@ def test_while_a_broker_is_away_a_commit_costs_what_it_costs_without(
 
 
 def test_while_one_commit_tries_the_broker_again_no_other_does(
-    alias, app, redis_url, states, at, caplog
+    alias, app, redis_url, states, monkeypatch
 ):
     broker = immediate.broker_of(app.main)
     broker.circuit.failed(OSError("away"))
     broker.circuit._until = 0
-    with broker._trying:
+    publish = Publisher.publish
+
+    def publish_beside_another(*args, **options):
+        monkeypatch.undo()
         _call(app, alias, 1)
-    assert states() == ["ready"]
+        assert states() == ["held", "ready"]
+        return publish(*args, **options)
+
+    monkeypatch.setattr(Publisher, "publish", publish_beside_another)
     _call(app, alias, 2)
     assert states() == ["ready"]
     assert not broker.circuit.failures
@@ -289,6 +298,24 @@ def test_no_more_connections_are_kept_than_the_pool_may_hold(alias, app, states)
     app.conf.broker_pool_limit = 0
     _call(app, alias, 1)
     assert (states(), immediate.broker_of(app.main)._idle) == ([], [])
+
+
+def test_one_that_tries_and_is_interrupted_at_any_line_keeps_no_other_from_it(alias, app, on):
+    """As by Celery's soft time limit: the next one tries when the time of this one is over."""
+    on(IMMEDIATE_TIMEOUT=5)
+    broker, number, is_there = immediate.broker_of(app.main), 0, True
+    while is_there:
+        broker.circuit.failed(OSError("away"))
+        broker.circuit._until = 0
+        with raising_at(number, [immediate], ["publish", "_publish"]) as left, suppress(SoftLimit):
+            next(own_state(lambda: broker.publish([], deadline=time.monotonic() + 5)))
+        is_there = left[0] < 0
+        assert broker.circuit.remaining < 10, number
+        broker.circuit._until = 0
+        broker.publish([], deadline=time.monotonic() + 5)
+        assert not broker.circuit.failures, number
+        number += 1
+    assert number > 10
 
 
 def test_one_that_is_interrupted_drops_its_connection(alias, app, monkeypatch):
