@@ -349,7 +349,9 @@ def active_apps() -> list[Celery]:
 
 
 def celery_app(name: str) -> Celery | None:
-    return next((app for app in active_apps() if (app.main or "") == name), None)
+    """Return the app of this name: of several the one that stages by itself."""
+    named = [app for app in active_apps() if (app.main or "") == name]
+    return max(named, key=lambda app: getattr(app, "stages_by_itself", False), default=None)
 
 
 def staging_apps() -> list[Celery]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from celery import Celery
 
+from outbox_app.jobs.staging import sending
 from outbox_app.models import DeadJob, StagedJob
 from tests.faults.tools import drain, draining, eventually, on
 from tests.servers import Redis
@@ -64,3 +66,12 @@ def test_app_that_the_drainer_does_not_load(alias, other_redis, make_named_app, 
     assert {job.task_id for job in dead} == set(lost)
     assert all("No Celery app named 'not loaded' is loaded" in job.reason for job in dead)
     assert all("Import its module" in job.reason for job in dead)
+
+
+def test_a_plain_app_of_the_same_name_takes_nothing(alias, make_app, monkeypatch):
+    app = make_app()
+    plain = Celery(app.main, broker="memory://", set_as_current=False)
+    for found in ([app, plain], [plain, app]):
+        monkeypatch.setattr(sending, "active_apps", lambda found=found: found)
+        assert sending.celery_app(app.main) is app
+    plain.close()
