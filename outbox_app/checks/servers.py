@@ -36,7 +36,7 @@ def _ask(app: Celery) -> list[CheckMessage]:
     if driver_type not in questions:
         return []
     connection: Any = app.connection_for_write(
-        connect_timeout=TIMEOUT, transport_options=transport_options(driver_type, TIMEOUT)
+        connect_timeout=TIMEOUT, transport_options=transport_options(app, driver_type, TIMEOUT)
     )
     try:
         connection.ensure_connection(

@@ -53,17 +53,20 @@ _KNOWN_PACKAGES = {
 }
 
 
-def transport_options(driver_type: str, timeout: float) -> dict[str, Any]:
+def transport_options(app: Celery, driver_type: str, timeout: float) -> dict[str, Any]:
     """Return the transport options that bound every wait of the drain's own connection.
 
     kombu's defaults are none. A transport that is not known here keeps the project's own options.
     """
     if driver_type == "redis":
+        bounds = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+        sentinels = app.conf.broker_transport_options.get("sentinel_kwargs") or {}
         return {
-            "socket_timeout": timeout,
-            "socket_connect_timeout": timeout,
+            **bounds,
             # A pipeline that is sent again by itself makes duplicates when a reply is lost.
             "retry_on_timeout": False,
+            # A sentinel has a client of its own, which asks again and again by itself.
+            "sentinel_kwargs": {**sentinels, **bounds, "retry": None},
         }
     if driver_type == "amqp":
         return {"read_timeout": timeout, "write_timeout": timeout, "confirm_publish": True}
@@ -149,20 +152,21 @@ def probe(connection: Any, channel: Any, *, timeout: float) -> bool:
     return driver_type in ("amqp", "redis")
 
 
-def declare_broadcasts(app: Celery, channel: Any) -> set[str]:
+def declare_exchanges(app: Celery, channel: Any) -> set[str]:
     """Return the exchanges of ``Broadcast`` queues: to have no listener is no error there.
 
-    Celery declares such a queue in workers only. A transport that routes by itself (Redis, …) takes
-    an exchange that it does not know for a direct one, and no worker would get the message.
+    A transport that routes by itself (Redis, …) takes an exchange that it does not know for a
+    direct one: it finds no queue of a topic, and lists of a broadcast that no worker reads. So it
+    is told of those of the app's queues. Celery does so with a queue, and in workers only with one
+    of a broadcast.
     """
     queues: Any = app.amqp.queues.values()
-    exchanges = [queue.exchange for queue in queues if isinstance(queue, Broadcast)]
     if isinstance(channel, virtual.Channel):
         known: Any = channel.state.exchanges
-        for exchange in exchanges:
-            if exchange.name not in known:
-                exchange(channel).declare()  # for this process: no broker is asked
-    return {exchange.name for exchange in exchanges}
+        for queue in queues:
+            if queue.exchange.name not in known:
+                queue.exchange(channel).declare()  # for this process: no broker is asked
+    return {queue.exchange.name for queue in queues if isinstance(queue, Broadcast)}
 
 
 def check_route(channel: Any, exchange: str, routing_key: str) -> None:

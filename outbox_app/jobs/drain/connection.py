@@ -58,7 +58,7 @@ class BrokerConnection:
         driver_type = find_transport(app).driver_type
         self.connection = connection = app.connection_for_write(
             connect_timeout=timeout,
-            transport_options=brokers.transport_options(driver_type, timeout),
+            transport_options=brokers.transport_options(app, driver_type, timeout),
         )
         try:
             connection.ensure_connection(
@@ -82,7 +82,7 @@ class BrokerConnection:
                 raise unreachable(app, error) from error
             raise
         self._has_confirms = isinstance(channel, amqp.Channel)
-        self._broadcasts = brokers.declare_broadcasts(app, channel)
+        self._broadcasts = brokers.declare_exchanges(app, channel)
         heard: Any = {"on_return": self._on_return} if hasattr(channel, "events") else {}
         self.producer = Producer(channel, auto_declare=False, **heard)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
 
+from outbox_app.exceptions import BrokerUnavailable
+from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import DeadJob, Incident, StagedJob
 from tests.faults.tools import draining, eventually, on
 
@@ -74,3 +77,17 @@ def test_states_met_by_a_declaration(alias, front, make_named_app, book, drained
 
     jobs.receive(app)
     jobs.assert_exact()
+
+
+def test_a_sentinel_that_says_nothing_is_asked_once(alias, make_app):
+    """With options of the project's own for its client, which bound nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as sentinel:
+        app = make_app(f"sentinel://127.0.0.1:{sentinel.getsockname()[1]}")
+        own = {"password": "secret", "socket_timeout": 1}
+        app.conf.broker_transport_options = {"master_name": "m", "sentinel_kwargs": own}
+        with pytest.raises(BrokerUnavailable, match="No master found"):
+            Publisher(app, timeout=0.1).open()
+        sentinel.setblocking(False)
+        sentinel.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            sentinel.accept()

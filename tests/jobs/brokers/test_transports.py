@@ -129,3 +129,22 @@ def test_routes_outlive_a_connection(alias, redis_url, make_named_app, book, bur
     assert "surrogates not allowed" in buried(alias)[bad]
     jobs.receive(app)
     jobs.assert_exact(but=[bad])
+
+
+def test_an_exchange_of_the_configuration_is_known_to_a_drainer_that_has_declared_no_queue_of_it(
+    alias, redis_url, make_named_app, book
+):
+    app, jobs = make_named_app(redis_url), book(alias)
+    name = f"{app.main}-topics"
+    app.conf.task_queues = [Queue(app.main), Queue(name, Exchange(name, "topic"), "news.#")]
+    del app.amqp.queues, app.amqp.router
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        app.amqp.queues[name](channel).declare()
+        del channel.state.exchanges[name]  # a worker did, in another process
+    jobs.stage(app, 2, exchange=name, routing_key="news.today")
+
+    drain(alias)
+
+    jobs.receive(app, name)
+    jobs.assert_exact()
