@@ -116,7 +116,7 @@ class Queues:
         woken: Any = call.waits
         if not woken.wait(max(call.seconds_left, 0)):
             waited = self._leave(line, call)
-            if waited or not woken.is_set():
+            if not woken.is_set():
                 raise call.late(begun=not waited)
         if line.led_by is call:
             self.lead(line, call)

@@ -7,6 +7,7 @@ import contextvars
 import gc
 import os
 import threading
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,7 +17,8 @@ from django.db import connections, transaction
 from django.utils import translation
 from django.utils.functional import lazy
 
-from outbox_app.entities import Rejected, execution, queue
+from outbox_app.entities import Command, Rejected, execution, queue
+from outbox_app.entities.request import Call
 from outbox_app.exceptions import (
     CommandTimeout,
     DamagedEntity,
@@ -56,6 +58,25 @@ def test_those_that_gather_while_a_batch_is_written_are_the_next_one(
         assert first.result().version == 2
         assert sorted(other.result().version for other in others) == list(range(3, 11))
     assert batches == [1, 8]
+
+
+def test_a_batch_has_so_many_characters_at_most(alias, monkeypatch):
+    monkeypatch.setattr(queue, "BATCH_SIZE", 60)
+    line = queue.Line(queue.Key(Account, alias, "a"))
+    sizes = [100, 20, 20, 9, 50]
+    calls = [Call(Command("a", "open", {"o": "x" * (n - 8)}, command_id=f"{n}")) for n in sizes]
+    line.waiting = OrderedDict.fromkeys(calls)
+    taken = [[call.command_id for call in line.take()] for _ in range(4)]
+    assert taken == [["100"], ["20", "20", "9"], ["50"], []]
+
+
+def test_those_who_wait_on_another_alias_are_counted_there(fresh):
+    for using, count in (("one", 2), ("two", 1)):
+        line = queue.Line(queue.Key(Account, using, "a"))
+        line.waiting = OrderedDict.fromkeys(range(count))
+        fresh.lines[line.key] = line
+    assert [fresh.waiting_on(each) for each in ("one", "two", "three")] == [2, 1, 0]
+    fresh.lines.clear()
 
 
 def test_an_idle_entity_is_led_by_its_caller(account, withdraw, fresh):
@@ -370,6 +391,7 @@ def test_a_coroutine_that_is_cancelled_while_it_waits_is_dropped(
         asyncio.run(ask_and_cancel())
         held.go.set()
         first.result()
+    eventually(lambda: not fresh.lines)
     assert len(rows()) == 2
 
 
@@ -414,7 +436,10 @@ def test_errors_reach_the_coroutine(account, alias):
     assert outcome.response == {"balance": 9}
 
 
-def test_at_the_end_of_the_process_what_waits_is_refused(account, withdraw, held, fresh):
+def test_at_the_end_of_the_process_what_waits_is_refused(
+    account, withdraw, held, fresh, monkeypatch
+):
+    monkeypatch.setattr(queue, "IDLE", 60)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(withdraw, "x")
         held.wait()
@@ -424,6 +449,8 @@ def test_at_the_end_of_the_process_what_waits_is_refused(account, withdraw, held
         assert isinstance(second.exception(), Overloaded)
         with pytest.raises(Overloaded, match="about to end"):
             withdraw("z")
+        with pytest.raises(TimeoutError):  # the batch is under way
+            closing.result(0.2)
         held.go.set()
         assert first.result().version == 2
         closing.result()
