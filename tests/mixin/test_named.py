@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
+from django.test.utils import override_system_checks
 
 from outbox_app.jobs.staging import declarations
 from outbox_app.jobs.staging.declarations import named
 from tests.mixin import gate
 from tests.patience import patience
-
-
-@pytest.fixture(autouse=True)
-def without_checks(monkeypatch):
-    """Celery runs Django's checks when it imports task modules; some of them ask a database."""
-    monkeypatch.setenv("CELERY_SKIP_CHECKS", "1")
 
 
 @pytest.fixture
@@ -38,6 +34,22 @@ def test_task_modules_are_imported_at_the_first_unknown_name(make_app, module):
     name = module("from celery import shared_task\n@shared_task(time_limit=7)\ndef late(): ...")
     app = make_app(imports=[name])
     assert named(f"{name}.late", app).time_limit == 7
+
+
+def test_system_checks_are_not_run_there(make_app, module, monkeypatch):
+    """From Django 6.1 on they connect to databases: one that is away kept the tasks unknown."""
+    monkeypatch.delenv("CELERY_SKIP_CHECKS", raising=False)
+    asked = []
+
+    def check(**kwargs):
+        asked.append(kwargs)
+        return []
+
+    name = module("from celery import shared_task\n@shared_task\ndef late(): ...")
+    with override_system_checks([check]):
+        named(f"{name}.late", make_app(imports=[name]))
+    assert asked == []
+    assert not os.environ["CELERY_SKIP_CHECKS"]
 
 
 def test_unknown_task_stays_a_name(make_app):
