@@ -48,18 +48,33 @@ def move(alias: str, given: PreparedEvent, state: str) -> None:
         decide(alias, (given.event_id, state))
 
 
-def test_a_row_that_is_refused_each_time(alias: str, monkeypatch: Any) -> None:
-    """Not only as its id is taken: it is not tried for ever."""
+@pytest.mark.parametrize("error", [IntegrityError, OperationalError])
+def test_what_is_refused_each_time_ends(alias: str, error: Any, monkeypatch: Any) -> None:
+    """Not only as an id is taken, or others hold locks: it is not tried for ever."""
     tried = []
 
     def step(first: bool) -> None:
         tried.append(first)
-        raise IntegrityError("refused")
+        raise error("refused")
 
     monkeypatch.setattr(keeper, "LOCK_SECONDS", 0.0)
-    with pytest.raises(IntegrityError):
+    with pytest.raises(error):
         keeper._in_transaction(step, alias)
-    assert tried == [True, False]
+    assert tried == ([True, False] if error is IntegrityError else [True])
+
+
+def test_an_error_of_the_database_is_met_once(alias: str, monkeypatch: Any) -> None:
+    """Halves of what it has failed for would fail as well."""
+    tried = []
+
+    def fail(*args: Any) -> None:
+        tried.append(args)
+        raise OperationalError("server closed the connection")
+
+    monkeypatch.setattr(keeper, "_decide", fail)
+    with pytest.raises(OperationalError, match="server closed"):
+        decide(alias, *[(uuid4(), "confirmed") for _ in range(4)])
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize(

@@ -382,6 +382,7 @@ BAD: dict[str, dict[str, Any]] = {
     "immune before": {"immune": -0.1},
     "immune after decide_by": {"immune": 11, "decide_by": 10},
     "args of an event": {"args": [1]},
+    "kwargs of an event": {"kwargs": {"a": 1}},
     "event and job": {"job": "celery.ping"},
     "no such task": {"job": "no.such", "stream": "", "type": ""},
     "task is no text": {"job": 5, "stream": "", "type": ""},
