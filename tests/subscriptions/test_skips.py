@@ -11,11 +11,12 @@ from django.db import OperationalError
 from outbox_app import subscriber
 from outbox_app.eventlog.newevent import slice_of
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Event, InboxEntry, ParkedStream
+from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.counting import count_events
 from outbox_app.subscriptions.skips import skip_event
+from outbox_app.subscriptions.version_gaps import give_up
 from tests.eventlog.sessions import Session
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -163,3 +164,36 @@ def test_what_was_skipped_of_a_parked_stream_does_not_come_again(alias, publishe
     Event.objects.using(alias).filter(version=2).update(recorded_at=SINCE)
     run("shop")
     assert effects(alias) == ["s0@1", "s1@2"]
+
+
+def test_the_event_at_which_a_released_stream_fails_again_can_be_skipped(alias, published, run):
+    """Between it and the one that was handled last there are events of other streams."""
+    bad, seen = {("s1", 1), ("s1", 2)}, []
+
+    @subscriber("shop", on_error="park")
+    def handle(events):
+        seen.extend((event.stream, event.version) for event in events)
+        if not bad.isdisjoint(seen[-len(events) :]):
+            raise ValueError
+
+    published("s1", "s2", "s1")
+    for _ in range(3):
+        run("shop")
+    bad.discard(("s1", 1))
+    control.release("shop", using=alias)
+    run("shop")
+    assert ParkedStream.objects.using(alias).get().failed_event["version"] == 2
+    place = Event.objects.using(alias).get(stream="s1", version=2).pk
+    skip_event("shop", place, by="ann", reason="why", using=alias)
+    run("shop")
+    assert not ParkedStream.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize("moved", [{"last": 3}, {"first": 3}])
+def test_a_gap_that_is_another_one_by_now_is_not_given_up(alias, moved):
+    where = {"subscription": "shop", "log": "outbox_event", "stream": "s"}
+    gap = Gap.objects.using(alias).create(kind="version", first=2, last=4, **where)
+    ParkedStream.objects.using(alias).create(**where, partition=0, version=3, position=1, error="")
+    Gap.objects.using(alias).update(**moved)
+    assert not give_up(gap, by="ann", reason="why", using=alias)
+    assert Gap.objects.using(alias).get().state == Gap.State.OPEN
