@@ -310,7 +310,7 @@ class Partition:
     ) -> bool:
         self.cursors = []  # what is in memory was rolled back
         stops = self.subscriber.on_error == "stop" or isinstance(error, LOST)
-        if stops and self.gaps.held(parked):
+        if stops and self.gaps.open_of(parked).exists():
             self._fail(at.cursor, error)
             return False
         self._failed += 1

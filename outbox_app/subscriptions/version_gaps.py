@@ -147,10 +147,6 @@ class VersionGaps:
         ready, missing = contiguous(parked.version, events) if self.active else (events, None)
         return ready, missing, len(rows) == limit
 
-    def held(self, parked: ParkedStream) -> bool:
-        """Say whether the stream waits for versions, and not for a person."""
-        return self._gaps_of(parked).exists()
-
     def wait(self, parked: ParkedStream, missing: MissingVersions) -> None:
         """It is still missing: look again later, or give up."""
         subscriber = self.subscriber
@@ -184,7 +180,7 @@ class VersionGaps:
         missing: MissingVersions | None,
     ) -> None:
         """Record in the open transaction that events of a parked stream were handled."""
-        gaps = self._gaps_of(parked)
+        gaps = self.open_of(parked)
         if events and self.active:
             if missing:  # of what was missing it may have been a part
                 gaps.filter(last__gte=missing.first).update(last=missing.first - 1)
@@ -201,7 +197,7 @@ class VersionGaps:
     def failed(self, parked: ParkedStream) -> None:
         """The versions are there, but the handler refused them: the stream waits for a person."""
         if self.active:
-            self._gaps_of(parked).settle(Gap.State.FILLED)
+            self.open_of(parked).settle(Gap.State.FILLED)
             self._due.pop((parked.log, parked.stream), None)
 
     def _hold(self, log: str, missing: MissingVersions) -> None:
@@ -237,7 +233,8 @@ class VersionGaps:
             robust=True,
         )
 
-    def _gaps_of(self, parked: ParkedStream) -> GapQuerySet:
+    def open_of(self, parked: ParkedStream) -> GapQuerySet:
+        """Return its open gap; there is none where it waits for a person."""
         return self._open().filter(log=parked.log, stream=parked.stream)
 
     def _open(self) -> GapQuerySet:
