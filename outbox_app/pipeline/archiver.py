@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -71,7 +70,7 @@ class Archiver:
         write: Write = logger.info,
     ) -> None:
         self.context = session.sparkContext
-        self.options = replace(options, archive="", start="", end="", topics="", types="")
+        self.options = options
         self.store = Store(folder)
         self.max_rows = max_rows
         self.write = write

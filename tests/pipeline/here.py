@@ -19,7 +19,7 @@ class Here:
         return self
 
     def parallelize(self, parts, count):
-        assert count == len(parts)
+        assert count == len(parts) > 0
         return Partitions([[part] for part in parts])
 
 

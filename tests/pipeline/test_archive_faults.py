@@ -14,6 +14,7 @@ from outbox_app.exceptions import ArchiveRefused, ForeignCursor, ReadRefused, Un
 from outbox_app.models import Event
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
+from outbox_app.pipeline.table import Archive
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.conftest import SERVERS
 from tests.faults.tools import on, outbox_on
@@ -135,6 +136,27 @@ def test_of_two_archivers_one_commits(alias, new_log, folder, at, point):
             archive(alias, folder)
     assert len(entries(folder)) == 2
     assert_exact(alias, folder)
+
+
+@database
+@on("default")
+def test_a_run_beside_one_that_follows(alias, new_log, folder, monkeypatch):
+    """What the other has archived counts, and who follows goes on behind it."""
+    vacuumed, left = [], [1, 2, 3]
+    monkeypatch.setattr(Archive, "vacuum", lambda self: len(vacuumed.append(self) or []))
+
+    def wait(seconds):
+        if seconds and left:
+            publish_some(alias, left.pop())
+            archive(alias, folder)
+            publish_some(alias, 2)
+            return False
+        return bool(seconds)
+
+    Archiver(Following(), source(alias), str(folder), write=str).follow(1.0, wait)
+    assert_exact(alias, folder)
+    assert len(entries(folder)) == 6
+    assert len(vacuumed) == 4  # once a day each
 
 
 @database
