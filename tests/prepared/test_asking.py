@@ -530,6 +530,15 @@ def test_a_sender_with_a_function_confirms_without_a_fence(
 
 
 @pytest.mark.usefixtures("own")
+def test_a_function_knows_what_fences_have_forgotten(alias: str, sender: str, make: Any) -> None:
+    check_back("order.*")(lambda question: COMMITTED)
+    event = make()
+    fences_module.mark_pruned(event.prepared_at + timedelta(days=1), using=sender)
+    question = Question(event.event_id, event.prepared_at, "", "order.paid")
+    assert asking.ask(f"alias:{sender}", [question]) == {event.event_id: COMMITTED}
+
+
+@pytest.mark.usefixtures("own")
 def test_functions_that_take_long(alias: str, sender: str, make: Any, monkeypatch: Any) -> None:
     """When the time of an answer is over no other function is called: it would answer nothing."""
     monkeypatch.setattr(fences_module, "ANSWER_SECONDS", 0.2)

@@ -213,6 +213,15 @@ def test_a_fence_that_was_removed_is_not_answered_for(
         assert outcomes(asked, using=sender) == answers
 
 
+def test_what_one_keeper_was_told_is_rolled_back_for_another(
+    alias: str, sender: str, make: Any
+) -> None:
+    event = make()
+    asked = [Question(event.event_id, event.prepared_at)]
+    for keeper in ("one", "another"):
+        assert outcomes(asked, keeper=keeper, using=sender) == {event.event_id: "rolled_back"}
+
+
 def test_the_mark_is_there_when_pruning_is_interrupted(
     alias: str, sender: str, make: Any, pay: Any, monkeypatch: Any
 ) -> None:
