@@ -19,6 +19,7 @@ from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.parquet import write_days
 from outbox_app.pipeline.schema import SCHEMA, arrow_types
+from outbox_app.pipeline.store import Store
 from outbox_app.pipeline.table import Archive
 
 from .harness import age, archived, commits, killing, leftovers, named, rows_of, tree
@@ -90,6 +91,28 @@ def test_files_of_other_days_are_not_put_together(batches):
     assert (merged.day, merged.rows) == ("2026-01-01", 40)
     assert sorted(batches.sizes()) == [1] * 20 + [40]
     batches.assert_whole()
+
+
+def test_what_was_put_together_is_nothing_new(batches):
+    """Who streams the table is not given its rows twice."""
+    batches.add(*[3] * 20)
+    list(compact(batches.archive))
+    *added, merged = (
+        [each.get("add") or each["remove"] for each in actions if {"add", "remove"} & each.keys()]
+        for actions in commits(batches.folder)
+    )
+    assert [[each["dataChange"] for each in actions] for actions in added[1:]] == [[True]] * 20
+    assert [each["dataChange"] for each in merged] == [False] * 21
+
+
+def test_a_commit_is_on_disk_before_the_next(batches, monkeypatch):
+    """Whoever has written it may have been killed before."""
+    synced = []
+    monkeypatch.setattr(Store, "sync", lambda self, name: synced.append(name))
+    batches.add(3)
+    Archive.load(batches.folder, LOG)
+    log = [name for name in synced if name.startswith("_delta_log/")]
+    assert log == [f"_delta_log/{1:020d}.json"] * 2
 
 
 def test_few_files_are_left_alone(batches):
@@ -174,6 +197,7 @@ def test_killed_while_putting_together(batches, point):
         list(compact(batches.archive))
     batches.assert_whole()
     again = Archive.load(batches.folder, LOG)
+    assert again.verify() == []  # no row of what is left behind has to be in the log still
     assert len(list(compact(again))) == (1 if point == "compaction_written" else 0)
     batches.assert_whole()
     assert batches.sizes() == [60]
