@@ -66,6 +66,17 @@ def handled(alias):
     return Counter(Incident.objects.using(alias).values_list("detail", "first_id"))
 
 
+@pytest.mark.parametrize("after", [4, 3], ids=["multiple", "other"])
+def test_the_positions_that_people_see_stay(alias, published, run, declare, after):
+    declare(2)
+    published(*STREAMS)
+    run("counted")
+    declare(after)
+    control.repartition("counted", using=alias)
+    positions = list(Cursor.objects.using(alias).values_list("position", flat=True))
+    assert positions == [Event.objects.using(alias).last().pk] * after
+
+
 def test_parked_streams_go_to_their_new_partitions(alias, published, run, declare):
     declare(1)
     published(*STREAMS)
