@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from zlib import crc32
 
@@ -116,7 +116,6 @@ class TableCopy:
             self.watch()
             failpoint("split_watched")
             self.copy()
-            self.catch_up(FEW)
             self.run(f"{self.analyze_sql} {self.n}")
             self.catch_up(FEW)
             failpoint("split_synced")
@@ -226,9 +225,7 @@ class PostgresCopy(TableCopy):
     take_over: Callable[[], None]
 
     def run(self, sql: str, params: Any = None) -> list[Any]:
-        if self.connection.in_atomic_block:
-            return super().run(sql, params)
-        with self.bounded():
+        with nullcontext() if self.connection.in_atomic_block else self.bounded():
             return super().run(sql, params)
 
     def bounded(self) -> AbstractContextManager[None]:
