@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from . import data
 from .project import Project
 from .survey import FLAWS
-from .test_pages import opened
+from .test_pages import GO, opened
 
 LIST = "/admin/outbox_app/{}/"
 DEAD, STAGED = "outbox_app.DeadJob", "outbox_app.StagedJob"
@@ -25,7 +25,7 @@ def choose(page: Page, address: str, action: str, row: str | None = None) -> Non
     rows = page.get_by_role("row", name=row) if row else page.locator("#result_list thead")
     rows.get_by_role("checkbox").check()
     page.get_by_label("Action:").select_option(action)
-    page.get_by_role("button", name="Go", exact=True).click()
+    page.get_by_role("button", name=GO).click()
 
 
 def answer(page: Page, reason: str = "because of a test", **fields: str) -> None:
@@ -172,7 +172,7 @@ def choose_all(page: Page, task: str, count: int) -> None:
     page.locator("#result_list thead").get_by_role("checkbox").check()
     page.get_by_role("button", name=f"Select all {count} dead jobs").click()
     page.get_by_label("Action:").select_option("discard_selected")
-    page.get_by_role("button", name="Go", exact=True).click()
+    page.get_by_role("button", name=GO).click()
     expect(page.get_by_text(f"Number of jobs: {count}")).to_be_visible()
 
 

@@ -6,6 +6,7 @@ fails, and any request to another host.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,8 @@ from .project import Project
 from .survey import Seen
 
 OVERVIEW = "/admin/outbox_app/overview/"
+#: The button beside the actions of a list; Django 6.1 renamed it.
+GO = re.compile("^(Go|Run)$")
 
 
 def opened(page: Page, address: str) -> Page:

@@ -20,7 +20,7 @@ from . import data
 from .poison import POISON
 from .prepared import FENCE
 from .project import ROOT, Project
-from .test_pages import OVERVIEW, opened
+from .test_pages import GO, OVERVIEW, opened
 
 IMAGES = ROOT / "docs" / "images" / "admin"
 TOUR = ROOT / "docs" / "howto" / "admin.md"
@@ -35,7 +35,7 @@ def _question(page: Page, model: str, action: str) -> None:
     opened(page, LIST.format(model))
     page.locator("#result_list tbody input[type=checkbox]").first.check()
     page.get_by_label("Action:").select_option(action)
-    page.get_by_role("button", name="Go", exact=True).click()
+    page.get_by_role("button", name=GO).click()
     expect(page.locator("#content input[type=submit]")).to_be_visible()
 
 
@@ -54,7 +54,7 @@ def _progress(page: Page) -> None:
     page.locator("#result_list thead").get_by_role("checkbox").check()
     page.get_by_role("button", name="Select all").click()
     page.get_by_label("Action:").select_option("discard_selected")
-    page.get_by_role("button", name="Go", exact=True).click()
+    page.get_by_role("button", name=GO).click()
     page.get_by_label("Reason").fill("The export of last night was repeated by hand.")
     page.locator("#content input[type=submit]").click()
     expect(page.get_by_role("progressbar")).to_be_visible()
