@@ -10,6 +10,7 @@ from django.core.management import CommandError, call_command
 from outbox_app import subscriber
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream
+from outbox_app.subscriptions.control import release
 from outbox_app.subscriptions.handling import Attempt, narrowed
 from outbox_app.subscriptions.skips import discard_stream, skip_event
 
@@ -303,3 +304,16 @@ def test_a_stream_of_a_log_that_is_read_no_more_cannot_be_discarded(alias, shop)
     ParkedStream.objects.using(alias).create(**lost, stream="s", version=1, position=1)
     with pytest.raises(GapNotSkippable, match="No cursor of 'shop' reads outbox_event"):
         discard_stream("shop", "s", by="ann", reason="why", using=alias)
+
+
+def test_the_streams_that_are_not_named_stay_parked(alias):
+    for name, stream in (("shop", "a"), ("shop", "b"), ("other", "a")):
+        ParkedStream.objects.using(alias).create(
+            subscription=name, partition=0, log="outbox_event", stream=stream, version=1,
+            position=1, error="why",
+        )  # fmt: skip
+    released = ParkedStream.objects.using(alias).filter(released=True)
+    assert release("shop", ["a", "c"], using=alias) == 1
+    assert list(released.values_list("subscription", "stream")) == [("shop", "a")]
+    assert release("shop", using=alias) == 2
+    assert not released.filter(subscription="other").exists()
