@@ -18,7 +18,7 @@ from outbox_app.exceptions import (
     VersionConflict,
 )
 from outbox_app.signals import events_published
-from tests.entities.models import Account, AccountVersion, Person, Stock
+from tests.entities.models import Account, AccountVersion, Person, PersonVersion, Stock
 
 commits = pytest.mark.django_db(transaction=True)
 
@@ -151,6 +151,28 @@ def test_one_that_the_database_refuses_costs_no_other_its_answer(alias, account,
     ] * 26
     assert [version for version, *_ in rows()] == list(range(1, 65))
     assert len(sent) <= 2 * 6 + 1
+
+
+@commits
+def test_what_comes_after_a_half_that_ends_early_keeps_its_turn(alias):
+    """The command that changes a unique column ends its transaction; all others follow it."""
+    failures = [0] * 9 + [1]
+
+    def refuse(sender, events, **kwargs):
+        if failures.pop():
+            raise DataError("once")
+
+    Person.execute("a", "enter", {}, command_id="enter", using=alias)
+    commands = [
+        Command("a", "change", {"email": "x"} if n == 1 else {"age": n}, command_id=f"{n}")
+        for n in range(8)
+    ]
+    events_published.connect(refuse, sender=PersonVersion)
+    try:
+        answers = Person.execute_many(commands, using=alias)
+    finally:
+        events_published.disconnect(refuse, sender=PersonVersion)
+    assert [each.version for each in answers] == list(range(2, 10))
 
 
 @commits

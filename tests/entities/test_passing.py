@@ -55,6 +55,7 @@ def requests(account: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def call(peer: Any, method: str, path: str, payload: Any, **options: Any) -> Any:
         assert (peer.name, method, path, options["address"]) == ("shop", "POST", "routed", LEADER)
+        assert options["most"] == peers.LIMITS["bytes"]
         assert payload["type"] == "entities.account"
         made.append(payload["commands"])
         said = payload["commands"][0][2].get("item", "none")
@@ -194,6 +195,51 @@ def test_a_leader_that_does_not_answer(
     assert (len(requests), len(rows())) == (2, 4)
 
 
+def test_how_long_a_leader_has(account: None, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def call(*args: Any, seconds: float, **options: Any) -> Any:
+        given.append(seconds)
+        return 200, [[7, 8, None, False]]
+
+    monkeypatch.setattr(client, "call", call)
+    for timeout in (3, 60):
+        ask("withdraw", {"amount": 1}, timeout=timeout)
+    assert 0 < given[0] <= 1.5
+    assert given[1] == passing.SECONDS
+
+
+def test_an_answer_of_another_length_is_none(
+    account: None, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose each answer is would be a guess."""
+    monkeypatch.setattr(client, "call", lambda *args, **options: (200, [[7, 8, None, False]] * 2))
+    assert ask("withdraw", {"amount": 1}).response == {"balance": 9}
+
+
+@pytest.mark.parametrize(("given", "own"), [(0.5, 60), (60, 0.5)])
+def test_how_long_a_passed_command_may_take(
+    account: None, alias: str, monkeypatch: pytest.MonkeyPatch, given: float, own: float
+) -> None:
+    monkeypatch.setattr(Account, "timeout", own)
+    call = Call(Command("a", "withdraw", {"amount": 1}, command_id="x"))
+    passing.answered_here(Account, [call], given)
+    assert call.seconds_left < 0.5
+
+
+def test_an_error_at_the_leader_costs_no_other_its_answer(account: None, alias: str) -> None:
+    asked = [("fail", {}), ("withdraw", {"amount": 1})]
+    calls = [Call(Command("a", name, given, command_id=name)) for name, given in asked]
+    told = passing.answered_here(Account, calls, SECONDS)
+    assert [each and each[0] for each in told] == [None, {"balance": 9}]
+
+
+def test_a_leader_that_is_about_to_end_answers_nothing(alias: str, fresh: Any) -> None:
+    fresh.closed = True
+    call = Call(Command("a", "withdraw", {"amount": 1}, command_id="x"))
+    assert passing.answered_here(Account, [call], SECONDS) == [None]
+
+
 def test_what_the_leader_leaves_is_done_here(requests: list[Any], ask: Any) -> None:
     """Its errors are those of this process; a leader that answers so is not avoided."""
     for _ in range(2):
@@ -255,10 +301,12 @@ def test_what_stays_here(requests: list[Any], ask: Any, alias: str, settings: An
         ask("withdraw", {"amount": 1})
     with translation.override("de"):
         ask("withdraw", {"amount": 1})
-    settings.OUTBOX = {**settings.OUTBOX, "ENTITY_SCOPE": "os.getpid"}
-    ask("withdraw", {"amount": 1})
+    given = settings.OUTBOX
+    for other in ({"ENTITY_SCOPE": "os.getpid"}, {"DATABASE": "default"}):  # is not that of ``ask``
+        settings.OUTBOX = {**given, **other}
+        ask("withdraw", {"amount": 1})
     assert not requests
-    assert Account.objects.using(alias).get().state["balance"] == 7
+    assert Account.objects.using(alias).get().state["balance"] == 6
 
 
 def test_what_locale_middleware_makes_of_the_language(

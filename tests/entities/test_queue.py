@@ -79,6 +79,72 @@ def test_those_who_wait_on_another_alias_are_counted_there(fresh):
     fresh.lines.clear()
 
 
+def test_too_many_wait_in_the_process(account, withdraw, monkeypatch):
+    monkeypatch.setattr(queue, "MAX_WAITING", 0)
+    with pytest.raises(Overloaded, match="0 for all entities"):
+        withdraw("x")
+
+
+def test_a_call_that_is_to_lead_is_not_taken_out_as_late(alias, fresh):
+    line = queue.Line(queue.Key(Account, alias, "a"))
+    calls = [Call(Command("a", "open", command_id=each)) for each in "xy"]
+    for call in calls:
+        call.waits = threading.Event()
+        line.waiting[call] = None
+    fresh.lines[line.key], fresh.waiting, line.led_by = line, 2, calls[0]
+    assert not fresh._leave(line, calls[0])
+    assert (list(line.waiting), line.led_by) == (calls, calls[0])
+    assert fresh._leave(line, calls[0], ends=True)
+    assert (list(line.waiting), line.led_by) == ([calls[1]], calls[1])
+    assert fresh._leave(line, calls[1], ends=True)
+
+
+def test_who_has_gone_costs_no_other_of_the_batch_an_answer(alias):
+    """A coroutine was cancelled; or its loop is closed."""
+
+    async def waits():
+        return asyncio.get_running_loop().create_future()
+
+    async def resolve():
+        gone, there = await waits(), await waits()
+        gone.cancel()
+        queue._resolve([gone, there])
+        return there.done()
+
+    assert asyncio.run(resolve())
+    calls = [Call(Command("a", "open", command_id=each)) for each in "xyz"]
+    calls[0].waits = asyncio.run(waits())
+    calls[1].waits, calls[2].waits = threading.Event(), threading.Event()
+    queue._deliver(calls)
+    assert calls[1].waits.is_set()
+    assert calls[2].waits.is_set()
+
+
+def test_a_line_waits_where_another_thread_of_the_pool_will_come(alias, fresh, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("no more threads")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    line = queue.Line(queue.Key(Account, alias, "a"))
+    fresh.threads = 1
+    fresh.to_lead.append(line)
+    fresh._start()
+    assert fresh.to_lead.pop() is line
+    fresh.threads = 0
+
+
+def test_a_thread_of_the_pool_closes_its_connections(account, alias, fresh, monkeypatch):
+    closed, close_all = [], queue.connections.close_all
+
+    def close():
+        closed.append(threading.current_thread().name)
+        close_all()
+
+    monkeypatch.setattr(queue.connections, "close_all", close)
+    asyncio.run(Account.aexecute("a", "date", command_id="x", using=alias))
+    eventually(lambda: closed == ["outbox-entities"])
+
+
 def test_an_idle_entity_is_led_by_its_caller(account, withdraw, fresh):
     assert withdraw("x").version == 2
     assert not fresh.threads
@@ -453,7 +519,7 @@ def test_at_the_end_of_the_process_what_waits_is_refused(
             closing.result(0.2)
         held.go.set()
         assert first.result().version == 2
-        closing.result()
+        closing.result(patience(20))
 
 
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
