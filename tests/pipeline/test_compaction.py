@@ -111,8 +111,12 @@ def test_a_commit_is_on_disk_before_the_next(batches, monkeypatch):
     monkeypatch.setattr(Store, "sync", lambda self, name: synced.append(name))
     batches.add(3)
     Archive.load(batches.folder, LOG)
+    batches.archive.add_columns(pa.schema([*ARROW, pa.field("note", pa.string())]))
     log = [name for name in synced if name.startswith("_delta_log/")]
-    assert log == [f"_delta_log/{1:020d}.json"] * 2
+    assert log == [f"_delta_log/{version:020d}.json" for version in (1, 1, 2)]
+    last = [each for actions in commits(batches.folder)[1:] for each in actions]
+    said = [each["commitInfo"]["outbox"] for each in last if "commitInfo" in each]
+    assert said[0] == said[1]  # so that nobody has to look further back
 
 
 def test_few_files_are_left_alone(batches):
@@ -234,6 +238,16 @@ def test_replaced_files_go_after_a_week(batches):
     assert len(list(Path(batches.folder).glob("recorded*/*"))) == 1
     batches.assert_whole()
     assert archive.vacuum() == 0
+
+
+def test_two_processes_remove_them(batches, monkeypatch):
+    batches.add(*[3] * 20)
+    list(compact(batches.archive))
+    removed_long_ago(batches.folder)
+    archive, delete = Archive.load(batches.folder, LOG), Store.delete
+    monkeypatch.setattr(Store, "delete", lambda *each: [delete(*each), delete(*each)])
+    assert archive.vacuum() == 20
+    batches.assert_whole()
 
 
 def test_what_is_in_their_place_is_checked_before_they_go(batches):
