@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
-from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
@@ -19,7 +18,7 @@ from ..jobs import dead
 from ..jobs.bulk import BulkResult
 from ..jobs.dead_summary import WINDOWS, DeadGroups, DeadMatrix, DeadRow, dead_groups
 from ..models import DeadJob, counting
-from ..text import one_line
+from ..text import one_line, shown
 from .actions import BulkAction
 from .base import address, column
 from .filters import AgeFilter, column_filter
@@ -69,7 +68,7 @@ class DeadJobAdmin(JobAdmin):
     ]
     sortable_by = ["id"]  # which is the order in which they died
     payload_permission = "view_payload_deadjob"
-    short_reason = column(_("reason"), lambda job: Truncator(job.reason).chars(120))
+    short_reason = column(_("reason"), lambda job: shown(job.reason, 120))
     bulk_actions = (REQUEUE, DISCARD)
     batch_order = dead.ORDER
     fieldsets = [

@@ -128,7 +128,7 @@ class IncidentAdmin(OutboxAdmin):
     list_display = ["id", "created_at", "kind", "first_id", "last_id", "drainer", "short_detail"]
     list_filter = [column_filter("kind", _("kind"))]
     sortable_by = ["id", "created_at"]
-    short_detail = column(_("detail"), lambda incident: str(incident.detail)[:120])
+    short_detail = column(_("detail"), lambda incident: shown(incident.detail, 120))
 
 
 class NameFilter(ColumnFilter):
