@@ -524,3 +524,17 @@ def test_late_commits_between_the_reads_of_a_page(handled, published, alias, mon
         monkeypatch.setattr(LogReader, "page", then_commit)
         shared.finish()
     shared.assert_exact()
+
+
+def test_no_partition_is_given_more_events_than_its_page_may_have(alias, published, run):
+    """What follows a full page is read at once, and is all of one partition."""
+    sizes = []
+
+    @subscriber("parts", partitions=2, batch_size=10)
+    def handle(events):
+        sizes.append(len(events))
+
+    some = [next(f"s{n}" for n in count() if slice_of(f"s{n}") % 2 == part) for part in (0, 1)]
+    published(*some * 5, *some[:1] * 20)
+    run("parts")
+    assert (sum(sizes), max(sizes)) == (30, 10)

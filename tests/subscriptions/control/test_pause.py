@@ -172,3 +172,15 @@ def test_a_page_that_does_not_end_is_not_waited_for_for_ever(
             assert not Subscription.objects.using(alias).get().paused
         finally:
             go_on.set()
+
+
+def test_a_resume_hides_no_error_of_a_handler(alias, published, run):
+    @subscriber("fails")
+    def handle(events):
+        raise ValueError("why")
+
+    published("a")
+    run("fails")
+    control.resume("fails")
+    cursor = Cursor.objects.using(alias).get()
+    assert (cursor.failures, cursor.error[:15]) == (1, "ValueError: why")
