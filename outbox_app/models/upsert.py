@@ -34,10 +34,7 @@ def insert_rows(
     row: str = "",
     tail: str = "",
 ) -> None:
-    """Insert rows, given the values of one after the other.
-
-    ``row`` is the SQL of one, where it is not a placeholder for each column; ``tail`` follows.
-    """
+    """Insert rows by the values of one after the other, each as the SQL ``row``, then ``tail``."""
     quote = cursor.db.ops.quote_name
     row = row or f"({', '.join(['%s'] * len(names))})"
     rows = ", ".join([row] * (len(params) // len(names)))
