@@ -13,7 +13,7 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -26,6 +26,7 @@ from .filters import column_filter
 from .job import carried_column
 from .payload import data_of
 from .row_range import RowRange, id_in, number, row_range
+from .tables import link
 
 
 @admin.register(Event)
@@ -74,11 +75,7 @@ class EventAdmin(OutboxAdmin):
 
     @admin.display(description=_("stream"))
     def linked_stream(self, event: EventLog) -> SafeString:
-        return format_html(
-            '<a href="{}">{}</a>',
-            self.address(stream=given(event, "stream")),
-            one_line(event.stream, 100),
-        )
+        return link(self.address(stream=given(event, "stream")), one_line(event.stream, 100))
 
     @admin.display(description=_("in its stream"))
     def neighbours(self, event: EventLog) -> SafeString:

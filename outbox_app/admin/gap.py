@@ -24,6 +24,7 @@ from ..text import one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin
 from .base import address, column, given
 from .filters import column_filter
+from .tables import link
 
 
 def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
@@ -94,9 +95,6 @@ class GapAdmin(ConfirmedActionsAdmin):
         event = rows.defer("data", "metadata").first()
         if event is None:
             return format_html("{}", gettext("nothing"))
-        return format_html(
-            '<a href="{}">{}</a>, {}',
-            address(self.admin_site.name, "event", event.pk),
-            one_line(f"{event.pk}: {event}", 200),
-            display_for_value(event.recorded_at, "-"),
-        )
+        page = address(self.admin_site.name, "event", event.pk)
+        name = link(page, one_line(f"{event.pk}: {event}", 200))
+        return format_html("{}, {}", name, display_for_value(event.recorded_at, "-"))
