@@ -23,10 +23,6 @@ from typing import Any
 Write = Callable[[str], Any]
 #: Characters that are shown at most.
 LIMIT = 10_000
-#: A place of a log message, with the name of its field, and its conversion.
-_PLACE = re.compile(r"(?:(\w+)=)?%[-#0 +]*[\d.]*([a-z%])")
-#: What a value of a field is quoted for.
-_QUOTED = re.compile(r'[\s"=]')
 
 
 def escaped(text: object, *, but: str = "") -> str:
@@ -108,7 +104,8 @@ def _escape(record: logging.LogRecord) -> bool:
 @lru_cache
 def _places(message: str) -> list[tuple[str, str]]:
     """Return the name and the conversion of each place of the message: ``jobs=%d``, ``%s``."""
-    return [(found[1], found[2]) for found in _PLACE.finditer(message) if found[2] != "%"]
+    found = re.finditer(r"(?:(\w+)=)?%[-#0 +]*[\d.]*([a-z%])", message)
+    return [(place[1], place[2]) for place in found if place[2] != "%"]
 
 
 def _argument(value: object, name: str, conversion: str, record: logging.LogRecord) -> Any:
@@ -123,7 +120,7 @@ def _argument(value: object, name: str, conversion: str, record: logging.LogReco
         record.__dict__.setdefault(name, plain)
     if not isinstance(plain, str):
         return plain
-    is_quoted = name and (not plain or _QUOTED.search(plain))
+    is_quoted = name and (not plain or re.search(r'[\s"=]', plain))
     return _Shown('"{}"'.format(plain.replace('"', '\\"')) if is_quoted else plain)
 
 
