@@ -182,8 +182,8 @@ class TestOverview:
         prepared("new", prepared_at=DatabaseNow() - timedelta(minutes=7), **silent)
         now = PreparedEvent.objects.using(alias).annotate(now=DatabaseNow()).first().now
         for minutes, name, dimension, label, value in (
-            (1, counters.DECIDED, counters.ROUTE, "confirmed call", 1234),
-            (1, counters.DECIDED, counters.ROUTE, "cancelled answer", 5),
+            *((m, counters.DECIDED, counters.ROUTE, "confirmed call", 1234) for m in (0, 1)),
+            *((m, counters.DECIDED, counters.ROUTE, "cancelled answer", 5) for m in (0, 1)),
             (3, counters.DECIDED, counters.ROUTE, "cancelled policy", 7),
             (3, counters.DECIDE_TIME, counters.LE, "0.05", 90),
             (3, counters.DECIDE_TIME, counters.LE, "60", 10),
