@@ -26,7 +26,12 @@ from outbox_app.pipeline import parquet as writing
 from outbox_app.pipeline import read
 from outbox_app.pipeline.archive_reader import _has_file_system
 from outbox_app.pipeline.archiver import Archiver
-from outbox_app.pipeline.parquet import first_difference, read_batches, write_days
+from outbox_app.pipeline.parquet import (
+    first_difference,
+    read_batches,
+    read_stream,
+    write_days,
+)
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types, some
 from outbox_app.pipeline.source import Reader
 from outbox_app.pipeline.store import Store
@@ -385,6 +390,22 @@ def test_large_events_are_in_small_row_groups(tmp_path, monkeypatch):
     read = list(read_batches(store, file, ["data"]))
     assert sum(batch.num_rows for batch in read) == 1000
     assert max(batch.num_rows for batch in read) <= 100
+
+
+def test_a_stream_is_read_in_order_from_the_files_that_may_have_it(tmp_path):
+    """However its versions are spread over files, and first or last in them by its name."""
+    streams = pyarrow.array(["a", "m", "z"] * 4)
+    rows = _rows(12, days=1).set_column(3, "stream", streams)
+    store = Store(str(tmp_path))
+    parts = [rows.take(list(range(first, 12, 2))).to_batches() for first in (1, 0)]
+    files = [
+        file for n, part in enumerate(parts) for file in write_days(part, store, f"{n}", ARROW)
+    ]
+    for n, name in enumerate("amz"):
+        found = read_stream(store, files, ["stream"], name)
+        assert [row["id"] for row in found] == [n + 1, n + 4, n + 7, n + 10]
+    store.open = None  # not opened
+    assert read_stream(store, files, ["stream"], "zz") == []
 
 
 def test_no_dictionary_is_made_of_what_is_never_there_twice(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from outbox_app.eventlog.filter import EventFilter
 from outbox_app.exceptions import ArchiveRefused
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archive_reader import file_batches
@@ -216,6 +217,9 @@ def test_who_has_begun_to_read_reads_to_the_end(batches):
     options = Options(url="sqlite:////x", archive=batches.folder)
     read = pa.Table.from_batches(file_batches(planned, ARROW, options))
     assert rows_of([read]) == batches.rows
+    only = EventFilter(topics=["text 3", "text 5"], types=["text 5", "text 6*"])
+    [some] = file_batches(planned, arrow_types("id bigint"), options, only)
+    assert some.to_pylist() == [{"id": 5}]
     gone = replace(planned[0], name=planned[0].name.replace("-0", "-1"))
     with pytest.raises(ArchiveRefused, match="is not there"):
         list(file_batches([gone], ARROW, options))
