@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import django
 import pytest
 import redis
 from django.db import models
@@ -219,13 +220,16 @@ class Code:
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as it was in the release before."""
     packed = subprocess.run(
-        ["git", "archive", RELEASE, "outbox_app"], cwd=ROOT, capture_output=True
+        ["git", "archive", RELEASE, "outbox_app", "setup.cfg"], cwd=ROOT, capture_output=True
     )
     if packed.returncode:
         pytest.skip(f"the checkout has no history: {packed.stderr.decode()}")
     folder = tmp_path_factory.mktemp("released")
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
         archive.extractall(folder, filter="data")
+    version = "{}.{}".format(*django.VERSION)
+    if f"Framework :: Django :: {version}\n" not in (folder / "setup.cfg").read_text():
+        pytest.skip(f"the release before does not support Django {version}")
     return folder
 
 
