@@ -55,6 +55,7 @@ class Attempt:
         self.entity, self.calls, self.using = entity, calls, using
         self.locked, self.wait = locked, wait
         self.id = calls[0].id
+        self.name = f"{entity.__name__} {self.id!r}"
         self.types = spec_of(entity)
         self.table = entity.versions._meta.db_table
         self.connection = connections[using]
@@ -70,10 +71,6 @@ class Attempt:
         self.sound = True
         #: Versions that the snapshot of the caller's transaction hides.
         self.hidden: list[int] = []
-
-    @property
-    def name(self) -> str:
-        return f"{self.entity.__name__} {self.id!r}"
 
     @property
     def version(self) -> int:

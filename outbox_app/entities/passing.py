@@ -50,7 +50,7 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
         leader = topology.other_leader(slice_of(call.id))
     except RuntimeError:  # the thread that pulls the list cannot be started: the next call tries
         return ""
-    if leader and topology.is_avoided(leader):
+    if topology.is_avoided(leader):
         call.route = ELSEWHERE
         return ""
     return leader

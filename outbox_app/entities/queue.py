@@ -122,7 +122,6 @@ class Queues:
             self.lead(line, call)
 
     async def aask(self, call: Call, key: Key) -> Outcome:
-        """As ``ask``, for a coroutine."""
         loop = asyncio.get_running_loop()
         call.waits = future = loop.create_future()
         line = self.enter(call, key)
@@ -349,7 +348,6 @@ def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Ou
 
 
 async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
-    """As ``ask``, for a coroutine."""
     here = in_one_thread or scope_of(using) is not None or entity.batch_size == 1
     if not here and getattr(AsyncToSync.executors, "current", None):  # below synchronous code
         here = await sync_to_async(_belongs_here)(entity, using)
@@ -381,11 +379,10 @@ def ask_many(
     for each in commands:
         try:
             call = Call(each, deadline)
+            lines.setdefault(call.id, Line(Key(entity, using, call.id))).waiting[call] = None
+            calls.append(call)
         except InvalidCommand as error:
             calls.append(error)
-            continue
-        calls.append(call)
-        lines.setdefault(call.id, Line(Key(entity, using, call.id))).waiting[call] = None
     for _, line in sorted(lines.items()):
         while line.waiting:
             batch, deadline = line.take(), deadline_after(timeout, entity.timeout)
