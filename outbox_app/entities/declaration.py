@@ -148,7 +148,7 @@ class TypeSpec:
         self.unique = {name for each in self.constraints for name in self._about(each)}
 
     def _about(self, constraint: Any) -> set[str]:
-        names = {*getattr(constraint, "fields", ())}
+        names = {*(getattr(constraint, "fields", None) or ())}
         parts = [*getattr(constraint, "expressions", ()), getattr(constraint, "condition", None)]
         # With a condition or expressions, or as an exclusion, it may be about any of them.
         any_of_them = any(parts) or not names
