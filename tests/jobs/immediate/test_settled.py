@@ -15,6 +15,7 @@ from django.db import connections, transaction
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import immediate
 from outbox_app.jobs.drain.drain import Drain
+from outbox_app.jobs.drain.outcome import PublishResult
 from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import DatabaseNow, Incident, StagedJob, Statistic
 from outbox_app.process import counters
@@ -294,10 +295,49 @@ def test_threads_have_connections_of_their_own(alias, broker_url, make_named_app
     assert not StagedJob.objects.using(alias).exists()
 
 
-def test_no_more_connections_are_kept_than_the_pool_may_hold(alias, app, states):
-    app.conf.broker_pool_limit = 0
+def test_a_connection_is_kept_for_the_next_commit_where_the_pool_may_hold_it(
+    alias, app, states, monkeypatch
+):
+    broker, closed, close = immediate.broker_of(app.main), [], Publisher.close
+    monkeypatch.setattr(Publisher, "close", lambda each: (closed.append(each), close(each)))
     _call(app, alias, 1)
-    assert (states(), immediate.broker_of(app.main)._idle) == ([], [])
+    [kept] = broker._idle
+    _call(app, alias, 2)
+    assert (broker._idle, closed) == ([kept], [])
+    app.conf.broker_pool_limit = 0
+    _call(app, alias, 3)
+    assert (states(), broker._idle, closed) == ([], [], [kept])
+
+
+def test_a_pause_that_begins_before_the_commit_keeps_it_from_the_broker(
+    alias, app, publishes, states
+):
+    circuit = immediate.broker_of(app.main).circuit
+    with transaction.atomic(using=alias):
+        app.tasks["note"].delay("", 1)
+        circuit.failed(OSError("away"))  # another thread's
+        circuit._until += 600
+    assert (states(), publishes) == (["ready"], [])
+
+
+def test_an_app_that_is_gone_by_the_commit_leaves_its_jobs_to_the_drain(
+    alias, app, states, monkeypatch
+):
+    monkeypatch.setattr(immediate, "celery_app", lambda name: None)
+    _call(app, alias, 1)
+    assert states() == ["ready"]
+    assert not immediate.broker_of(app.main).circuit.failures
+
+
+def test_a_failure_drops_the_connections_that_wait_too(alias, app, monkeypatch):
+    broker, closed = immediate.broker_of(app.main), []
+    other, taken = Publisher(app, timeout=1), Publisher(app, timeout=1)
+    broker._idle += [other, taken]
+    result = PublishResult(error=OSError("away"))
+    monkeypatch.setattr(Publisher, "publish", lambda *args, **options: result)
+    monkeypatch.setattr(Publisher, "close", lambda publisher: closed.append(publisher))
+    _call(app, alias, 1)
+    assert (closed, broker._idle) == ([other], [taken])
 
 
 def test_one_that_tries_and_is_interrupted_at_any_line_keeps_no_other_from_it(alias, app, on):
