@@ -272,6 +272,8 @@ class TestReader:
         assert isinstance(reader, FilteringReader)
         left = StringStartsWith(("type",), "o")
         assert list(reader.pushFilters([EqualTo(("stream",), "a"), left])) == [left]
+        archived = make(source_options(alias, push_filters=True, archive="/srv/archive"))
+        assert list(archived.pushFilters([EqualTo(("stream",), "a")]))  # of its files it is not
         statements = []
         with closing(connect(reader.options)) as database:
             kind = type(database)
