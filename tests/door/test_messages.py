@@ -594,8 +594,6 @@ def test_many_threads_call(alias: str, sender: str, states: Any) -> None:
             keeper.decide(dict.fromkeys(ids, "confirmed"))
         except Exception as error:
             errors.append(error)
-        finally:
-            connections.close_all()  # of this thread
 
     threads = [threading.Thread(target=run, args=[n]) for n in range(4)]
     for thread in threads:
