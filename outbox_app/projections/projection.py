@@ -122,8 +122,8 @@ def _check(projection: Projection) -> None:
         raise InvalidSubscriber(f"{text}write apply(self, event, row).")
     if model._meta.parents or model._meta.local_many_to_many:
         raise InvalidSubscriber(
-            f"{text}{model._meta.label} is more than one table. A view is a table of its own: "
-            "without multi-table inheritance and many-to-many fields."
+            f"{text}{model._meta.label} is not one table of its own, as a view is: without a "
+            "proxy, multi-table inheritance and many-to-many fields."
         )
     key = model._meta.pk
     if isinstance(key, models.AutoField | models.CompositePrimaryKey):

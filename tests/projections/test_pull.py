@@ -172,7 +172,7 @@ def test_on_error_park_sets_the_stream_aside(alias, published, run, status):
     [
         (StatusOf, {"model": None}, "model must be the concrete model"),
         (StatusOf, {"model": Event.__mro__[1]}, "model must be the concrete model"),
-        (StatusOf, {"model": User}, "more than one table"),
+        (StatusOf, {"model": User}, "not one table of its own"),
         (StatusOf, {"model": Numbered}, "primary_key=True"),
         (Projection, {"model": Status}, r"write apply\(self, event, row\)"),
         (StatusOf, {"push": True, "inline": True}, "push or inline, not both"),
