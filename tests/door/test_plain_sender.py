@@ -7,6 +7,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def plain(
     monkeypatch.setenv("DATABASE", str(tmp_path / "billing.sqlite3"))
     monkeypatch.setenv("OUR_KEY", ours["private"].removeprefix("file:"))
     monkeypatch.setenv("SHOP_KEY", theirs["public"].removeprefix("file:"))
-    with sqlite3.connect(tmp_path / "billing.sqlite3") as db:
+    with closing(sqlite3.connect(tmp_path / "billing.sqlite3")) as db, db:
         [ddl] = re.findall(r"^-- SQLite.*\n(CREATE .*;)$", text, re.MULTILINE)
         db.execute(ddl)
         db.execute("CREATE TABLE payment (stream text, amount int)")
