@@ -89,7 +89,7 @@ def test_what_the_callers_transaction_takes_back_is_not_counted(alias, account, 
         with transaction.atomic(using=alias):
             ask("withdraw", {"amount": 1})
             transaction.set_rollback(True, using=alias)
-        savepoint = transaction.savepoint(using=alias)
+        savepoint = transaction.get_connection(alias).savepoint()
         ask("withdraw", {"amount": 1})
         transaction.savepoint_rollback(savepoint, using=alias)
         assert written() == {}

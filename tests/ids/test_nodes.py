@@ -89,7 +89,7 @@ def test_on_sqlite_time_of_a_transaction_is_used_by_others_once_it_is_committed(
 def test_time_that_a_savepoint_of_the_projects_own_takes_back_is_not_used(alias, process):
     ids = process()
     with transaction.atomic(using=alias):
-        savepoint = transaction.savepoint(using=alias)
+        savepoint = transaction.get_connection(alias).savepoint()
         ids.make()
         transaction.savepoint_rollback(savepoint, using=alias)
     assert ids._reserved is None

@@ -92,10 +92,10 @@ def test_a_savepoint_that_is_rolled_back_takes_back_what_workers_would_be_told(
 ):
     kept, cancelled = staged(), staged()
     with transaction.atomic(using=alias):
-        savepoint = transaction.savepoint(using=alias)
+        savepoint = transaction.get_connection(alias).savepoint()
         assert cancel(kept, using=alias)
         transaction.savepoint_rollback(savepoint, using=alias)
-        savepoint = transaction.savepoint(using=alias)
+        savepoint = transaction.get_connection(alias).savepoint()
         assert cancel(cancelled, using=alias)
         transaction.savepoint_commit(savepoint, using=alias)
     assert revoked == [cancelled]

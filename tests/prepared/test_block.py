@@ -93,7 +93,7 @@ def test_a_savepoint_takes_its_event_with_it(
     alias: str, sender: str, told: Any, in_log: Any, states: Any, ask: Any, own: bool
 ) -> None:
     with transaction.atomic(using=sender):
-        savepoint = transaction.savepoint(using=sender) if own else ""
+        savepoint = transaction.get_connection(sender).savepoint() if own else ""
         with suppress(ValueError), paid(sender, immune=0):
             Group.objects.using(sender).create(name="this part")
             if not own:

@@ -57,18 +57,18 @@ def test_all_of_a_commit_leave_as_one_batch_but_for_savepoints_that_were_rolled_
 def test_savepoints_of_the_projects_own_are_as_those_of_atomic(alias, app, publishes, book):
     jobs, note = book(alias), app.tasks["note"]
     with transaction.atomic(using=alias):
-        outer = transaction.savepoint(using=alias)
+        outer = transaction.get_connection(alias).savepoint()
         note.delay("", 1)
         with transaction.atomic(using=alias):
             note.delay("", 2)
         transaction.savepoint_rollback(outer, using=alias)
         note.delay("", 3)
         kept = note.delay("", 4)
-        inner = transaction.savepoint(using=alias)
+        inner = transaction.get_connection(alias).savepoint()
         note.delay("", 5)
         assert cancel(kept.id, using=alias, app=app)
         transaction.savepoint_rollback(inner, using=alias)
-        released = transaction.savepoint(using=alias)
+        released = transaction.get_connection(alias).savepoint()
         note.delay("", 6)
         transaction.savepoint_commit(released, using=alias)
         jobs.note()
