@@ -67,7 +67,9 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
         Subscription.objects.using(alias).update(paused=True)
 
     def parked():
-        Subscription.objects.using(alias).create(name="stock")
+        seen_by("stock")
+        published("a")
+        run("stock")
         ParkedStream.objects.using(alias).create(
             subscription="stock", partition=0, log="outbox_event", stream="s", version=1,
             position=1, error="")  # fmt: skip
