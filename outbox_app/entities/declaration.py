@@ -81,7 +81,7 @@ def rule(method: Handler) -> Handler:
 
     It reads ``self.state``. Where it returns a false value, or raises ``Rejected``, the command is
     rejected: with the rule's name as its code, and the first line of the rule's docstring as text.
-    Raises ``TypeError`` for a coroutine or a generator, which would be true whatever it says.
+    Raises ``TypeError`` for a coroutine or a generator, which would be true each time.
     """
     _require_plain("rule", method)
     setattr(method, _RULE, True)

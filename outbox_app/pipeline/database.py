@@ -150,7 +150,7 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a cursor in batches; as values of a kind, before they are conformed."""
     large = {"data", "metadata"}
-    if kind is not None:  # bytes, whose length can be told whatever they are
+    if kind is not None:  # bytes, which all have a length
         large |= set(schema.names) - set(COLUMNS)
     while rows := _fetched(cursor, [n for n, name in enumerate(schema.names) if name in large]):
         columns = [pa.array(values, kind) for values in zip(*rows, strict=True)]

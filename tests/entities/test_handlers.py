@@ -117,7 +117,7 @@ def test_a_type_that_no_event_can_have(event):
 
 @pytest.mark.parametrize("declared", [command(), rule])
 def test_a_method_that_only_begins_when_it_is_awaited(declared):
-    """What it returns is true: the rule would hold whatever it says."""
+    """What it returns is true: the rule would always hold."""
 
     async def later(self):
         return False

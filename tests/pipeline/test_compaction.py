@@ -107,7 +107,7 @@ def test_what_was_put_together_is_nothing_new(batches):
 
 
 def test_a_commit_is_on_disk_before_the_next(batches, monkeypatch):
-    """Whoever has written it may have been killed before."""
+    """The process that has written it may have been killed before."""
     synced = []
     monkeypatch.setattr(Store, "sync", lambda self, name: synced.append(name))
     batches.add(3)
@@ -117,7 +117,7 @@ def test_a_commit_is_on_disk_before_the_next(batches, monkeypatch):
     assert log == [f"_delta_log/{version:020d}.json" for version in (1, 1, 2)]
     last = [each for actions in commits(batches.folder)[1:] for each in actions]
     said = [each["commitInfo"]["outbox"] for each in last if "commitInfo" in each]
-    assert said[0] == said[1]  # so that nobody has to look further back
+    assert said[0] == said[1]  # so that the last commit is enough
 
 
 def test_few_files_are_left_alone(batches):

@@ -255,7 +255,7 @@ def test_it_stops_at_the_first_that_is_too_young(alias, old, left, run, django_a
     kept = [*old("d", days=0.5), *old("e", "f")]
     lines: list[str] = []
     steps = event_retention.prune_steps(Event, 1, 2, None, using=alias)
-    # Who holds what (one, as nobody reads it) and the clock; for each of two batches the
+    # Who holds what (one, as it has no reader) and the clock; for each of two batches the
     # transaction's begin (on PostgreSQL, how) and end, the lock, who holds what (one), a SELECT,
     # which counts are noted, and a DELETE.
     batch = 7 + (alias == "postgres")
