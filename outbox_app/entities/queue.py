@@ -227,7 +227,8 @@ class Queues:
         first = next(iter(line.waiting), None)
         if first is None:
             del self.lines[line.key]
-            self.waiting = self.waiting if self.lines else 0  # a signal may break off a count
+            if not self.lines:  # a signal may break off a count
+                self.waiting = 0
             self.emptied.notify_all()
         elif first.lends and isinstance(first.waits, threading.Event):
             line.led_by = first

@@ -466,6 +466,13 @@ OPERATIONS = [
 each_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=["split", "index"])
 
 
+def three_rows(order, alias):
+    """Make the rows "0" to "2"; return those of the table."""
+    rows = order._default_manager.using(alias)
+    rows.bulk_create(order(shop="a", number=n, place=n + 1) for n in range(3))
+    return rows
+
+
 def write_meanwhile(order, alias):
     """Rows "0" to "2" are there; "0" is gone afterwards, "1" is "x", and "3" is new."""
     rows = order._default_manager.using(alias)
@@ -478,8 +485,7 @@ def write_meanwhile(order, alias):
 @commits
 @each_operation
 def test_what_is_written_last_is_copied_under_the_lock(alias, order, operation, monkeypatch):
-    rows = order._default_manager.using(alias)
-    rows.bulk_create(order(shop="a", number=n, place=n + 1) for n in range(3))
+    rows = three_rows(order, alias)
     real = TableCopy.make
 
     def make(self):
@@ -504,8 +510,7 @@ def test_what_is_written_last_is_copied_under_the_lock(alias, order, operation, 
 @each_operation
 def test_one_run_at_once(alias, order, operation, monkeypatch):
     """The second one would remove the triggers of the first one, which would lose changes."""
-    rows = order._default_manager.using(alias)
-    rows.bulk_create(order(shop="a", number=n, place=n + 1) for n in range(3))
+    rows = three_rows(order, alias)
     real, copied, goes_on, errors = TableCopy.copy, Event(), Event(), []
 
     def copy(self):
@@ -600,8 +605,7 @@ def test_behind_a_pooler(alias, order, operation, pooler, monkeypatch):
 @commits
 @each_operation
 def test_a_run_whose_triggers_are_gone_ends(alias, order, operation, monkeypatch):
-    rows = order._default_manager.using(alias)
-    rows.bulk_create(order(shop="a", number=n, place=n + 1) for n in range(3))
+    rows = three_rows(order, alias)
     real = TableCopy.copy
 
     def copy(self):

@@ -164,7 +164,7 @@ SHOP = {"NAME": "shop", "HOST": "db", "USER": "shop", "PASSWORD": "x"}
 @pytest.mark.parametrize(
     ("inbox", "expected"),
     [
-        # Another role of the same database: that of the log is the one Spark is told of.
+        # Another role of the same database: Spark reads the log with the role it has.
         ({"USER": "app", "PASSWORD": ""}, ("shop@db/shop", "/run/secret", "")),
         ({"NAME": "inbox"}, ("shop@db/inbox", "/run/secret", "")),
         ({"NAME": "inbox", "PASSWORD": "y"}, ("shop@db/inbox", "", VARIABLE)),

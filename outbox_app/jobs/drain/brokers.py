@@ -156,9 +156,9 @@ def declare_exchanges(app: Celery, channel: Any) -> set[str]:
     """Return the exchanges of ``Broadcast`` queues: to have no listener is no error there.
 
     A transport that routes by itself (Redis, …) takes an exchange that it does not know for a
-    direct one: it finds no queue of a topic, and lists of a broadcast that no worker reads. So it
-    is told of those of the app's queues. Celery does so with a queue, and in workers only with one
-    of a broadcast.
+    direct one: it finds no queue of a topic, and lists of a broadcast that no worker reads. So the
+    drainer declares those of the app's queues to it. Celery does so with a queue, and in workers
+    only with one of a broadcast.
     """
     queues: Any = app.amqp.queues.values()
     if isinstance(channel, virtual.Channel):
