@@ -101,7 +101,8 @@ def read_rabbitmq(url: str, note: Callable[[list[Message]], None]) -> Iterator[b
                 if not found:
                     continue
                 busy = True
-                note([(m.properties["message_id"], m.headers["id"]) for m in found])
+                tags = [m.headers.get("tag") or m.properties["message_id"] for m in found]
+                note([(tag, m.headers["id"]) for tag, m in zip(tags, found, strict=True)])
                 channel.basic_ack(found[-1].delivery_tag, multiple=True)
                 for each in found[::WORKED]:
                     copy = Copy(each.body, **each.properties)

@@ -17,6 +17,7 @@ from kombu.transport import pyamqp
 
 from outbox_app import idempotent, stage_many, subscriber
 from outbox_app.celery import OutboxCelery
+from outbox_app.jobs.drain import amqp_batch
 from outbox_app.models import StagedJob
 from outbox_app.signals import jobs_staged
 
@@ -47,7 +48,17 @@ class TaggingChannel(pyamqp.Channel):
         return message
 
 
+class TaggingFrames(amqp_batch.Frames):
+    """Gives one to each message that is filled into another's frames, as well."""
+
+    def of(self, item: Any) -> bytes:
+        """Return the frames of a message, tagged."""
+        item.message.headers["tag"] = uuid4().hex
+        return super().of(item)
+
+
 pyamqp.Connection.Channel = TaggingChannel
+amqp_batch.Frames = TaggingFrames  # type: ignore[misc]
 
 
 @app.task(name="soak.effect", bind=True)

@@ -15,9 +15,11 @@ from tests.patience import patience
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def test_soak_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
+def test_soak_runs(broker: str, tmp_path: Path) -> None:
     faults = ["kill-drainer", "kill-subscriptions", "failpoint-writer", "killed-at-commit"]
     command = [sys.executable, "-m", "benchmarks", "soak", "--database", "postgres"]
+    command += ["--broker", broker]
     options = ["--minutes", "0.1", "--seed", "1", "--faults", ",".join(faults), "--immediate"]
     file = tmp_path / "result.json"
     done = subprocess.run(
