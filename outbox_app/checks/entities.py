@@ -41,17 +41,19 @@ def check_requests(**kwargs: Any) -> list[CheckMessage]:
     by_alias: dict[str, list[str]] = defaultdict(list)
     for entity in declared_types():
         by_alias[router.db_for_write(entity)].append(entity.__name__)
+    atomic = [alias for alias in connections if connections.settings[alias]["ATOMIC_REQUESTS"]]
+    marks = " and ".join(f"@transaction.non_atomic_requests({alias!r})" for alias in atomic)
     return [
         Warning(
             f"DATABASES[{alias!r}]['ATOMIC_REQUESTS'] is on, and {listed(names)} is written there: "
             "a request's commands belong to its transaction. Each runs alone and locks its entity "
             "until the response is made.",
-            hint="Put @transaction.non_atomic_requests on the views that send commands, or turn it "
-            "off. Silence this where no entity is hot.",
+            hint=f"Put {marks} on the views that send commands, or turn it off. Silence this "
+            "where no entity is hot.",
             id="outbox.W034",
         )
         for alias, names in sorted(by_alias.items())
-        if connections.settings[alias]["ATOMIC_REQUESTS"]
+        if alias in atomic
     ]
 
 

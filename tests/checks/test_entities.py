@@ -182,6 +182,11 @@ def test_requests_with_transactions_of_their_own(found, monkeypatch):
     assert message.id == "outbox.W034"
     assert "'default'" in message.msg
     assert "Account is written there" in message.msg
+    assert "Put @transaction.non_atomic_requests('default') on the views" in message.hint
+    monkeypatch.setitem(connections.settings, "elsewhere", settings)
+    [message] = entities.check_requests()  # a view is to have neither: it could not execute
+    marks = "@transaction.non_atomic_requests('default') and @transaction.non_atomic_requests('e"
+    assert marks in message.hint
     found()
     assert entities.check_requests() == []
 
