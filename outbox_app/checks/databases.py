@@ -96,7 +96,8 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
             )
     for table in sorted({table for table, *_ in columns}):
         own = table in logs | entities and not table.startswith("outbox_")
-        how = f" Let a migration call compare_bytes({table!r}), for test databases too." * own
+        how = f" Let a migration call compare_bytes({table!r}), for test databases too" * own
+        how += ", and apply it by migrate --skip-checks: this error stops migrate." * own
         named = [f"{name} ({found})" for other, name, found in columns if other == table]
         yield Error(
             f"Table {table} on {connection.alias!r} does not compare byte by byte in utf8mb4: "
