@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from django.apps import apps
 from django.http import HttpRequest
 
 from .. import exceptions as errors
@@ -21,7 +22,7 @@ from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.serving import SENDER, Said, door, seconds_left
 from ..eventlog.newevent import ANY, NO_STREAM
-from ..models import Peer
+from ..models import EntityRow, Peer
 from ..process.enclosure import LOST
 from ..text import get_logger
 from .declaration import CommandSpec, spec_of
@@ -133,12 +134,14 @@ def routed(request: HttpRequest, peer: Peer, content: Any) -> Said:
     given = messages.fields(content, ("type", "commands"))
     versions: dict[Any, Any] = {None: ANY, 0: NO_STREAM}
     try:
-        entity = entity_named(given["type"])
+        entity: Any = apps.get_model(given["type"])  # a proxy, too
+        if not issubclass(entity, EntityRow):
+            raise TypeError(entity)
         calls = [
             Call(Command(*asked, command_id=key, expected_version=versions.get(at, at)))
             for *asked, key, at in given["commands"]
         ]
-    except (errors.OutboxError, TypeError, ValueError) as error:
+    except (errors.OutboxError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise MessageRefused(422, "There is no such type, or no such command.") from error
     return 200, answered_here(entity, calls, seconds_left(request) or entity.timeout)
 

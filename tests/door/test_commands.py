@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError
 from django.test import Client
 
-from outbox_app.entities import Rejected, remote
+from outbox_app.entities import Rejected, remote, views
 from outbox_app.eventlog.newevent import NO_STREAM
 from outbox_app.exceptions import (
     CommandIdConflict,
@@ -294,6 +294,27 @@ def test_what_another_server_passes_on(alias: str, account: None, send: Any, set
         assert passed_on(**odd).status_code == 422
     assert passed_on(commands=[["a", "withdraw", [], "k-6", None]]).status_code == 422
     assert len(versions()) == 3
+
+
+@one
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.django_isolate_apps("tests.entities")
+def test_a_proxy_that_another_server_passes_on(
+    alias: str, account: None, send: Any, settings: Any, monkeypatch: Any, django_isolated_apps: Any
+) -> None:
+    """Else its leader would refuse it, and be passed nothing for seconds."""
+
+    class Shown(Account):
+        class Meta:
+            proxy = True
+            app_label = "entities"
+
+    monkeypatch.setattr(views, "apps", django_isolated_apps)
+    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"SERVICE": "billing", "TOPOLOGY": None}}
+    commands = [["a", "withdraw", {"amount": 4}, "k-1", None]]
+    body = json.dumps({"type": Shown._meta.label_lower, "commands": commands}).encode()
+    response = send(path="/outbox/routed", key=None, body=body)
+    assert response.json() == [[{"balance": 6}, 2, None, False]]
 
 
 @one
