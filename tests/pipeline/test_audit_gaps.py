@@ -99,6 +99,7 @@ def test_a_gap_is_filled_when_its_versions_are_there(alias, found, rows, stream)
 def test_a_gap_that_was_not_looked_for_stays_open(found, rows, stream):
     """As when its front was pruned, or heads were not read: only evidence closes a gap."""
     stream("a", 8, without=[5])
+    stream("b", 8)
     found(gap("a", 4, 6))
     assert found().filled == 0
     assert rows() == [("a", 4, 6, "open")]
@@ -109,6 +110,59 @@ def test_a_gap_that_is_filled_in_part(found, rows, stream):
     found(gap("a", 3, 7))
     assert found(gap("a", 5, 5), gap("a", 7, 7)).filled == 1
     assert rows() == [("a", 3, 4, "filled"), ("a", 5, 5, "open"), ("a", 7, 7, "open")]
+
+
+@pytest.mark.parametrize(
+    ("without", "known", "again", "expected"),
+    [
+        ([2, 5], (4, 6), (2, 2), [(2, 2, "open"), (4, 6, "open")]),
+        ([2], (4, 6), (2, 2), [(2, 2, "open"), (4, 6, "filled")]),
+        ([2, 3, 4], (4, 4), (2, 4), [(2, 4, "open"), (4, 4, "closed")]),
+        ([6], (2, 3), (6, 6), [(2, 3, "filled"), (6, 6, "open")]),
+        ([5], (3, 5), (5, 5), [(3, 4, "filled"), (5, 5, "open")]),
+    ],
+)
+def test_a_gap_beside_another_one(found, rows, stream, without, known, again, expected):
+    stream("a", 8, without=without)
+    found(gap("a", *known))
+    found(gap("a", *again))
+    assert rows() == [("a", *each) for each in expected]
+
+
+def test_an_audit_of_log_and_archive_settles_what_only_the_archive_has(alias, found, rows):
+    found(gap("a", 4, 6), gap("b", 2, 2))
+    skip_gap(Gap.objects.using(alias).get(stream="b").pk, by="ann", reason="why", using=alias)
+    assert record([], log=Event, using=alias, whole=True).filled == 1
+    assert rows() == [("a", 4, 6, "filled"), ("b", 2, 2, "skipped")]
+
+
+def test_an_audit_that_leaves_gaps_out_settles_none_of_them(monkeypatch, alias, found, rows):
+    found(gap("b", 2, 2))
+    monkeypatch.setattr(audit_gaps, "LIMIT", 1)
+    record([gap("a", 2, 2), gap("b", 2, 2)], log=Event, using=alias, whole=True)
+    assert rows() == [("a", 2, 2, "open"), ("b", 2, 2, "open")]
+
+
+def test_two_audits_that_find_one_gap_at_a_time_write_one_row(monkeypatch, alias, found, rows):
+    found(gap("a", 4, 6))
+    none = Gap.objects.using(alias).none()
+    monkeypatch.setattr(audit_gaps, "_rows", lambda log, using: none)
+    found(gap("a", 4, 6))
+    monkeypatch.undo()
+    assert rows() == [("a", 4, 6, "open")]
+
+
+def test_a_gap_that_a_person_accepts_while_it_grows_stays_accepted(monkeypatch, alias, found, rows):
+    found(gap("a", 4, 6))
+    unchanged = audit_gaps._unchanged
+
+    def decided(*arguments):
+        Gap.objects.using(alias).update(state="skipped")
+        return unchanged(*arguments)
+
+    monkeypatch.setattr(audit_gaps, "_unchanged", decided)
+    assert found(gap("a", 4, 7)).written == 0
+    assert rows() == [("a", 4, 6, "skipped")]
 
 
 def test_what_is_missing_again_is_open_again(alias, found, rows, stream):
