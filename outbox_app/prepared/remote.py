@@ -161,7 +161,7 @@ def ask_over_http(sender: str, questions: Sequence[Question]) -> dict[UUID, str]
     answers: dict[UUID, str] = {}
     for each in said:
         id = asked.get(str(each.get("id"))) if isinstance(each, dict) else None
-        if id is None:
+        if id is None or id in answers:
             raise PeerUnavailable(f"The sender {sender!r} has answered something else.")
         if each.get("outcome") in OUTCOMES:
             answers[id] = each["outcome"]

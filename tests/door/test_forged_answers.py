@@ -170,13 +170,16 @@ FORGED: dict[str, dict[str, Any]] = {
     },
     "unknown key": {"keyid": "shop-1"},
     "too old": {"created": -700, "expires": -400},
-    "too long": {"expires": 302},
+    "too long": {"expires": 301},
     "wrong tag": {"tag": "outbox-v2"},
     "compressed": {"sent_body": gzip.compress(COMMITTED), "more": {"Content-Encoding": "gzip"}},
     "duplicate keys": {"body": COMMITTED[:-2] + b', "outcome": "rolled_back"}]'},
     "not found": {"status": 404},
     "an error": {"status": 500},
     "no list": {"body": b"{}"},
+    "two outcomes": {
+        "body": COMMITTED[:-1] + b", " + COMMITTED[1:].replace(b"committed", b"rolled_back")
+    },
 }
 
 
