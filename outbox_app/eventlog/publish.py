@@ -190,7 +190,7 @@ def _published_before(
     """Return the events whose ids are taken, or raise ``MessageIdConflict`` for another event."""
     if not rows:
         return {}
-    found = log._default_manager.using(using).filter(message_id__in=[r.message_id for r in rows])
+    found = log._base_manager.using(using).filter(message_id__in=[r.message_id for r in rows])
     if locked:
         found = found.select_for_update()  # at REPEATABLE READ this sees what is new
     known = {event.message_id: event for event in found}

@@ -62,7 +62,7 @@ def position_before(log: type[EventLog], moment: datetime, *, using: str) -> int
     its rows get their positions. So some events behind it may have been recorded up to ``MARGIN``
     seconds earlier. Found by bisection: at most 64 looks at the primary key.
     """
-    rows = log._default_manager.using(using).order_by("id")
+    rows = log._base_manager.using(using).order_by("id")
     ends = rows.aggregate(first=Min("id"), last=Max("id"))
     positions = range(ends["first"] or 1, (ends["last"] or 0) + 1)
 

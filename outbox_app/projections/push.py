@@ -64,7 +64,7 @@ def pending_events(
     subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]
 ) -> Iterator[PendingEvent]:
     """Read events back, each with the version before it that the subscription asks for."""
-    rows = log._default_manager.using(subscriber.using)
+    rows = log._base_manager.using(subscriber.using)
     condition, params = EventFilter(subscriber.topics, subscriber.types).sql()
     earlier = rows.filter(stream=OuterRef("stream"), version__lt=OuterRef("version"))
     if condition:

@@ -87,7 +87,7 @@ def require_whole(projection: Projection) -> None:
     using = projection.subscriber.using
     for log in projection.subscriber.logs:
         table = log._meta.db_table
-        first = log._default_manager.using(using).filter(stream=OuterRef("stream"), version=1)
+        first = log._base_manager.using(using).filter(stream=OuterRef("stream"), version=1)
         heads = StreamHead.objects.using(using).filter(~Exists(first), log=table)
         stream = heads.values_list("stream", flat=True).first()
         if stream is not None:

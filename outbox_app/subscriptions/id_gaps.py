@@ -82,9 +82,9 @@ class IdGaps:
 
     def _settle(self, reader: LogReader, gap: Gap) -> None:
         """Write down what the log says of the positions."""
-        rows = reader.log._default_manager.using(reader.using)
+        rows = reader.log._base_manager.using(reader.using)
         types = rows.filter(pk__range=(gap.first, gap.last)).values_list("type", flat=True)
-        found = set(types.distinct()[:2])
+        found = set(types.order_by().distinct()[:2])
         state = Gap.State.CLOSED
         if found:
             state = Gap.State.TOMBSTONE if found == {TOMBSTONE} else Gap.State.FILLED

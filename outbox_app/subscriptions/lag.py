@@ -186,7 +186,7 @@ def _unread(never_run: list[Subscriber]) -> set[str]:
     """Return those of these subscriptions whose logs have any event."""
     logs = {each.name: set(each.logs) for each in never_run if not each.fault}
     every = set().union(*logs.values())
-    written = {log for log in every if log._default_manager.using(log_alias(log)).exists()}
+    written = {log for log in every if log._base_manager.using(log_alias(log)).exists()}
     return {name for name, mine in logs.items() if mine & written}
 
 
@@ -252,7 +252,7 @@ def _measure(
 def _ages(log: type[EventLog], positions: set[int], using: str) -> dict[int, float]:
     if not positions:
         return {}
-    rows = log._default_manager.using(using).filter(id__in=positions).annotate(now=DatabaseNow())
+    rows = log._base_manager.using(using).filter(id__in=positions).annotate(now=DatabaseNow())
     times: list[tuple[int, datetime, datetime]] = list(rows.values_list("id", "recorded_at", "now"))
     return {id: max(0.0, (now - then).total_seconds()) for id, then, now in times}
 

@@ -148,7 +148,7 @@ class SubscriptionWorker:
             return
         self._sampled = minute.begins
         for log in self.subscriber.logs:
-            rows = log._default_manager.using(self.subscriber.read_from or self.using)
+            rows = log._base_manager.using(self.subscriber.read_from or self.using)
             newest = rows.aggregate(Max("id"))["id__max"] or 0
             minute.put(NEWEST_POSITION, newest, dimension=LOG, label=log._meta.db_table)
 

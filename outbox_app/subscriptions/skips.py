@@ -151,7 +151,7 @@ def discard_stream(
             )
         reader = reader_of(cursor, using=using)
         state = reader.load(cursor.state)
-        missed = reader.log._default_manager.using(using).filter(
+        missed = reader.log._base_manager.using(using).filter(
             stream=stream, version__gte=parked.version
         )
         missed = missed.extra(where=[f"NOT ({reader.window.unread(state)})"])

@@ -58,7 +58,7 @@ def position_of(log: type[EventLog], place: StartPoint, *, using: str) -> int | 
             return position_before(log, stored(place, using=using), using=using)
         except OverflowError as error:
             raise ReplayRefused(f"{place} is too early, or too late: {error}.") from error
-    last = log._default_manager.using(using).aggregate(last=Max("id"))["last"] or 0
+    last = log._base_manager.using(using).aggregate(last=Max("id"))["last"] or 0
     if type(place) is not int or not 0 <= place <= last:
         raise ReplayRefused(
             f"{log._meta.db_table} has no event at or behind position {place!r}; its last one is "

@@ -41,7 +41,7 @@ def published_events(
         using: Database alias. Default: the log's.
     """
     wanted = {"type": type, "stream": stream}
-    rows = log._default_manager.using(using or log_alias(log)).order_by("id")
+    rows = log._base_manager.using(using or log_alias(log)).order_by("id")
     rows = rows.filter(**{name: value for name, value in wanted.items() if value is not None})
     return [recorded(row) for row in rows]
 
@@ -112,7 +112,7 @@ def _handle(subscriber: Subscriber, log: type[EventLog]) -> int:
     state = {"state": SqliteState().dump()}
     cursor, _ = Cursor.objects.using(using).get_or_create(**place, defaults=state)
     wanted = EventFilter(subscriber.topics, subscriber.types)
-    rows = log._default_manager.using(using).filter(id__gt=cursor.position).order_by("id")
+    rows = log._base_manager.using(using).filter(id__gt=cursor.position).order_by("id")
     rows = rows.exclude(type=TOMBSTONE)
     with transaction.atomic(using=using):
         events = [recorded(row) for row in rows if wanted.matches(row.topic, row.type)]

@@ -12,6 +12,7 @@ from outbox_app import NewEvent, publish, publish_many
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from tests import forking
+from tests.eventlog.own_log.models import Visit
 from tests.faults.tools import ROOT, on
 from tests.patience import patience
 from tests.projections.declared import StatusOf, declare
@@ -96,6 +97,21 @@ def test_a_lost_push_is_logged_and_repaired(alias, published, run, status, no_pu
     assert status() == {"a": ("1 2 3", 3), "b": ("1 2", 2)}
     published("a", "b")
     assert status() == {"a": ("1 2 3 4", 4), "b": ("1 2 3", 3)}
+
+
+def test_an_event_that_the_logs_manager_hides_is_not_passed_over(
+    alias, published, run, status, no_push
+):
+    declare(StatusOf, "status", push=True, logs=[Visit])
+    published("a", log=Visit)
+    no_push()
+    with transaction.atomic(using=alias):
+        publish("a", "made", log=Visit, topic="closed")
+    no_push(False)
+    published("a", log=Visit)
+    assert status() == {"a": ("1", 1)}
+    run("status")
+    assert status() == {"a": ("1 2 3", 3)}
 
 
 def test_whole_state_is_pushed_on_anything_lower(alias, published, run, status, no_push):

@@ -104,7 +104,7 @@ def _settle(
 
 
 def _there(stream: str, first: int, last: int, log: type[EventLog], using: str) -> bool:
-    rows = log._default_manager.using(using).filter(stream=stream, version__range=(first, last))
+    rows = log._base_manager.using(using).filter(stream=stream, version__range=(first, last))
     return bool(rows.values("version").distinct().count() == last - first + 1)
 
 

@@ -286,7 +286,7 @@ class SparkRebuild(Rebuild):
 
 def require_same_database(log: type[EventLog], end: Offset, *, using: str) -> None:
     """See that Spark has read what the subscription reads. Raises ``PipelineError``."""
-    rows = log._default_manager.using(using)
+    rows = log._base_manager.using(using)
     found = rows.filter(pk=end.position).values_list("message_id", flat=True).first()
     expected = UUID(end.message_id) if end.position else None
     # Where it is pruned everything before it is, too.

@@ -23,5 +23,15 @@ class Ledger(EventLog):
         indexes = [*EventLog.Meta.indexes, models.Index(fields=["topic"], name="ledger_topic")]
 
 
+class OpenManager(models.Manager["Visit"]):
+    """Hides what is closed, as one that leaves out other tenants' rows does."""
+
+    def get_queryset(self) -> models.QuerySet[Visit]:
+        return super().get_queryset().exclude(topic="closed")
+
+
 class Visit(EventLog):
-    """Has what every log has."""
+    """Has what every log has; its default manager does not show all of it."""
+
+    opened = OpenManager()
+    objects: models.Manager[Visit] = models.Manager()

@@ -19,6 +19,7 @@ from outbox_app.eventlog.registry import all_logs, log_named
 from outbox_app.exceptions import ReplayRefused, VersionConflict
 from outbox_app.models import Cursor, Event, StreamHead
 from outbox_app.subscriptions import control
+from outbox_app.testing import published_events
 
 from .models import Ledger, Visit
 
@@ -99,6 +100,25 @@ def test_a_position_of_one_log_moves_no_cursor_in_another(alias, published, run)
     assert run("joins") == 1
     control.replay("joins", "beginning")
     assert run("joins") == 4
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_that_its_default_manager_hides_are_events(alias, published, run):
+    @subscriber("joins", logs=[Visit])
+    def handle(events):
+        pass
+
+    assert not Visit.opened.using(alias).filter(topic="closed").exists()
+    with transaction.atomic(using=alias):
+        event = publish("a", "made", log=Visit, topic="closed")
+        given = {"log": Visit, "topic": "closed", "message_id": event.message_id}
+        assert publish("a", "made", **given) == event
+        assert [each.version for each in published_events(log=Visit, using=alias)] == [1]
+    run("joins")
+    control.replay("joins", event.pk)
+    assert run("joins") == 0
+    control.replay("joins", event.recorded_at)
+    assert run("joins") == 1
 
 
 @pytest.mark.django_db(transaction=True)

@@ -144,6 +144,7 @@ class Migration(migrations.Migration):
                     )
                 ],
             },
+            managers=[("opened", models.Manager())],
         ),
         migrations.RunPython(
             compare_bytes("ledger", "own_log_visit"), migrations.RunPython.noop, atomic=False
