@@ -14,6 +14,7 @@ come back with a late push: it stays, marked in its field ``deleted``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import IntegrityError, connections, models, transaction
@@ -80,20 +81,22 @@ class ProjectionTable:
             with refusing(f"Projection {self.projection.name!r}", using=self.using):
                 after = self.fold(before, keyed)
             new = [row for key, row in after.items() if key not in before and row is not None]
-            try:
-                if new:
-                    with transaction.atomic(using=self.using):
-                        self.rows.bulk_create(sorted(new, key=lambda row: row.pk))
-            except IntegrityError:
-                if attempt == ATTEMPTS:
-                    raise
-                continue  # another transaction has inserted one of them since the read
             known = {key: row for key, row in after.items() if key in before}
             changed = [row for row in known.values() if row is not None]
-            if changed and self.written:
-                upsert(self.rows, changed, update=self.written, unique=[self.pk.name])
-            if gone := [key for key, row in known.items() if row is None]:
-                self.rows.filter(pk__in=gone).delete()
+            gone = [key for key, row in known.items() if row is None]
+            try:
+                with transaction.atomic(using=self.using) if new else nullcontext():
+                    # New rows last: a unique value of theirs may have been one of the others'.
+                    if gone:
+                        self.rows.filter(pk__in=gone).delete()
+                    if changed and self.written:
+                        upsert(self.rows, changed, update=self.written, unique=[self.pk.name])
+                    if new:
+                        self.rows.bulk_create(sorted(new, key=lambda row: row.pk))
+            except IntegrityError:
+                if attempt == ATTEMPTS or not new:
+                    raise
+                continue  # another transaction has inserted one of them since the read
             return
 
     def key(self, event: RecordedEvent) -> Any:

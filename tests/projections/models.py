@@ -37,6 +37,14 @@ class Sold(models.Model):
         ]
 
 
+class Seat(models.Model):
+    """Whose seat it is: nobody has the one of somebody else."""
+
+    stream = models.CharField(max_length=255, primary_key=True)
+    number = models.IntegerField(null=True, unique=True)
+    version = models.BigIntegerField(default=0)
+
+
 class Hourly(models.Model):
     """A row for each hour."""
 

@@ -19,7 +19,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.projections.rows import PendingEvent, ProjectionTable
 from tests.projections.declared import SoldOf, StatusOf, declare
-from tests.projections.models import Bare, Hourly, Numbered, Sold, Stamped, Status
+from tests.projections.models import Bare, Hourly, Numbered, Seat, Sold, Stamped, Status
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,6 +30,31 @@ def sell(alias, *sales, stream="order-{}"):
             NewEvent(stream.format(n), "sold", {"article": article, "count": count})
             for n, (article, count) in enumerate(sales)
         )
+
+
+class SeatOf(Projection):
+    model = Seat
+
+    def apply(self, event, row):
+        return event.data and Seat(**event.data)
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_new_row_takes_the_unique_value_that_another_had(alias, run, inline):
+    declare(SeatOf, "seat", inline=inline)
+    stands = {"number": None}
+    gone = stands if inline else None
+    pages = [
+        [("ann", {"number": 1}), ("bob", {"number": 2})],
+        [("ann", stands), ("bob", gone), ("cid", {"number": 1}), ("dan", {"number": 2})],
+    ]
+    for page in pages:
+        with transaction.atomic(using=alias):
+            publish_many(NewEvent(stream, "seated", data) for stream, data in page)
+        assert run("seat") == len(page)
+    seats = Seat.objects.using(alias).exclude(number=None).order_by("number")
+    assert list(seats.values_list("number", "stream")) == [(1, "cid"), (2, "dan")]
+    assert Cursor.objects.using(alias).get().failures == 0
 
 
 def test_many_streams_feed_one_row(alias, run, sold):
