@@ -145,6 +145,23 @@ def test_while_the_database_is_away_ids_go_on_until_time_is_used_up(alias, proce
     assert made == sorted(set(made))
 
 
+@on("default")
+def test_no_millisecond_above_the_reservation_is_used(alias, process, clock):
+    """It is the first one of the node's next owner."""
+    ids = process()
+    ids.make()
+
+    def away(using):
+        raise OperationalError("it is away")
+
+    ids._request, reserved = away, ids._reserved
+    clock.seconds = reserved.zero + (reserved.high + 0.5) / 1000
+    assert ids.make() >> 20 == reserved.high
+    clock.seconds += 0.001
+    with pytest.raises(NoNode):
+        ids.make()
+
+
 @on("postgres")
 def test_a_database_that_does_not_answer_is_not_waited_for_again_and_again(
     alias, process, monkeypatch
