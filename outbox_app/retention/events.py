@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
+from typing import Any
 
+import django.db
 from django.db import connections
 from django.db.models import F
 
@@ -25,7 +27,7 @@ from ..conf import outbox_settings
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, kept_days, log_named
 from ..eventlog.window import TOMBSTONE
-from ..exceptions import ArchiveRefused, InvalidArgument, ReadRefused, Unreachable
+from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused, Unreachable
 from ..models import Cursor, Event, EventLog, ParkedStream, Subscription
 from ..models.clock import database_time
 from ..pipeline.driver.archive_lookup import ArchiveLookup
@@ -78,7 +80,8 @@ def prune_events(
 
     Raises:
         InvalidArgument, UnknownLog: An argument is out of bounds, or names nothing.
-        ReadRefused: It is not known what a subscription has passed. Nothing was removed.
+        ReadRefused: It is not known what a subscription has passed. Nothing of that log was
+            removed; of all logs the others were pruned.
         ArchiveRefused: There is no archive of the log, or a file of it is damaged.
     """
     days = outbox_settings().EVENT_RETENTION_DAYS if older_than is None else older_than
@@ -87,31 +90,37 @@ def prune_events(
             "Events are never removed: OUTBOX['EVENT_RETENTION_DAYS'] is None. Set it, or give "
             "--older-than."
         )
-    if archive and not log:
-        log = Event._meta.db_table
-    chosen = [log_named(log)] if log else all_logs()
-    archived = ArchiveLookup(archive, chosen[0]._meta.db_table) if archive else None
-    removed = 0
-    for each in chosen:
-        table, alias = each._meta.db_table, using or log_alias(each)
-        check_arguments(alias, days, batch_size, given=older_than)
-        require_migrated(alias)
-        if table not in connections[alias].introspection.table_names():
-            continue
-        age = kept_days(each, days)
-        if age > days:
-            write(f"kept log={table} for={age}d: OUTBOX['ENTITY_COMMAND_DAYS']")
-        for name in _not_begun(each, alias):
-            write(
-                f"warning log={table} subscription={name}: it has not run yet, and will not be "
-                "given the events that are removed now"
-            )
-        steps = prune_steps(each, age, batch_size, archived, using=alias, dry_run=dry_run)
-        batches = _batches(steps, table, write)
-        removed += remove(
-            f"log={table}", batches, f"{age}d", using=alias, dry_run=dry_run, write=write
+    chosen = log_named(log or Event._meta.db_table)
+    table, alias = chosen._meta.db_table, using or log_alias(chosen)
+    check_arguments(alias, days, batch_size, given=older_than)
+    if not log and not archive:
+        given: Any = {"older_than": older_than, "batch_size": batch_size, "dry_run": dry_run}
+        removed, refused = 0, []
+        for each in all_logs():
+            table = each._meta.db_table
+            try:
+                removed += prune_events(using=using, log=table, write=write, **given)
+            except (OutboxError, django.db.Error) as error:  # it stops no other log
+                write(f"not pruned log={table} error={error!r}")
+                refused.append(error)
+        if refused:
+            raise refused[0]
+        return removed
+    archived = ArchiveLookup(archive, table) if archive else None
+    require_migrated(alias)
+    if table not in connections[alias].introspection.table_names():
+        return 0
+    age = kept_days(chosen, days)
+    if age > days:
+        write(f"kept log={table} for={age}d: OUTBOX['ENTITY_COMMAND_DAYS']")
+    for name in _not_begun(chosen, alias):
+        write(
+            f"warning log={table} subscription={name}: it has not run yet, and will not be "
+            "given the events that are removed now"
         )
-    return removed
+    steps = prune_steps(chosen, age, batch_size, archived, using=alias, dry_run=dry_run)
+    batches = _batches(steps, table, write)
+    return remove(f"log={table}", batches, f"{age}d", using=alias, dry_run=dry_run, write=write)
 
 
 def holds(log: type[EventLog], *, using: str | None = None, verify: bool = True) -> list[Hold]:

@@ -285,6 +285,21 @@ def test_nothing_goes_where_a_cursor_is_not_understood(alias, old, left, run):
     assert left() == positions
 
 
+def test_a_log_that_cannot_be_pruned_stops_no_other(alias, old, left, published, run):
+    declare("books", logs=[Ledger])
+    published("a", log=Ledger)
+    run("books")
+    Cursor.objects.using(alias).update(state="nonsense")
+    old("a")
+    output = StringIO()
+    with pytest.raises(CommandError, match="Nothing of ledger was removed") as error:
+        call_command("outbox_prune", "--events", "--older-than=1", stdout=output)
+    assert error.value.returncode == 2
+    assert "not pruned log=ledger error=ReadRefused(" in output.getvalue()
+    assert "pruned log=outbox_event removed=1" in output.getvalue()
+    assert left() == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

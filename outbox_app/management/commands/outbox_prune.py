@@ -35,7 +35,7 @@ Deletes old rows, oldest first, in small transactions. Run it once a day.
                 outbox_event.
 
 Exit codes: 0 done; 2 wrong arguments, or the events that were handled or archived cannot be
-determined (a restored database, a damaged archive).
+determined (a restored database, a damaged archive). Other logs are pruned all the same.
 """
 
 
