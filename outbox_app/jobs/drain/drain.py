@@ -232,7 +232,11 @@ class Drain(ProcessLoop):
         if not rows:
             return True
         now = aware(self.holder.now() or timezone.now(), using=self.using)
-        result = app.publish(rows, now=now, may_send=self._may_send)
+        try:
+            result = app.publish(rows, now=now, may_send=self._may_send)
+        except BaseException as error:  # it ends the drainer, between any two sends
+            self._unsettled.record_unknown(rows, drainer=str(self), detail=repr(error))
+            raise
         self._settle(app, result)
         error = result.error
         if isinstance(error, LeaseLost | UnsafeBroker | django.db.Error):

@@ -91,6 +91,33 @@ def test_shards_are_not_handed_back_with_debts(alias, staged):
     assert not Lease.objects.using(alias).filter(owner=None).exists()
 
 
+def test_what_ends_a_drainer_between_two_sends_is_an_incident(alias, staged):
+    """Its shards are handed back, so that no takeover tells of what it has sent."""
+    left = [10]
+
+    def end():
+        left[0] -= 1
+        if not left[0]:
+            raise SystemExit
+
+    set_failpoint("checked", end)
+    try:
+        with pytest.raises(SystemExit):
+            Drain(using=alias).run()
+    finally:
+        set_failpoint("checked", None)
+    twice = len(received(staged.app))
+    assert twice
+    incident = Incident.objects.using(alias).get()
+    assert (incident.kind, incident.detail) == ("unknown", "SystemExit()")
+    assert not Lease.objects.using(alias).exclude(owner=None).exists()
+    rows = list(StagedJob.objects.using(alias).order_by("id"))
+    assert len(rows) == 100
+    assert (incident.first_id, incident.last_id) == (rows[0].id, rows[-1].id)
+    assert incident.shards == sorted({row.shard for row in rows})
+    assert Drain(using=alias).run(once=True).published == 100
+
+
 def test_shards_are_handed_back_at_the_second_attempt(alias, staged):
     """A connection may have died while it was idle."""
     drain = Drain(using=alias)
