@@ -106,7 +106,8 @@ def reschedule(
         using: Database alias. Default: the outbox's.
 
     Returns:
-        Whether it was held. False: it runs at its old time, or has run.
+        Whether it was held. False: it runs at its old time, or has run. So does a job of task
+        protocol 1 whose new time is earlier.
 
     Raises:
         InvalidJob: The time is further away than MAX_ETA, or has no time zone.
@@ -121,11 +122,12 @@ def reschedule(
         for job in jobs:
             rows = StagedJob.objects.using(using).filter(pk=job.pk, is_immediate=None)
             held = rows.filter(available_at__gt=DatabaseNow())
+            due: datetime | None = stored(eta, using=using)
+            if (envelope := _with_eta(job.envelope, eta.isoformat())) is None:
+                changed += held.filter(available_at__lt=due).update(available_at=due)
+                continue
             is_far = ahead > hold_horizon(celery_app(job.app) or current_app)
-            envelope = _with_eta(job.envelope, eta.isoformat())
-            changed += held.update(
-                available_at=stored(eta, using=using) if is_far else None, envelope=envelope
-            )
+            changed += held.update(available_at=due if is_far else None, envelope=envelope)
         if changed:
             TaskResult.objects.using(using).keep_from(stored(eta, using=using), jobs)
         wake_after_commit(using, JOBS)
@@ -220,7 +222,8 @@ def _release(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
         for job in found:
             # Not job.save(): a row that is gone by now stays gone.
             held = rows.filter(pk=job.pk, available_at__isnull=False)
-            released += held.update(available_at=None, envelope=_with_eta(job.envelope, None))
+            if (envelope := _with_eta(job.envelope, None)) is not None:
+                released += held.update(available_at=None, envelope=envelope)
         wake_after_commit(rows.db, JOBS)
     return released
 
@@ -244,12 +247,15 @@ def _taken(rows: QuerySet[StagedJob], jobs: Iterable[StagedJob]) -> list[StagedJ
     return [job for job in jobs if rows.filter(pk=job.pk)._raw_delete(rows.db)]
 
 
-def _with_eta(envelope: str, eta: str | None) -> str:
-    """Return the envelope of a job that runs then; without a time, as soon as a worker has it."""
+def _with_eta(envelope: str, eta: str | None) -> str | None:
+    """Return the envelope of a job that runs then; without a time, as soon as a worker has it.
+
+    None for one of task protocol 1, whose time is in its body: it can only be held for longer.
+    """
     try:
         message = Message.loads(envelope)
-        if message.headers.get("eta") == eta:
-            return envelope
+        if message.properties and "task" not in message.headers:
+            return None
         message.headers["eta"] = eta
         return message.dumps()
     except (ValueError, TypeError, AttributeError):
