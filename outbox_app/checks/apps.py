@@ -38,19 +38,24 @@ def check_apps(**kwargs: Any) -> list[CheckMessage]:
                 id="outbox.W001",
             )
         ]
-    found = [*_check_names([app.main or "" for app in apps])]
+    found = [*_check_names(apps)]
     for app in apps:
         found += [*_check_configuration(app)] or [*_check_modules(app), *_check_content(app)]
     return [*found, *_check_tasks(), *_check_modes(apps)]
 
 
-def _check_names(names: list[str]) -> Iterator[CheckMessage]:
+def _check_names(staging: list[Celery]) -> Iterator[CheckMessage]:
     """A row names its app, and a drainer finds the broker by that name."""
+    names = [app.main or "" for app in staging]
+    brokers: dict[str, set[str]] = {}
+    for app in active_apps():
+        with suppress(Exception):  # said of those that stage
+            brokers.setdefault(app.main or "", set()).add(str(app.conf.broker_write_url))
     for name, count in Counter(names).items():
-        if count > 1:
+        if count > 1 or (name and len(brokers.get(name, ())) > 1):
+            what = "Several Celery apps that stage" if count > 1 else "Apps of several brokers"
             yield Error(
-                f"Several Celery apps that stage are named {name!r}: a drainer cannot tell whose "
-                "broker a job is for.",
+                f"{what} are named {name!r}: a drainer cannot tell whose broker a job is for.",
                 hint='Give each a name of its own: OutboxCelery("shop").',
                 id="outbox.E010",
             )

@@ -123,6 +123,19 @@ def test_apps_of_one_name():
         app.close()
 
 
+@pytest.mark.parametrize(
+    ("broker", "ids"), [("memory://other", ["outbox.E010"]), ("memory://", [])]
+)
+def test_plain_app_of_that_name(broker, ids):
+    """What stage() is given of it goes to the broker of the one that stages by itself."""
+    name = f"twice-{uuid4().hex}"
+    app = OutboxCelery(name, broker="memory://", set_as_current=False)
+    plain = Celery(name, broker=broker, set_as_current=False)
+    assert [message.id for message in messages_of(app)] == ids
+    for each in (app, plain):
+        each.close()
+
+
 def test_app_without_a_name():
     app = OutboxCelery(broker="memory://", set_as_current=False)
     assert "outbox.W012" in [message.id for message in check_apps()]
