@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 from django.db import transaction
 from django.db.models import DateTimeField
@@ -10,6 +12,7 @@ from django.db.models.functions import Upper
 from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.eventlog.filter import EventFilter
 from outbox_app.exceptions import PipelineError, RebuildFailed, RebuildRefused
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.pipeline.driver import rebuild as spark_rebuild
 from outbox_app.pipeline.driver.rebuild import SparkRebuild, rebuild_on_spark, require_same_database
@@ -74,11 +77,12 @@ class TestComparison:
 
     def test_equal_views_are_equal(self, alias, name, spark_rebuilds):
         work(alias, 10)
-        run(name)
+        handled = run(name)
         lines = spark_rebuilds(name, compare_only=True)
         count = len(rows(alias, name))
-        assert lines[3:] == [
-            f"compared name={name} same={count} changed=0 added=0 gone=0 unsettled=0"
+        assert lines[2:] == [
+            f"loaded name={name} events={handled} rows={count}",
+            f"compared name={name} same={count} changed=0 added=0 gone=0 unsettled=0",
         ]
         assert spark_rebuilds.result == 0
 
@@ -107,6 +111,20 @@ class TestComparison:
         assert " changed=0 added=0 gone=1 unsettled=" in lines[3]
         assert not lines[3].endswith("=0") or name == "spark_status"
         assert len(lines) == 5
+
+    def test_what_partitions_have_not_applied_yet_are_several_pages(
+        self, alias, spark_rebuilds, monkeypatch, settings
+    ):
+        from tests.pipeline.rebuilt import SparkStatus
+
+        monkeypatch.setattr(SparkStatus, "partitions", 2)
+        projection("spark_status")
+        work(alias, 10)
+        run("spark_status")
+        work(alias, 10, seed=5)
+        settings.OUTBOX = {**settings.OUTBOX, "PAGE_SIZE": 2}
+        lines = spark_rebuilds("spark_status", compare_only=True)
+        assert " changed=0 added=0 gone=0 unsettled=" in lines[3]
 
     def test_a_view_that_is_far_behind_is_rebuilt_all_the_same(
         self, alias, spark_rebuilds, monkeypatch
@@ -185,6 +203,23 @@ class TestRefused:
             require_same_database(Event, end, using=alias)
         Event.objects.using(alias).all().delete()
         require_same_database(Event, end, using=alias)
+
+    def test_another_database_whose_only_event_has_that_position(self, alias, options):
+        with transaction.atomic(using=alias):
+            publish_many([NewEvent("a", "made")])
+        end = Plan.make(options, EventFilter()).end
+        Event.objects.using(alias).update(message_id=uuid4())
+        with pytest.raises(PipelineError, match="it has read another database"):
+            require_same_database(Event, end, using=alias)
+
+    def test_rows_of_another_database_are_no_view(self, alias, spark_rebuilds):
+        projection("spark_sold")
+        work(alias, 2)
+        newest = Event.objects.using(alias).order_by("-pk")[:1]
+        set_failpoint("rebuild_folded", lambda: newest.get().delete())
+        with pytest.raises(RebuildFailed, match="it has read another database"):
+            spark_rebuilds("spark_sold")
+        assert rows(alias, "spark_sold") == []
 
     def test_rows_that_were_made_of_fewer_events(self, alias, spark_rebuilds, monkeypatch):
         """As when an executor is lost whose rows are made again of a log that was pruned."""
