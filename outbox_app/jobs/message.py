@@ -17,6 +17,8 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import Exchange, Queue, binding
 from kombu.utils import json
 
+from ..exceptions import Undeliverable
+
 #: What stands in ``declare``: the name of a queue of ``app.amqp.queues``, or a whole ad-hoc entity.
 Declaration = str | dict[str, Any]
 #: Properties that Celery gives a message.
@@ -105,7 +107,13 @@ def _configured(name: str, app: Celery) -> Queue | None:
 
 def restore(declaration: Declaration, app: Celery) -> Queue | Exchange:
     if isinstance(declaration, str):
-        return app.amqp.queues[declaration]
+        try:
+            return app.amqp.queues[declaration]
+        except KeyError:
+            raise Undeliverable(
+                f"Queue {declaration!r} is not in task_queues of Celery app {app.main!r}, and "
+                "task_create_missing_queues is off. Declare it there, then requeue the job."
+            ) from None
     if "exchange" in declaration:
         return Exchange(**declaration["exchange"])
     options = dict(declaration["queue"])

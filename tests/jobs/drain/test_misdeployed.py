@@ -7,7 +7,7 @@ import re
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
-from kombu import VERSION, Producer
+from kombu import VERSION, Producer, Queue
 
 from outbox_app.jobs.drain import app_drain
 from outbox_app.jobs.drain.drain import Drain
@@ -89,3 +89,22 @@ def test_kombu_without_batches_is_said(alias, make_app, monkeypatch, caplog):
     sentence = "Drainer is slow: kombu [0-9.]+ publishes each job singly"
     assert re.search(sentence, without)
     assert not re.search(sentence, with_batches) or VERSION < (5, 7)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_of_a_queue_that_the_configuration_has_no_more_says_so(alias, make_app):
+    """A deployment has taken the queue out of ``task_queues`` while jobs waited."""
+    conf = {"task_create_missing_queues": False, "task_default_queue": "kept"}
+    app = make_app(task_queues=[Queue("kept"), Queue("gone")], **conf)
+    note = app.task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        note.apply_async(("", 1), queue="gone")
+        note.apply_async(("", 2), queue="kept")
+    app.conf.task_queues = [Queue("kept")]
+    vars(app.amqp).pop("queues")
+
+    tally = Drain(using=alias).run(once=True)
+    assert (tally.published, tally.dead) == (1, 1)
+    dead = DeadJob.objects.using(alias).get()
+    assert dead.error == "outbox_app.exceptions.Undeliverable"
+    assert "Queue 'gone' is not in task_queues" in dead.reason
