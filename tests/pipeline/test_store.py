@@ -32,14 +32,24 @@ def test_what_is_written_is_there(store):
             missing("c")
 
 
+def test_what_is_written_is_on_disk_before_it_has_its_name_and_then_with_its_name(
+    store, monkeypatch
+):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
+    store.write("a/b.json", b"one")
+    there = [Path(store.folder, name) for name in ("a/b.json", "a/b.json", "a", "")]
+    assert synced == [path.stat().st_ino for path in there]
+
+
 def test_a_path_means_the_same_in_every_process(tmp_path, monkeypatch):
     """Executors have working folders of their own."""
     monkeypatch.chdir(tmp_path)
     opened = SimpleNamespace(from_uri=lambda folder: (None, "bucket/a/b"))
     monkeypatch.setattr("pyarrow.fs.FileSystem", opened)
     assert Store("some/archive").folder == str(tmp_path / "some/archive")
-    assert Store("s3://bucket/a/b").folder == "s3://bucket/a/b"
-    assert Store(tmp_path.as_uri()).folder == str(tmp_path)
+    assert Store("s3://bucket/a/b/").folder == "s3://bucket/a/b"
+    assert Store(f"{tmp_path.as_uri()}/my%20archive/").folder == str(tmp_path / "my archive")
 
 
 @pytest.mark.parametrize("folder", ["nowhere://x", "nowhere://x/y"])
