@@ -225,3 +225,127 @@ def test_a_heartbeat_that_took_too_long_is_not_trusted(alias, make_app, clock):
     drain.run_once()
     assert drain.tally.published == 1
     drain.holder.leave()
+
+
+def before_a_statement(alias, words, step):
+    """Do something once, before a statement that begins with these words."""
+    done = []
+
+    def wrapper(execute, sql, *args):
+        if sql.startswith(words) and not done:
+            done.append(sql)
+            step()
+        return execute(sql, *args)
+
+    return connections[alias].execute_wrapper(wrapper)
+
+
+def quoted(alias, words, table):
+    return f"{words} {connections[alias].ops.quote_name(table)}"
+
+
+def test_one_that_comes_back_while_it_is_removed_is_not_buried(alias, member):
+    """Its heartbeat arrives after the look that found it silent, before the DELETE."""
+    taken = []
+    slow, other = member(), member(on_takeover=lambda *args: taken.append(args))
+    slow.join()
+    die(slow)
+    delete = quoted(alias, "DELETE FROM", "outbox_process")
+    with before_a_statement(alias, delete, slow.beat):
+        other.join()
+    slow.beat()
+    assert (taken, other.owned) == ([], set())
+    slow.rebalance()
+    assert len(slow.owned) == PARTS / 2
+
+
+def test_an_answer_that_took_long_makes_nobody_silent(alias, member, clock):
+    """While the database stood still no heartbeat could be written, either."""
+    one, other = member(), member()
+    one.join()
+    other.join()
+    clock.now += 2
+
+    def stand_still():
+        clock.now += 9
+
+    look = f"SELECT {connections[alias].ops.quote_name('outbox_process')}"
+    with before_a_statement(alias, look, stand_still):
+        other.rebalance()
+    assert clock.now == 1011
+    one.beat()
+
+
+def test_nobody_removes_itself(alias, member):
+    one = member()
+    one.join()
+    die(one)
+    one.rebalance()
+    assert one.owned == set(range(PARTS))
+    one.beat()
+
+
+def test_one_whose_row_is_gone_learns_it_from_a_look_as_well(alias, member):
+    one = member()
+    one.join()
+    Process.objects.using(alias).all().delete()
+    with pytest.raises(LeaseLost):
+        one.rebalance()
+    assert (one.owned, one.joined) == (set(), False)
+
+
+def test_one_that_joins_again_takes_over_from_what_it_was(alias, member):
+    """It may have sent rows of its old shards, which nobody has taken meanwhile."""
+    taken = []
+    one = member(on_takeover=lambda *args: taken.append(args))
+    one.join()
+    was = one.id
+    Process.objects.using(alias).all().delete()
+    with pytest.raises(LeaseLost):
+        one.beat()
+    one.join()
+    assert taken == [(was, list(range(PARTS)))]
+
+
+def test_an_entry_that_took_long_is_not_trusted(alias, member, clock):
+    def slow():
+        clock.now += 8
+
+    one = member()
+    with before_a_statement(alias, quoted(alias, "INSERT INTO", "outbox_process"), slow):
+        one.join()
+    assert one.remaining < 2
+
+
+def test_what_is_given_up_is_not_used_even_if_that_fails(alias, member):
+    one, other = member(), member()
+    one.join()
+    other.join()
+
+    def fail():
+        raise OperationalError("failed on purpose")
+
+    update = quoted(alias, "UPDATE", "outbox_lease")
+    with before_a_statement(alias, update, fail), pytest.raises(OperationalError):
+        one.rebalance()
+    assert len(one.owned) == PARTS / 2
+
+
+def test_one_that_leaves_is_taken_over_at_no_moment(alias, member):
+    taken = []
+    leaving, other = member(), member(on_takeover=lambda *args: taken.append(args))
+    leaving.join()
+    other.join()
+
+    def look(execute, sql, *args):
+        if sql.startswith(("UPDATE", "DELETE")) and not looking:
+            looking.append(sql)
+            other.rebalance()
+            looking.clear()
+        return execute(sql, *args)
+
+    looking = []
+    with connections[alias].execute_wrapper(look):
+        leaving.leave()
+    other.rebalance()
+    assert (taken, other.owned) == ([], set(range(PARTS)))
