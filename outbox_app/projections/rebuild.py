@@ -206,7 +206,10 @@ class Rebuild:
     def _take_over(self, states: list[WindowState]) -> int:
         using = self.using
         cursors = Cursor.objects.using(using).filter(subscription=self.name)
-        with _gap_locks(using), atomic_with_lock_wait(LOCK_WAIT, using=using):
+        # By a snapshot from before its lock the table would not be emptied.
+        own_level = connections[using].vendor == "postgresql"
+        opened = atomic_with_lock_wait(LOCK_WAIT, using=using, read_committed=own_level)
+        with _gap_locks(using), opened:
             # First the cursors, as the pull does: a page in flight is waited for, or finds that its
             # cursor was moved. Then the table: pushes and writers of inline events wait, so the log
             # that is read now holds all that the old rows held.

@@ -169,6 +169,29 @@ def test_while_writers_write_and_the_subscription_runs(alias, run, sold, status,
     assert not runner.trouble
 
 
+@on("postgres")
+def test_what_is_pushed_right_before_the_takeover_at_repeatable_read(
+    alias, published, status, in_thread
+):
+    declare(StatusOf, "status", push=True)
+    published("a")
+
+    def push(execute, sql, *arguments):
+        if sql.startswith("LOCK TABLE"):
+            in_thread(lambda: published("b")).join(patience())
+        return execute(sql, *arguments)
+
+    level = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+    try:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(level)
+        with connections[alias].execute_wrapper(push):
+            assert rebuild("status") == 2
+    finally:
+        connections[alias].close()
+    assert status() == {"a": ("1", 1), "b": ("1", 1)}
+
+
 @pytest.mark.parametrize("when", ["page_read", "advanced", "handled"])
 def test_a_page_in_flight_is_not_committed_on_the_new_rows(alias, sold, run, in_thread, when):
     declare(SoldOf, "sold")
