@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
@@ -282,6 +283,24 @@ def test_nothing_goes_where_a_cursor_is_not_understood(alias, old, left, run):
     with pytest.raises(CommandError, match="Nothing of outbox_event was removed") as error:
         prune("--older-than=1")
     assert error.value.returncode == 2
+    assert left() == positions
+
+
+def test_nothing_goes_where_a_cursor_is_from_before_a_restore(alias, old, left, run):
+    declare("all")
+    positions = old("a")
+    run("all")
+    positions += old("b")
+    cursors = Cursor.objects.using(alias)
+    foreign = {
+        "postgresql": {"cluster": "1", "lo": "1000000:1000000:"},
+        "mysql": {"high": 10**6},
+        "sqlite": {"pos": 10**6},
+    }
+    state = json.loads(cursors.get().state) | foreign[connections[alias].vendor]
+    cursors.update(state=json.dumps(state, separators=(",", ":")))
+    with pytest.raises(CommandError, match=r"Nothing of outbox_event .*outbox_rebase"):
+        prune("--older-than=1")
     assert left() == positions
 
 
