@@ -4,7 +4,8 @@ Rows are looked at in the order of a column that has an index, ``STEP`` rows of 
 time, whether they match or not, so that no look is long. Those that match are decided on in
 batches, each a transaction of its own. A run ends when its time is over, between two batches, and
 says where the next one resumes. It always does something: without time it does one batch, or one
-look. A run that is stopped in between leaves whole batches.
+look. A batch that the database refused because of another one's is done anew. A run that is stopped
+in between leaves whole batches.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Any
 
-from django.db import OperationalError
+from django.db import OperationalError, connections
 from django.db.models import F, QuerySet
 from django.db.models.functions import Length
 
 from ..exceptions import OutboxError
 from ..models import DatabaseNow
+from ..process.lock_wait import is_conflict
 from .drain.batch import BUDGET_BYTES
 from .staging.insert import chunks
 
@@ -74,10 +76,15 @@ def run_for(
         # Not past rows with the same value; those that are done do not match any more.
         places = [*(batch[0][0] - 1 for batch in batches[1:]), edge]
         for batch, place in zip(batches or [[]], places, strict=True):
-            try:
-                done += act([id for _, id, _ in batch]) if batch else 0
-            except (OutboxError, OperationalError) as error:
-                return BulkResult(done, after, error)
+            for is_last in (False, False, False, False, True):
+                try:
+                    done += act([id for _, id, _ in batch]) if batch else 0
+                    break
+                except (OutboxError, OperationalError) as error:
+                    # Another one's batch and this one waited for each other, say.
+                    again = is_conflict(error) and not connections[rows.db].in_atomic_block
+                    if is_last or not again or clock() >= end:
+                        return BulkResult(done, after, error)
             if place is None or clock() >= end:
                 return BulkResult(done, place)
             after = place

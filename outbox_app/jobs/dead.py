@@ -176,7 +176,7 @@ def _discard_batch(ids: list[int], *, asked: Moment, using: str) -> int:
 
 def _locked(asked: Moment, *, using: str) -> QuerySet[DeadJob]:
     # Two people press at the same moment: the second one waits here, for rows that are gone when it
-    # goes on. By id, so that two batches never wait for one another. SQLite locks with BEGIN.
+    # goes on. By id, so that two batches seldom wait for one another. SQLite locks with BEGIN.
     jobs = DeadJob.objects.using(using).filter(died_at__lte=asked)
     return jobs.order_by("id").select_for_update()
 

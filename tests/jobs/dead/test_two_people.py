@@ -7,8 +7,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections, transaction
 
+from outbox_app.jobs import dead
 from outbox_app.jobs.dead import discard_dead, requeue_dead
 from outbox_app.models import DeadJob, Incident, StagedJob
 from outbox_app.signals import incident_recorded
@@ -113,3 +114,43 @@ def test_many_batches_at_once_requeue_each_job_once(alias):
     assert not DeadJob.objects.using(alias).exists()
     covered = Incident.objects.using(alias).values_list("first_id", "last_id")
     assert all(any(a <= id <= b for a, b in covered) for id in staged.values_list("id", flat=True))
+
+
+CONFLICT = OperationalError(1213, "Deadlock found when trying to get lock")
+
+
+@pytest.mark.parametrize(("failures", "expected"), [(1, 3), (4, 3), (5, None)])
+def test_a_batch_that_a_deadlock_has_ended_is_done_anew(alias, monkeypatch, failures, expected):
+    """As of two people whose jobs have later ones of the same blocked keys."""
+    dead_jobs(3, using=alias)
+    errors = [CONFLICT] * failures
+    record = dead.record_requeue
+
+    def fail(**values):
+        if errors:
+            raise errors.pop()
+        return record(**values)
+
+    monkeypatch.setattr(dead, "record_requeue", fail)
+    if expected:
+        assert requeue_dead(DeadJob.objects.using(alias).all(), using=alias) == expected
+    else:
+        with pytest.raises(OperationalError):
+            requeue_dead(DeadJob.objects.using(alias).all(), using=alias)
+    assert StagedJob.objects.using(alias).count() == (expected or 0)
+    assert DeadJob.objects.using(alias).count() == 3 - (expected or 0)
+
+
+def test_inside_a_transaction_of_the_caller_a_deadlock_is_the_callers(alias, monkeypatch):
+    """The database has undone all of it."""
+    dead_jobs(3, using=alias)
+    asked = []
+
+    def fail(**values):
+        asked.append(values)
+        raise CONFLICT
+
+    monkeypatch.setattr(dead, "record_requeue", fail)
+    with pytest.raises(OperationalError), transaction.atomic(using=alias):
+        requeue_dead(DeadJob.objects.using(alias).all(), using=alias)
+    assert len(asked) == 1
