@@ -81,6 +81,7 @@ def test_a_millisecond_that_is_used_up_is_followed_by_the_next(clock):
     made = ids.make_many(20_000)
     times = [id >> 20 for id in made]
     assert made == sorted(set(made))
+    assert {id >> 12 & 255 for id in made} == {5 << 5 | 9}
     # Counters begin at random: how few ids the last millisecond has is chance.
     *used_up, _last = Counter(times).values()
     assert min(used_up) >= 3969

@@ -182,10 +182,14 @@ def test_a_database_that_does_not_answer_is_not_waited_for_again_and_again(
 
 
 def test_a_node_is_given_back_with_what_was_not_used(alias, process, clock):
-    ids = process()
+    ids, other = process(), process()
     last = ids.make_many(10_000)[-1]
     row = row_of(ids, alias)
+    other.make()
+    theirs = Node.objects.using(alias).filter(owner=other.owner)
+    theirs.update(reserved_ms=row.reserved_ms)  # they have asked in one millisecond
     ids.give_back()
+    assert theirs.get().reserved_ms == row.reserved_ms
     row.refresh_from_db()
     assert (row.owner, row.reserved_ms) == (None, last >> 20)
     assert ids.make() > last
@@ -223,6 +227,33 @@ def test_the_33rd_of_a_datacentre_is_told_so(alias, process, settings):
     assert process().make() >> 17 & 7 != 3
 
 
+@on("default")
+def test_of_two_who_see_a_node_as_free_one_has_it(alias, process, monkeypatch):
+    first, second = process(), process()
+    made = []
+
+    def choice(draw, free):
+        if not made:
+            made.append(None)
+            made.append(second.make())  # between the look of the first one and its UPDATE
+        return free[0]
+
+    monkeypatch.setattr("outbox_app.ids.SystemRandom.choice", choice)
+    assert first.make() >> 12 & 255 != made[1] >> 12 & 255
+
+
+@on("default")
+def test_time_that_another_process_had_in_between_is_not_used(alias, process, clock):
+    ids = process()
+    ids.make()
+    only_one_is_free(alias, ids)
+    free = Node.objects.using(alias).filter(owner=None)
+    free.update(reserved_ms=F("reserved_ms") + 5_000)
+    theirs = free.get().reserved_ms
+    clock.seconds += 11
+    assert ids.make() >> 20 > theirs
+
+
 def test_all_nodes_are_taken(alias, process):
     Node.objects.using(alias).update(owner=process().owner, reserved_ms=Milliseconds())
     with pytest.raises(NoNode, match="All 256 nodes are taken"):
@@ -250,13 +281,16 @@ def test_rows_that_somebody_deleted_come_back_above_all_that_is_in_use(
     alias, process, clock, settings
 ):
     settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"DATACENTRE": 0}}
+    # As where time is renewed early: thirteen seconds may be in use.
+    Node.objects.using(alias).update(reserved_ms=Milliseconds() + 3_000)
     before = [process() for _ in range(4)]
     nodes = {ids.make() >> 12 & 31: ids for ids in before}
     Node.objects.using(alias).all().delete()
     theirs = {id >> 12 & 31: id for id in (process().make() for _ in range(32))}
     assert len(theirs) == 32
-    clock.seconds += 9.9
-    assert all(ids.make() < theirs[node] for node, ids in nodes.items())
+    for node, ids in nodes.items():
+        clock.seconds = ids._reserved.zero + ids._reserved.high / 1000
+        assert ids.make() < theirs[node]
 
 
 def test_rows_edited_by_hand(alias, process, settings):
