@@ -89,7 +89,7 @@ def prepared(
             ``job``: a task name, with ``args`` and ``kwargs``, instead of an event.
 
     Raises:
-        InvalidPrepared: Something could never be published. Nothing was sent.
+        InvalidPrepared: Something could never be published. The transaction was not begun.
         NotMigrated: The alias has no table of fences. Nothing was sent.
         PreparedConflict: The id belongs to another event, or to one that is decided.
         KeeperUnavailable: The keeper gave no answer. The transaction was not begun.
