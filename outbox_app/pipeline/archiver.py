@@ -77,13 +77,10 @@ class Archiver:
         self._vacuumed = -float(VACUUM_SECONDS)
 
     def run(self, stopped: Callable[[], bool] = bool) -> int:
-        """Archive what is committed by now.
+        """Archive what is committed by now. Returns how many events that was.
 
         Args:
             stopped: Says whether to end before. Asked between batches.
-
-        Returns:
-            How many events that was.
 
         Raises:
             ArchiveRefused: The folder is no archive of this log, or a damaged one.

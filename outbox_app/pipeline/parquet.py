@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from ..exceptions import ArchiveRefused
+from ..exceptions import ArchiveRefused, InvalidSchema
 from .store import Store
 
 #: The column by which the table is partitioned: the day of ``recorded_at`` in UTC.
@@ -57,7 +57,14 @@ def write_days(
     batches: Iterable[pa.RecordBatch], store: Store, prefix: str, schema: pa.Schema
 ) -> list[File]:
     table, files = pa.Table.from_batches(batches, schema), []
-    days = table["recorded_at"].cast(pa.date32())
+    times = table["recorded_at"]
+    has_day = pc.and_(pc.greater(pc.year(times), 0), pc.less(pc.year(times), 10_000))
+    if (odd := pc.index(has_day.fill_null(False), False).as_py()) >= 0:
+        raise InvalidSchema(
+            "Column recorded_at has a value that is no moment of the years 1 to 9999, at position "
+            f"{table['id'][odd]}. Correct it."
+        )
+    days = times.cast(pa.date32())
     found = pc.unique(days)
     for day in found:
         rows = table if len(found) == 1 else table.filter(pc.equal(days, day))
@@ -77,7 +84,7 @@ def _written(rows: pa.Table, store: Store, prefix: str) -> File:
         use_dictionary=[name for name in rows.schema.names if name not in _UNIQUE],
     )
     content = buffer.getvalue()
-    name = f"{prefix}-{_hash(content)[:32]}.parquet"
+    name = f"{prefix}-{hashlib.sha256(content).hexdigest()[:32]}.parquet"
     store.write(name, content)
     found = {each: pc.min_max(rows[each]).as_py() for each in ("id", "recorded_at", "stream")}
     ends = {each: (found[each]["min"], found[each]["max"]) for each in found}
@@ -90,7 +97,7 @@ def read_checked(store: Store, file: File, schema: pa.Schema | None = None) -> p
         content = store.read(file.name)
     except FileNotFoundError:
         content = b""
-    if not _hash(content).startswith(file.digest):
+    if not hashlib.sha256(content).hexdigest().startswith(file.digest):
         raise damaged(store, file)
     return parquet.read_table(io.BytesIO(content), schema=schema)
 
@@ -168,7 +175,3 @@ def _large(schema: pa.Schema) -> pa.Schema:
     """Return a schema without columns of at most 2 GiB: what is put in order is copied."""
     larger = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
     return pa.schema([(each.name, larger.get(each.type, each.type)) for each in schema])
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

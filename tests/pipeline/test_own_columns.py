@@ -172,6 +172,22 @@ def test_infinity_is_the_end_of_all_times(alias, new_log, run, tmp_path):
     assert table["at"][:2].to_pylist() == ends
 
 
+@on("postgres", "mariadb")
+def test_a_row_that_was_recorded_at_no_moment_is_named(alias, new_log, run, tmp_path):
+    """Written by hand. No file of an archive could have its day."""
+    publish_visits(alias, 3)
+    values = {"postgresql": ("infinity", "-infinity", "10000-01-01"), "mysql": ("0000-00-00",)}
+    rows = Visit.objects.using(alias)
+    position = rows.values_list("pk", flat=True).get(version=2)
+    for value in values[connections[alias].vendor]:
+        run("SET sql_mode = ''") if alias == "mariadb" else None
+        run(f"UPDATE {TABLE} SET recorded_at = '{value}' WHERE version = 2")
+        with pytest.raises(InvalidSchema, match=rf"recorded_at .* at position {position}\b"):
+            archive(alias, tmp_path, log=Visit, rows=1)
+    rows.filter(version=2).update(recorded_at=AT)
+    assert archive(alias, tmp_path, log=Visit, rows=1) == 2
+
+
 @on("postgres")
 def test_a_number_that_spark_has_no_decimal_for_is_text(alias, new_log, run, tmp_path):
     rate = run.add("rate", "numeric(3,5)")  # 0.00123, since PostgreSQL 15

@@ -77,7 +77,7 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
         newest = f"(SELECT recorded_at FROM {self.source} ORDER BY id DESC LIMIT 1)"
         counts = self.run(
             f"SELECT id DIV {BLOCK}, COUNT(*), MAX(id), "
-            f"TIMESTAMPDIFF(MICROSECOND, MAX(recorded_at), {newest}) / 1000000 "
+            f"COALESCE(TIMESTAMPDIFF(MICROSECOND, MAX(recorded_at), {newest}), 0) / 1000000 "
             f"FROM {self.source} FORCE INDEX (PRIMARY) "
             f"WHERE id > {after} AND id <= {upto} GROUP BY id DIV {BLOCK}",
             [],
