@@ -11,6 +11,7 @@ import pytest
 
 from outbox_app.exceptions import DamagedCursor, ForeignCursor, UnknownLog
 from outbox_app.models import Event
+from outbox_app.pipeline.archive_reader import planned
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offset, Offsets
 from outbox_app.pipeline.options import Options
@@ -56,6 +57,15 @@ def test_batches(alias, offsets):
     assert found == ids(offsets, start, states[-1])
     assert len(found) == 5
     assert len(ids(offsets, states[-1], offsets.end(states[-1]))) == 1
+
+
+@pytest.mark.parametrize("name", ["start", "end"])
+def test_an_offset_that_a_read_is_given_is_looked_for(alias, offsets, source_options, name):
+    commit(alias, "a", "b")
+    offset = offsets.latest()
+    Event.objects.using(alias).filter(pk=offset.position).update(message_id=uuid4())
+    with pytest.raises(ForeignCursor):
+        planned(Options.of(source_options(alias, **{name: offset.text})))
 
 
 def test_an_offset_is_text_and_integers(alias, offsets):
