@@ -126,7 +126,6 @@ class LeaseHolder:
 
     def join(self) -> None:
         """Enter the row that makes this drainer visible, and take a share of the parts."""
-        self.owned = frozenset()
         started = self.clock()
         self.id = uuid4()
         Process.objects.using(self.using).create(

@@ -234,8 +234,8 @@ class Drain(ProcessLoop):
         now = aware(self.holder.now() or timezone.now(), using=self.using)
         try:
             result = app.publish(rows, now=now, may_send=self._may_send)
-        except BaseException as error:  # it ends the drainer, between any two sends
-            self._unsettled.record_unknown(rows, drainer=str(self), detail=repr(error))
+        except BaseException as ended:  # it ends the drainer, between any two sends
+            self._unsettled.record_unknown(rows, drainer=str(self), detail=repr(ended))
             raise
         self._settle(app, result)
         error = result.error
@@ -250,7 +250,7 @@ class Drain(ProcessLoop):
 
     def _settle(self, app: AppDrain, result: PublishResult) -> None:
         """Delete accepted rows, move refused ones to dead, record unknown ones as incidents."""
-        self._unsettled.note_sent(result.accepted + result.unknown)
+        self._unsettled.note_sent(result.accepted)
         self._unsettled.delete(result.accepted)
         if result.unknown:
             detail = repr(result.error) if result.error else "One of a batch was refused."

@@ -147,7 +147,7 @@ class Unsettled:
         self._record(Incident.Kind.UNKNOWN, shards, ids, drainer=drainer, detail=detail)
 
     def note_sent(self, rows: Sequence[Row]) -> None:
-        """Note rows that the broker may have: another drainer may own their shards by now."""
+        """Note rows that the broker has taken: another drainer may own their shards by now."""
         if rows:
             self._shards.update(row.shard for row in rows)
             ids = [*self._span, *(row.id for row in rows)]

@@ -7,6 +7,7 @@ from django.db import OperationalError, connections, transaction
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.drain.drain import Drain
+from outbox_app.jobs.drain.incidents import Unsettled
 from outbox_app.models import Incident, Lease, Process, StagedJob
 from tests import tasks
 
@@ -169,3 +170,27 @@ def _fail_incidents(execute, sql, *args):
     if sql.startswith("INSERT") and "outbox_incident" in sql:
         raise OperationalError("failed on purpose")
     return execute(sql, *args)
+
+
+def test_incidents_are_written_before_anything_is_deleted(alias, staged):
+    """Or a drainer that is killed in between leaves a duplicate without its cause."""
+    unsettled, rows = Unsettled(using=alias), list(StagedJob.objects.using(alias).all())
+    unsettled.delete(rows)
+    unsettled.record_unknown(rows, drainer="one", detail="not known")
+    with connections[alias].execute_wrapper(_fail_incidents), pytest.raises(OperationalError):
+        unsettled.flush()
+    assert StagedJob.objects.using(alias).count() == 100
+    unsettled.flush()
+    assert not StagedJob.objects.using(alias).exists()
+
+
+def test_a_loss_covers_every_batch_since_the_last_heartbeat_and_is_recorded_once(alias, staged):
+    unsettled, rows = Unsettled(using=alias), list(StagedJob.objects.using(alias).order_by("id"))
+    for start in (60, 20, 40):
+        unsettled.note_sent(rows[start : start + 20])
+    for _ in range(2):
+        unsettled.record_loss(drainer="one")
+        unsettled.flush()
+    incident = Incident.objects.using(alias).get()
+    assert (incident.first_id, incident.last_id) == (rows[20].id, rows[79].id)
+    assert incident.shards == sorted({row.shard for row in rows[20:80]})
