@@ -258,6 +258,16 @@ def test_the_later_jobs_of_a_blocked_key_come_back_with_the_first(
 
 
 @pytest.mark.django_db
+def test_a_later_job_that_died_after_the_question_stays(alias, settings):
+    """By its id too: the database's clock may have been set back since."""
+    settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
+    first, later = dead_jobs(2, using=alias, ordering_key="k")
+    chosen = everything(alias).filter(pk=first.pk)
+    assert dead.requeue_for(chosen, until=first.pk, asked=DatabaseNow()).done == 1
+    assert is_dead(alias) == [later.task_id]
+
+
+@pytest.mark.django_db
 def test_a_blocked_key_comes_back_in_one_transaction(alias, settings):
     settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
     dead_jobs(7, using=alias, ordering_key="k")
