@@ -66,10 +66,11 @@ def log_anew(
 
 
 def _logged(request: HttpRequest, action: BulkAction, outcome: str, reason: str) -> dict[str, str]:
+    alias = getattr(request, "outbox_database", "")  # of several, which may have a row of this id
     message = _("%(outcome)s Action: %(action)s. Rows: %(rows)s. Reason: %(reason)s") % {
         "outcome": outcome,
         "action": action.name,
-        "rows": Selection.of(request),
+        "rows": f"{Selection.of(request)}{alias and f' on {alias!r}'}",
         "reason": reason or "-",
     }
     return {"object_repr": outcome[:200], "change_message": shown(message)}

@@ -75,7 +75,8 @@ def test_what_is_decided_reaches_the_database_of_its_page_only(alias, superuser)
 
     assert said(answer) == ["1 dead job was discarded."]
     assert (tasks(alias), tasks(OTHER)) == ([], [f"on.{OTHER}"])
-    assert LogEntry.objects.count() == 1
+    # In the history of the twin's page, too.
+    assert f"Rows: {mine.pk} on '{alias}'." in LogEntry.objects.get().get_change_message()
 
 
 def test_all_rows_of_a_list_are_those_of_its_database(alias, superuser):
