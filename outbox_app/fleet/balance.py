@@ -3,7 +3,7 @@
 Three failures in a row eject a server for the callers of this process: for 5 s, then twice as long
 each time, up to a minute; after that one call tries it. No more than half of a list is ejected: a
 process whose own network is broken must not conclude that every server is down. An ejected server
-is tried when all the others have failed.
+is tried when all the others have failed. What is listed no more is forgotten.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Balance:
         left = list(every)
         while left:
             with self._lock:
+                for gone in self.failing.keys() - {each.address for each in servers}:
+                    del self.failing[gone]
                 out = self.ejected(every)
                 usable = [each for each in left if each.address not in out] or left
                 chosen = self._choose(usable, balance)

@@ -4,7 +4,7 @@ A caller never waits for the registry, but for the first list. A list that is pu
 when more than half of the servers are gone in one step: that is trouble of the registry, not of
 the servers, so those stay listed for a minute, and who is really away is ejected by its callers.
 While the registry is away the last list stays. One thread pulls a list, so that an older one never
-replaces a newer one; ``revision`` counts its changes.
+replaces a newer one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class Listing:
     """Servers by their addresses; which of them are kept although the registry has them no more."""
 
     servers: tuple[Member, ...] = ()
-    revision: int = 0
     kept: frozenset[str] = frozenset()
     kept_since: float | None = None
     #: Why the registry could not be asked; empty when it was.
@@ -45,8 +44,7 @@ class Listing:
         kept = frozenset(each.address for each in gone) if keeps else frozenset()
         new |= {each.address: each for each in gone if each.address in kept}
         servers = tuple(new[address] for address in sorted(new))
-        changed = servers != self.servers
-        return Listing(servers, self.revision + changed, kept, since if keeps else None)
+        return Listing(servers, kept, since if keeps else None)
 
 
 def _strength(member: Member) -> tuple[int, str]:

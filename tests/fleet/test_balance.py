@@ -136,6 +136,14 @@ def test_half_of_the_list_at_most(balance: Balance) -> None:
     assert balance.ejected([A, B, C]) == ["A"]
 
 
+def test_who_is_listed_no_more_is_forgotten(balance: Balance) -> None:
+    """Else what a call costs would grow with each server that there has been."""
+    for address in "ABC":
+        fail(balance, address)
+    first(balance, [shop("A", 0), B, D])
+    assert balance.failing.keys() == {"A", "B"}
+
+
 def test_many_threads_try_one_server_once(balance: Balance, clock: Clock) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
