@@ -47,12 +47,9 @@ def check_apps(**kwargs: Any) -> list[CheckMessage]:
 def _check_names(staging: list[Celery]) -> Iterator[CheckMessage]:
     """A row names its app, and a drainer finds the broker by that name."""
     names = [app.main or "" for app in staging]
-    brokers: dict[str, set[str]] = {}
-    for app in active_apps():
-        with suppress(Exception):  # said of those that stage
-            brokers.setdefault(app.main or "", set()).add(str(app.conf.broker_write_url))
     for name, count in Counter(names).items():
-        if count > 1 or (name and len(brokers.get(name, ())) > 1):
+        named = [app for app in active_apps() if app.main == name and not configuration_error(app)]
+        if count > 1 or len({str(app.conf.broker_write_url) for app in named}) > 1:
             what = "Several Celery apps that stage" if count > 1 else "Apps of several brokers"
             yield Error(
                 f"{what} are named {name!r}: a drainer cannot tell whose broker a job is for.",

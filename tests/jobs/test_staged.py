@@ -213,6 +213,12 @@ def test_a_job_that_its_own_process_publishes_is_not_put_off(alias, staged):
     assert not reschedule(id, eta=timezone.now() + 3 * DAY, using=alias)
 
 
+def test_a_job_whose_time_has_come_is_not_put_off(alias, staged):
+    id = staged(countdown=86400)
+    StagedJob.objects.using(alias).update(available_at=DatabaseNow() - HOUR)
+    assert not reschedule(id, eta=timezone.now() + DAY, using=alias)
+
+
 def test_a_rollback_leaves_the_old_time(alias, staged):
     id = staged(countdown=86400)
     [before] = rows(alias)
