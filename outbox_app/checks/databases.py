@@ -8,7 +8,6 @@ own; one that hears nothing costs ``HEAR_SECONDS``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -244,9 +243,5 @@ def _hears(alias: str) -> bool:
         # A pooler may well show a session its own notices, so another one sends it.
         with notifier.cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, %s)", [JOBS, token])
-        until = time.monotonic() + HEAR_SECONDS
-        while (left := until - time.monotonic()) > 0:
-            for notice in listener.connection.notifies(timeout=left, stop_after=1):
-                if notice.payload == token:
-                    return True
-    return False
+        notices = listener.connection.notifies
+        return any(notice.payload == token for notice in notices(timeout=HEAR_SECONDS))
