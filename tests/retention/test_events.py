@@ -205,17 +205,20 @@ def test_a_parked_stream_of_a_log_that_was_left_out_holds_no_longer(alias, old, 
 def test_a_parked_stream_holds(alias, old, left, run):
     @subscriber("parks", on_error="park")
     def handle(events):
-        if any(event.stream == "b" for event in events):
+        if any(event.stream == "c" for event in events):
             raise ValueError
 
-    positions = old("a", "b", "c", "b")
+    positions = old("a", "c", "b", "c")
+    # Parked before, at a later event.
+    parked = {"subscription": "parks", "partition": 0, "log": "outbox_event", "stream": "b"}
+    ParkedStream.objects.using(alias).create(**parked, version=1, position=positions[2])
     for _ in range(3):
         run("parks")
         Cursor.objects.using(alias).update(retry_at=None)
-    assert ParkedStream.objects.using(alias).get().version == 1
+    assert ParkedStream.objects.using(alias).get(stream="c").version == 1
     said = prune("--older-than=1")
     assert left() == positions[1:]
-    assert "by=parked stream b@1 of parks in outbox_event" in said
+    assert "by=parked stream c@1 of parks in outbox_event" in said
 
 
 @on("postgres", "mariadb")
