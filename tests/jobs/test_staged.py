@@ -213,6 +213,18 @@ def test_a_job_that_its_own_process_publishes_is_not_put_off(alias, staged):
     assert not reschedule(id, eta=timezone.now() + 3 * DAY, using=alias)
 
 
+def test_the_drainers_are_woken_after_the_commit(alias, staged):
+    id, released = staged(countdown=86400), staged(countdown=86400)
+    woken = 1 if connections[alias].vendor == "postgresql" else 0
+    with transaction.atomic(using=alias):
+        assert reschedule(id, eta=timezone.now() + timedelta(seconds=60), using=alias)
+        assert len(connections[alias].run_on_commit) == woken
+    with transaction.atomic(using=alias):
+        jobs = StagedJob.objects.using(alias).filter(task_id=released)
+        assert release_for(jobs, until=10**9, asked=DatabaseNow()).done == 1
+        assert len(connections[alias].run_on_commit) == woken
+
+
 def test_a_job_whose_time_has_come_is_not_put_off(alias, staged):
     id = staged(countdown=86400)
     StagedJob.objects.using(alias).update(available_at=DatabaseNow() - HOUR)

@@ -301,3 +301,21 @@ def test_a_drainer_goes_on_with_its_look(drain, monkeypatch):
     assert drain.tally.published == 6
     assert len(statements) == 2  # rows by their ids, DELETE
     drained(drain)
+
+
+def test_what_is_held_by_now_is_not_read_though_a_look_had_found_it(alias, note, reader):
+    """Under its id there is another job, say, or the database's clock was set back."""
+    stage(note, alias, range(5))
+    assert read(reader) == [0, 1]
+    later = DatabaseNow() + timedelta(hours=1)
+    StagedJob.objects.using(alias).filter(ordering_key="2").update(available_at=later)
+    assert read(reader, go_on=True) == [3]
+
+
+def test_a_batch_that_others_have_taken_is_passed_over(alias, note, reader):
+    stage(note, alias, range(6))
+    assert read(reader) == [0, 1]
+    StagedJob.objects.using(alias).filter(ordering_key__in=["2", "3"]).delete()
+    with CaptureQueriesContext(connections[alias]) as statements:
+        assert read(reader, go_on=True) == [4, 5]
+    assert len(statements) == 3  # two batches of the look, and the deletion
