@@ -99,6 +99,14 @@ def test_a_lost_push_is_logged_and_repaired(alias, published, run, status, no_pu
     assert status() == {"a": ("1 2 3 4", 4), "b": ("1 2 3", 3)}
 
 
+@pytest.mark.parametrize("kind", ["push", "inline"])
+def test_events_of_a_log_that_it_does_not_read_change_no_row(alias, published, status, kind):
+    declare(StatusOf, "status", **{kind: True})
+    published("a", "b", log=Visit)
+    published("a")
+    assert status() == {"a": ("1", 1)}
+
+
 def test_an_event_that_the_logs_manager_hides_is_not_passed_over(
     alias, published, run, status, no_push
 ):
