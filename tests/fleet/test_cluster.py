@@ -164,6 +164,13 @@ def test_a_few_calls_are_tried_again_in_any_case() -> None:
     assert budget.take()
 
 
+def test_of_many_calls_a_fifth_is_tried_again() -> None:
+    budget = Budget(clock=lambda: 0.0)
+    for _ in range(100):
+        budget.called()
+    assert [budget.take() for _ in range(21)] == [True] * 20 + [False]
+
+
 def test_threads_share_a_budget() -> None:
     """Another one calls in the next second, while this one counts."""
     now = [0.0]
@@ -207,6 +214,16 @@ def test_what_is_known_of_the_servers(calls: Any) -> None:
     found = servers("shop")
     assert {each.why for each in found} == {"not connected"}
     assert all(4 < each.ejected <= 5 for each in found)
+
+
+def test_a_call_that_succeeds_ends_the_failures_of_a_server(calls: Any) -> None:
+    calls(NOT_CONNECTED, (200, "done"))
+    one = service("one")
+    with pytest.raises(PeerUnavailable):
+        one.call(SHOP, "POST", "check")
+    assert [each.why for each in servers("one")] == ["not connected"]
+    one.call(SHOP, "POST", "check")
+    assert [each.why for each in servers("one")] == [""]
 
 
 @pytest.mark.parametrize("given", [{"cluster": "fair"}, {"balance": "x"}, {"balance": 7}], ids=repr)
