@@ -57,13 +57,13 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
     late, after = reached == 0, F.try_add(reached, F.lit(1))  # null beyond the largest
     skips = ~head & (version > after)
     double = (previous == version) & (F.col("previous_id") != id)
-    falls = (previous != version) & (id < F.col("previous_id"))
+    falls = id < F.col("previous_id")
     ends, none = F.col("head_next").isNull(), F.lit(None)
     cases = [
         _Case(STREAM, ~head & F.coalesce("head_next", F.lit(True)), none, none, none),
         _Case("gap", skips & ~late, after, version - 1, id),
         _Case("order", falls, previous, version, id),
-        _Case("duplicate_version", ~head & double, version, version, id),
+        _Case("duplicate_version", double, version, version, id),
         _Case("invalid_version", ~head & (version < 1), version, version, id),
     ]
     if whole:

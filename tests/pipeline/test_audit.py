@@ -83,13 +83,13 @@ def test_each_stream_shows_what_is_wrong_with_it(log, heads):
         "low": [(1, 60), (2, 61), (3, 62)],
         "order": [(1, 70), (2, 72), (3, 71), (4, 73)],
         # The double is the later one, and nothing is out of order.
-        "double": [(1, 80), (2, 81), (3, 82), (2, 83), (2, 84)],
+        "double": [(1, 80), (2, 84), (3, 82), (2, 83), (2, 81)],
         "zero": [(0, 90), (1, 91)],
         "below": [(-3, 100), (2, 101)],
         "row": [(1, 110), (1, 110)],
     }
     ends = {name: max(version for version, _ in rows) for name, rows in streams.items()}
-    ends |= {"short": 3, "low": 1, "gone": 2}
+    ends |= {"short": 3, "low": 1, "gone": 2, "none": 0}
     del ends["unknown"]
     result = audit(log(streams), log=LOG, heads=heads(ends))
     assert [tuple(each) for each in result.defects] == [
