@@ -58,7 +58,7 @@ class StagedBatch:
         )
 
     def add(self, jobs: list[StagedJob], *, using: str) -> None:
-        if _savepoint_of(connections[using]) != self._savepoints.get(using, _OUTSIDE):
+        if _savepoint_of(connections[using]) != self._savepoints.get(using, (False, [])):
             write(jobs, using=using)
             return
         if self.streaming:
@@ -74,9 +74,6 @@ class StagedBatch:
         waiting, self.waiting, self.bytes = self.waiting, {}, 0
         for using, jobs in waiting.items():
             write(jobs, using=using)
-
-
-_OUTSIDE: tuple[bool, list[str]] = (False, [])
 
 
 def _savepoint_of(connection: BaseDatabaseWrapper) -> tuple[bool, list[str]]:
