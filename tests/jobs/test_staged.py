@@ -62,9 +62,10 @@ def test_a_staged_job_is_gone_and_its_neighbour_is_not(alias, staged, revoked, t
     assert not cancel(taken, using=alias, app=task.app)
 
 
-def test_its_key_finds_a_job_in_a_long_backlog(alias, staged, revoked, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"countdown": 86400}], ids=["ready", "held"])
+def test_its_key_finds_a_job_in_a_long_backlog(alias, staged, revoked, monkeypatch, options):
     monkeypatch.setattr(counting, "MANY", 2)
-    early, *_ = [staged(ordering_key="k") for _ in range(4)]
+    early, *_ = [staged(ordering_key="k", **options) for _ in range(4)]
     assert cancel(early, using=alias, ordering_key="k")
     assert early not in [job.task_id for job in rows(alias)]
 
