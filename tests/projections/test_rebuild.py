@@ -193,10 +193,12 @@ def test_what_is_pushed_right_before_the_takeover_at_repeatable_read(
 
 
 @pytest.mark.parametrize("when", ["page_read", "advanced", "handled"])
-def test_a_page_in_flight_is_not_committed_on_the_new_rows(alias, sold, run, in_thread, when):
+def test_a_page_in_flight_is_not_committed_on_the_new_rows(
+    alias, sold, run, in_thread, when, caplog
+):
     declare(SoldOf, "sold")
     sell(alias, 4)
-    there, go = threading.Event(), threading.Event()
+    there, go, lines = threading.Event(), threading.Event(), []
 
     def hold():
         if threading.current_thread().name == "pull" and not there.is_set():
@@ -210,11 +212,12 @@ def test_a_page_in_flight_is_not_committed_on_the_new_rows(alias, sold, run, in_
     set_failpoint(when, hold)
     pulling = in_thread(pull)
     assert there.wait(patience())
-    rebuilding = in_thread(lambda: rebuild("sold"))
+    rebuilding = in_thread(lambda: rebuild("sold", write=lines.append))
     rebuilding.join(0.5)  # it is done, or waits for the cursor
     go.set()
     pulling.join(patience())
     rebuilding.join(patience())
+    assert "eadlock" not in caplog.text + "".join(lines)
     run("sold")
     assert sold() == expected_sold(alias)
 
