@@ -35,7 +35,7 @@ from outbox_app.exceptions import (
     PreparedConflict,
     PreparedError,
 )
-from outbox_app.models import Event, Fence, PreparedEvent, StagedJob
+from outbox_app.models import Event, Fence, Peer, PreparedEvent, StagedJob
 from outbox_app.prepared import (
     NewPrepared,
     cancel,
@@ -282,6 +282,22 @@ def test_a_keeper_that_takes_few_at_once(alias: str, sender: str, served: Any, s
     with prepared_many(new, using=sender, to="shop", wait=True):
         pass
     assert states() == ["confirmed"] * 7
+
+
+@one
+def test_a_keeper_that_refuses_the_request(alias: str, sender: str, served: Any) -> None:
+    served(limits={"bytes": 100})
+    with pytest.raises(InvalidPrepared, match="refuses the request: 413"):
+        prepare("order-1", "order.paid", using=sender, to="shop")
+
+
+@one
+def test_a_half_that_fails_is_the_answer(alias: str, monkeypatch: Any) -> None:
+    answers = [(413, {}), (413, {}), (503, {"status": 503}), (200, [1])]
+    monkeypatch.setattr(remote, "call", lambda *args, **options: answers.pop(0))
+    assert remote.call_in_parts(Peer(), "GET", "prepared/open") == (413, {})
+    assert remote.call_in_parts(Peer(), "POST", "check", [1, 2]) == (503, {"status": 503})
+    assert answers == [(200, [1])]
 
 
 @one
