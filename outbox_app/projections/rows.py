@@ -93,11 +93,10 @@ class ProjectionTable:
                         upsert(self.rows, changed, update=self.written, unique=[self.pk.name])
                     if new:
                         self.rows.bulk_create(sorted(new, key=lambda row: row.pk))
-            except IntegrityError:
+                return
+            except IntegrityError:  # another transaction may have inserted one since the read
                 if attempt == ATTEMPTS or not new:
                     raise
-                continue  # another transaction has inserted one of them since the read
-            return
 
     def key(self, event: RecordedEvent) -> Any:
         """Return the key of the row that an event changes. Raises ``InvalidSubscriber``."""
