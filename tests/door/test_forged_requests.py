@@ -337,6 +337,7 @@ MALFORMED = {
     "a list": (422, body_of([EVENT])),
     "no id": (422, body_of({k: v for k, v in EVENT.items() if k != "id"})),
     "an id in capitals": (422, body_of(EVENT | {"id": ID.upper()})),
+    "an id that is a number": (422, body_of(EVENT | {"id": 5})),
     "an id of zeros": (422, body_of(EVENT | {"id": str(UUID(int=0))})),
     "unknown attribute": (422, body_of(EVENT | {"checkurl": "http://evil.example"})),
     "another version": (422, body_of(EVENT | {"specversion": "0.3"})),
@@ -416,9 +417,16 @@ def test_too_large(alias: str, settings: Any, peers: Any, send: Any) -> None:
     few["billing"]["limits"] = {"events": 1}
     assert send(body_of([EVENT, EVENT]), content_type=BATCH).status_code == 413
     assert nothing_is_there()
+    assert send(body_of([EVENT]), content_type=BATCH).status_code == 200
 
 
 JOB = {name: EVENT[name] for name in ("specversion", "id", "source", "type")} | {"job": True}
+
+
+def test_parts_of_a_second_are_sent_as_whole_ones() -> None:
+    new = NewPrepared("order-17", "order.paid", decide_by=1.5, immune=0.5)
+    event = cloudevent(checked(new, remote=True), source="/billing")
+    assert (event["decideby"], event["immune"]) == (2, 1)
 
 
 def test_the_trace_of_a_job() -> None:
