@@ -223,14 +223,14 @@ def test_ten_thousand_are_no_ten_thousand_statements(alias, found, django_assert
         assert found(*many).unchanged == 3000
 
 
-@pytest.mark.parametrize("again", ["skipped", "filled"])
+@pytest.mark.parametrize("again", [{"state": "skipped"}, {"state": "filled"}, {"last": 9}])
 def test_a_decision_taken_meanwhile_stands(alias, monkeypatch, found, rows, stream, again):
     stream("a", 8)
     found(gap("a", 4, 6))
     there = audit_gaps._there
 
     def decided(*arguments):
-        Gap.objects.using(alias).update(state=again, reason="a person")
+        Gap.objects.using(alias).update(**again, reason="a person")
         return there(*arguments)
 
     monkeypatch.setattr(audit_gaps, "_there", decided)
