@@ -1,8 +1,7 @@
 """Entity types: a log of versions that is theirs alone, with its second unique index, beside them.
 
-Without a database. A type that is declared wrongly would fail at its first command; without the
-index it would execute a repeated command twice, and what is looked at only at COMMIT would fail a
-whole batch there.
+Without a database. Without the index a repeated command would be executed twice, and what is looked
+at only at COMMIT would fail a whole batch there.
 """
 
 from __future__ import annotations
@@ -45,15 +44,14 @@ def check_requests(**kwargs: Any) -> list[CheckMessage]:
     marks = " and ".join(f"@transaction.non_atomic_requests({alias!r})" for alias in atomic)
     return [
         Warning(
-            f"DATABASES[{alias!r}]['ATOMIC_REQUESTS'] is on, and {listed(names)} is written there: "
-            "a request's commands belong to its transaction. Each runs alone and locks its entity "
-            "until the response is made.",
+            f"DATABASES[{alias!r}]['ATOMIC_REQUESTS'] is on, and {listed(by_alias[alias])} is "
+            "written there: a request's commands belong to its transaction. Each runs alone and "
+            "locks its entity until the response is made.",
             hint=f"Put {marks} on the views that send commands, or turn it off. Silence this "
             "where no entity is hot.",
             id="outbox.W034",
         )
-        for alias, names in sorted(by_alias.items())
-        if alias in atomic
+        for alias in sorted(by_alias.keys() & atomic)
     ]
 
 
