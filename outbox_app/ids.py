@@ -325,7 +325,11 @@ def _is_one_writer(using: str) -> bool:
     connection = connections[using]
     if connection.vendor != "sqlite" or lacks_autocommit(connection):
         return False
-    return asyncio._get_running_loop() is None  # a coroutine has no transaction, and may not ask
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return True
+    return False  # a coroutine has no transaction, and may not ask
 
 
 def _all_taken(wanted: int | None, count: int, using: str) -> str:

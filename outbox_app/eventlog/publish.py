@@ -210,9 +210,11 @@ def _content(event: EventLog) -> tuple[Any, ...]:
 
 def require_log(log: Any) -> None:
     """Raise ``UnknownLog``, ``WrittenByCommands``, for what is no log to publish to."""
-    if not isinstance(log, type) or not issubclass(log, EventLog) or log._meta.abstract:
+    is_log = isinstance(log, type) and issubclass(log, EventLog)
+    if not is_log or log._meta.abstract or log._meta.proxy:
         raise UnknownLog(
-            f"log must be a concrete model derived from outbox_app.models.EventLog; got {log!r}."
+            "log must be a concrete model, no proxy, derived from outbox_app.models.EventLog; got "
+            f"{log!r}."
         )
     if issubclass(log, EntityVersion):
         raise WrittenByCommands(

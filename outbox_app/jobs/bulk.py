@@ -31,6 +31,8 @@ from .staging.insert import chunks
 BATCH_SIZE = 500
 #: Rows of the table in one look.
 STEP = 5000
+#: How often a batch is tried while others' hold it up.
+ATTEMPTS = 5
 #: A time by the database's clock: as it was, or as it is when a statement asks for it.
 Moment = datetime | DatabaseNow
 #: Before every value of a column.
@@ -76,14 +78,14 @@ def run_for(
         # Not past rows with the same value; those that are done do not match any more.
         places = [*(batch[0][0] - 1 for batch in batches[1:]), edge]
         for batch, place in zip(batches or [[]], places, strict=True):
-            for is_last in (False, False, False, False, True):
+            for attempt in range(1, ATTEMPTS + 1):
                 try:
                     done += act([id for _, id, _ in batch]) if batch else 0
                     break
                 except (OutboxError, OperationalError) as error:
                     # Another one's batch and this one waited for each other, say.
                     again = is_conflict(error) and not connections[rows.db].in_atomic_block
-                    if is_last or not again or clock() >= end:
+                    if attempt == ATTEMPTS or not again or clock() >= end:
                         return BulkResult(done, after, error)
             if place is None or clock() >= end:
                 return BulkResult(done, place)

@@ -57,14 +57,14 @@ def write_days(
     batches: Iterable[pa.RecordBatch], store: Store, prefix: str, schema: pa.Schema
 ) -> list[File]:
     table, files = pa.Table.from_batches(batches, schema), []
-    times = table["recorded_at"]
-    has_day = pc.and_(pc.greater(pc.year(times), 0), pc.less(pc.year(times), 10_000))
-    if (odd := pc.index(has_day.fill_null(False), False).as_py()) >= 0:
+    years = pc.year(table["recorded_at"])
+    has_day = pc.and_(pc.greater(years, 0), pc.less(years, 10_000)).fill_null(False)
+    if (odd := pc.index(has_day, False).as_py()) >= 0:
         raise InvalidSchema(
             "Column recorded_at has a value that is no moment of the years 1 to 9999, at position "
             f"{table['id'][odd]}. Correct it."
         )
-    days = times.cast(pa.date32())
+    days = table["recorded_at"].cast(pa.date32())
     found = pc.unique(days)
     for day in found:
         rows = table if len(found) == 1 else table.filter(pc.equal(days, day))

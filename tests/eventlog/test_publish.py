@@ -10,6 +10,7 @@ import pytest
 from django.db import connections, transaction
 from django.db.models import TextField
 from django.db.models.functions import Cast
+from django.test.utils import isolate_apps
 
 from outbox_app import ANY, NO_STREAM, NewEvent, publish, publish_many
 from outbox_app.eventlog.reader import LogReader
@@ -197,6 +198,19 @@ def test_bad_input_is_refused_before_any_statement(
 def test_what_is_no_log(alias, log):
     with pytest.raises(UnknownLog, match="EventLog"):
         publish("a", "made", log=log)
+
+
+def test_a_proxy_is_no_log(alias):
+    """Views of the log would not be given what is published to it."""
+    with isolate_apps("tests"):
+
+        class Proxy(Event):
+            class Meta:
+                app_label = "tests"
+                proxy = True
+
+    with pytest.raises(UnknownLog, match="no proxy"):
+        publish("a", "made", log=Proxy)
 
 
 def test_thirty_levels_and_escapes_are_no_fault(alias):
