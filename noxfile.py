@@ -27,7 +27,7 @@ for folder in sorted(PYENV.glob("versions/3.*/bin")):
 EXTRAS = ("postgres", "mysql", "redis", "prometheus", "door", "coordination", "tasks", "example")
 #: Of the group "test": the others check types, or drive what is left out here.
 RUNNERS = ("hypothesis", "opentelemetry-sdk", "pytest", "pyyaml")
-ROOMS = ("admin", "checks", "entities", "eventlog", "ids", "jobs", "mixin", "monitoring")
+ROOMS = ("admin", "checks", "door", "entities", "eventlog", "ids", "jobs", "mixin", "monitoring")
 ROOMS += ("prepared", "process", "projections", "retention", "subscriptions", "testing", "text")
 #: Python, Django; Celery and the rest are the newest ones.
 NEWEST = [
