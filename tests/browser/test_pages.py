@@ -88,7 +88,7 @@ def test_filters_and_search_find_what_they_should(project: Project, page: Page) 
     opened(page, "/admin/outbox_app/stagedjob/")
     page.locator("#searchbar").fill("b71e02aa-0000-4000-8000-000000000903")
     page.get_by_role("button", name="Search").click()
-    expect(page.get_by_text("1 staged job", exact=True)).to_be_visible()
+    expect(page.locator(".paginator")).to_contain_text(re.compile(r"\b1 staged job\b"))
     page.get_by_role("row", name="customer-3").get_by_role("link").first.click()
     expect(page.get_by_text("traceparent")).to_be_visible()
 
