@@ -59,6 +59,7 @@ class Attempt:
         self.types = spec_of(entity)
         self.table = entity.versions._meta.db_table
         self.connection = connections[using]
+        self.ids = {call.command_id for call in calls}
         self.gifts = Gifts(using=using)
         #: Those that are recorded: written, and not yet.
         self.steps: list[Call] = []
@@ -130,12 +131,13 @@ class Attempt:
     def _load(self, head: int | None) -> None:
         # At REPEATABLE READ a plain read of MySQL shows the old version.
         lock = bool(head) and self.connection.vendor == "mysql"
-        read = partial(load, self.cursor, self.entity, self.id, lock=lock, wait=self.wait)
-        self.now, values, self.text = read()
+        options: Any = {"lock": lock, "wait": self.wait, "ids": self.ids}
+        read = partial(load, self.cursor, self.entity, self.id, **options)
+        self.now, values, self.text, self.found = read()
         if values is None and head is None:
             head = current_version(self.table, self.id, using=self.using)
             if head:  # a twin may have created it between the two statements
-                self.now, values, self.text = read()
+                self.now, values, self.text, self.found = read()
         self.existed = values is not None
         if values is None:
             values = self.entity(pk=self.id, version=head, state=None).__dict__
@@ -145,8 +147,9 @@ class Attempt:
         self.loaded = int(values["version"])
 
     def _look_up(self) -> None:
-        ids = {call.command_id for call in self.calls}
-        found = answered(self.cursor, self.entity.versions, self.id, ids)
+        found, ids = self.found, self.ids
+        if found is None:  # after the state, never before
+            found = answered(self.cursor, self.entity.versions, self.id, ids)
         if self.hidden and len(found) < len(ids):
             # Read with a lock by their versions, which are there: a lock on an absent id would be
             # one on a gap.

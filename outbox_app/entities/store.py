@@ -48,7 +48,7 @@ def _columns(entity: Any) -> list[Col]:
 
 
 @cache
-def _select(entity: Any, using: str, bounded: bool) -> str:
+def _select(entity: Any, using: str, bounded: bool, asked: bool) -> str:
     quote = connections[using].ops.quote_name
     compiler = QuerySet(entity, using=using).query.get_compiler(using)
     now, _ = compiler.compile(DatabaseNow())
@@ -56,35 +56,46 @@ def _select(entity: Any, using: str, bounded: bool) -> str:
     columns = ", ".join(f"entity.{quote(name)}" for name in names)
     table, pk = quote(entity._meta.db_table), quote(entity._meta.pk.column)
     one = "set_config('lock_timeout', %s, true)" if bounded else "1"
+    known = joined = ""
+    if asked:
+        known = "".join(f", known.{quote(name)}" for name in ANSWER)
+        log = quote(entity.versions._meta.db_table)
+        joined = f" LEFT JOIN {log} AS known ON known.stream = %s AND known.command_id = %s"
     return (
-        f"SELECT entity.state, {now}, {columns}, one.one FROM (SELECT {one} AS one) AS one "
-        f"LEFT JOIN {table} AS entity ON entity.{pk} = %s"
+        f"SELECT one.one, entity.state, {now}, {columns}{known} FROM (SELECT {one} AS one) AS one "
+        f"LEFT JOIN {table} AS entity ON entity.{pk} = %s{joined}"
     )
 
 
 def load(
-    cursor: Any, entity: Any, id: str, *, lock: bool, wait: float | None
-) -> tuple[datetime, dict[str, Any] | None, str | None]:
+    cursor: Any, entity: Any, id: str, *, lock: bool, wait: float | None, ids: Collection[str]
+) -> tuple[datetime, dict[str, Any] | None, str | None, list[Any] | None]:
     """Return the time by the database's clock, and the values of a row; its state as JSON, apart.
 
-    ``wait`` bounds, in seconds, how long the transaction waits for each lock; on PostgreSQL, where
-    that saves a statement.
+    On PostgreSQL, where it saves a statement each: ``wait`` bounds, in seconds, how long the
+    transaction waits for each lock; and what ``answered`` returns for one id is read by the same
+    snapshot as the row. Elsewhere, and for several, that is None.
     """
-    connection, bounds = cursor.db, []
-    if wait is not None and connection.vendor == "postgresql":
-        bounds = [f"{max(1, round(wait * 1000))}ms"]
-    sql = _select(entity, connection.alias, bool(bounds)) + (" FOR UPDATE" if lock else "")
-    cursor.execute(sql, [*bounds, id])
-    text, *values, _ = cursor.fetchone()
+    connection, bounds, asked = cursor.db, [], list[str]()
+    if connection.vendor == "postgresql":
+        bounds = [] if wait is None else [f"{max(1, round(wait * 1000))}ms"]
+        asked = [id, *ids] if len(ids) == 1 else []
+    sql = _select(entity, connection.alias, bool(bounds), bool(asked))
+    cursor.execute(sql + (" FOR UPDATE" if lock else ""), [*bounds, id, *asked])
+    _, text, *values = cursor.fetchone()
+    found = None
+    if asked:
+        values, known = values[: -len(ANSWER)], values[-len(ANSWER) :]
+        found = [] if known[0] is None else [_answer(known)]
     for number, column in enumerate(_columns(entity)):
         own = column.get_db_converters(connection)
         for convert in (*connection.ops.get_db_converters(column), *own):
             values[number] = convert(values[number], column, connection)
     now, *values = values
     if text is None:
-        return now, None, None
+        return now, None, None, found
     names = (column.target.attname for column in _columns(entity)[1:])
-    return now, dict(zip(names, values, strict=True)), text
+    return now, dict(zip(names, values, strict=True)), text, found
 
 
 def update(
@@ -118,7 +129,12 @@ def answered(cursor: Any, log: Any, id: str, command_ids: Collection[str]) -> li
         each = f"LATERAL ({where} AND command_id = asked.id LIMIT 1)"
         sql = f"SELECT found.* FROM unnest(%s::text[]) AS asked (id), {each} AS found"
     cursor.execute(sql, params)
-    return [(*row, text and json.loads(text)) for *row, text in cursor.fetchall()]
+    return [_answer(row) for row in cursor.fetchall()]
+
+
+def _answer(row: Sequence[Any]) -> tuple[Any, ...]:
+    *known, text = row
+    return *known, text and json.loads(text)
 
 
 def write_versions(cursor: Any, entity: Any, steps: Sequence[Call]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.db import connections, transaction
+from django.db.models import QuerySet
+from django.test.utils import CaptureQueriesContext
 
 from outbox_app import ANY, NO_STREAM, publish
 from outbox_app.entities import Command, Rejected, Rejection
@@ -43,6 +46,25 @@ def test_a_command_is_committed_with_its_answer_and_its_version(alias, account, 
     assert Account.at("a", version=1, using=alias)["balance"] == 10
     with pytest.raises(UnknownEntity, match="no version 3"):
         Account.at("a", version=3, using=alias)
+
+
+@commits
+def test_a_command_takes_as_few_statements_as_it_can(alias, account, ask, monkeypatch):
+    """And makes no query for receivers of a signal where there is none."""
+    made = []
+    plain = QuerySet.filter
+    monkeypatch.setattr(QuerySet, "filter", lambda s, **kw: made.append(s.model) or plain(s, **kw))
+
+    def words(command_id):
+        with CaptureQueriesContext(connections[alias]) as seen:
+            outcome = ask("withdraw", {"amount": 1}, command_id=command_id)
+        sent = [q["sql"] for q in seen if "account" in q["sql"] or "outbox_stream" in q["sql"]]
+        return outcome.replayed, [re.search("SELECT|UPDATE|INSERT", sql)[0] for sql in sent]
+
+    reads = ["SELECT"] * (1 if connections[alias].vendor == "postgresql" else 2)
+    assert words("one") == (False, [*reads, "UPDATE", "UPDATE", "INSERT"])
+    assert words("one") == (True, reads)
+    assert AccountVersion not in made
 
 
 @commits
