@@ -190,8 +190,9 @@ def _decide(
     said = {"decided_at": DatabaseNow(), "decided_by": by[:255], "reason": reason[:10_000]}
     for state, found in moved.items():
         # By what a split table is split by.
-        still = events.filter(sender=sender, event_id__in=[row.event_id for row in found]).open()
-        if found and still.update(state=state, next_check_at=None, **said) != len(found):
+        still = {"sender": sender, "event_id__in": [row.event_id for row in found]}
+        changes = {"state": state, "next_check_at": None, **said}
+        if found and events.filter(**still).open().update(**changes) != len(found):
             raise _Raced
     # A prepare that arrives after its cancel finds this row.
     dead = {"sender": sender, "state": State.CANCELLED, "decide_by": DatabaseNow()} | said
