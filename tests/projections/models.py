@@ -38,7 +38,7 @@ class Sold(models.Model):
 
 
 class Seat(models.Model):
-    """Whose seat it is: nobody has the one of somebody else."""
+    """Whose seat a number is: no number is two people's."""
 
     stream = models.CharField(max_length=255, primary_key=True)
     number = models.IntegerField(null=True, unique=True)

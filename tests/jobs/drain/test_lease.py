@@ -259,24 +259,24 @@ def test_one_that_comes_back_while_it_is_removed_is_not_buried(alias, member):
     assert len(slow.owned) == PARTS / 2
 
 
-def test_an_answer_that_took_long_makes_nobody_silent(alias, member, clock):
-    """While the database stood still no heartbeat could be written, either."""
+def test_an_answer_that_took_long_makes_no_other_silent(alias, member, clock):
+    """While the database hung no heartbeat could be written, either."""
     one, other = member(), member()
     one.join()
     other.join()
     clock.now += 2
 
-    def stand_still():
+    def hang():
         clock.now += 9
 
     look = f"SELECT {connections[alias].ops.quote_name('outbox_process')}"
-    with before_a_statement(alias, look, stand_still):
+    with before_a_statement(alias, look, hang):
         other.rebalance()
     assert clock.now == 1011
     one.beat()
 
 
-def test_nobody_removes_itself(alias, member):
+def test_none_removes_itself(alias, member):
     one = member()
     one.join()
     die(one)
@@ -295,7 +295,7 @@ def test_one_whose_row_is_gone_learns_it_from_a_look_as_well(alias, member):
 
 
 def test_one_that_joins_again_takes_over_from_what_it_was(alias, member):
-    """It may have sent rows of its old shards, which nobody has taken meanwhile."""
+    """It may have sent rows of its old shards, which none has taken meanwhile."""
     taken = []
     one = member(on_takeover=lambda *args: taken.append(args))
     one.join()
