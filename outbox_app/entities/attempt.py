@@ -310,21 +310,20 @@ class Attempt:
 
     def _write_entity(self) -> None:
         count, at = len(self.unwritten), self.loaded + len(self.steps)
-        if self.locked or self.loaded:
-            bumped: Any = add_versions(self.cursor, self.table, self.id, count, at=at)
-        else:
-            bumped = bump_versions(self.table, {self.id: count}, {self.id: 0}, using=self.using)
-        if not bumped:
-            raise self._damaged() if self.locked else Moved
         given: dict[str, Any] = {}
         if not all(step.rejected for step in self.unwritten):
             own = self.types.fields if self.types.derives_columns or not self.existed else ()
             given = {"state": self.text, "changed_at": self.now}
             given |= {name: self.values[name] for name in own}
         if self.existed:
-            if not update(self.cursor, self.entity, self.id, at, count, given):
-                raise self._damaged()
-        elif given:
+            done: Any = update(self.cursor, self.entity, self.id, at, count, given)
+        elif self.locked or self.loaded:
+            done = add_versions(self.cursor, self.table, self.id, count, at=at)
+        else:
+            done = bump_versions(self.table, {self.id: count}, {self.id: 0}, using=self.using)
+        if not done:
+            raise self._damaged() if self.locked else Moved
+        if given and not self.existed:
             given["state"] = json.loads(given["state"])
             rows: Any = QuerySet(self.entity, using=self.using)
             rows.bulk_create([self.entity(pk=self.id, version=self.version, **given)])

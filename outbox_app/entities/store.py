@@ -21,6 +21,7 @@ from django.db.models import QuerySet
 from django.db.models.expressions import Col
 from django.utils.functional import SimpleLazyObject
 
+from ..eventlog.heads import add_versions, bump_sql
 from ..eventlog.insert import chunks, own_values
 from ..eventlog.newevent import slice_of
 from ..models import DatabaseNow
@@ -101,17 +102,27 @@ def load(
 def update(
     cursor: Any, entity: Any, id: str, version: int, count: int, values: Mapping[str, Any]
 ) -> bool:
-    """Write values, the state as JSON, and bump the version; say whether the row was at it."""
-    connection, meta = cursor.db, entity._meta
+    """Bump the head, then the row, and write its values, the state as JSON.
+
+    Say whether both were at the version. On PostgreSQL that is one statement, as in ``publish()``.
+    """
+    connection, meta, log = cursor.db, entity._meta, entity.versions._meta.db_table
     quote = connection.ops.quote_name
     fields = [(meta.get_field(name), value) for name, value in values.items()]
     params = [v if f.name == "state" else f.get_db_prep_save(v, connection) for f, v in fields]
     changes = "".join(f", {quote(field.column)} = %s" for field, _ in fields)
-    cursor.execute(
+    sql = (
         f"UPDATE {quote(meta.db_table)} SET version = version + %s{changes} "
-        f"WHERE {quote(meta.pk.column)} = %s AND version = %s",
-        [count, *params, id, version],
+        f"WHERE {quote(meta.pk.column)} = %s AND version = %s"
     )
+    params = [count, *params, id, version]
+    if connection.vendor == "postgresql":
+        head, of_head = bump_sql(log, id, expected=version, count=count)
+        sql = f"WITH head AS ({head}) {sql} AND EXISTS (SELECT FROM head)"
+        params = [*of_head, *params]
+    elif not add_versions(cursor, log, id, count, at=version):
+        return False
+    cursor.execute(sql, params)
     return bool(cursor.rowcount == 1)
 
 

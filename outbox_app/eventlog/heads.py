@@ -17,6 +17,10 @@ from ..models.upsert import insert_if_missing, insert_rows
 
 #: Streams of one statement.
 CHUNK = 500
+_ADD = (
+    "UPDATE outbox_stream SET version = version + %s "
+    "WHERE log = %s AND stream = %s AND version = %s"
+)
 
 
 def bump_versions(
@@ -39,19 +43,18 @@ def bump_versions(
     return versions
 
 
-def bump_sql(log: str, stream: str, *, expected: int | None) -> tuple[str, list[Any]]:
-    """Return SQL for PostgreSQL that adds one to a stream and returns its new version, if any."""
+def bump_sql(
+    log: str, stream: str, *, expected: int | None, count: int = 1
+) -> tuple[str, list[Any]]:
+    """Return SQL for PostgreSQL that adds to a stream and returns its new version, if any."""
     if expected:
-        return (
-            "UPDATE outbox_stream SET version = version + 1 "
-            "WHERE log = %s AND stream = %s AND version = %s RETURNING version",
-            [log, stream, expected],
-        )
-    other = "NOTHING" if expected == 0 else "UPDATE SET version = outbox_stream.version + 1"
+        return f"{_ADD} RETURNING version", [count, log, stream, expected]
+    added = "version = outbox_stream.version + excluded.version"
+    other = "NOTHING" if expected == 0 else f"UPDATE SET {added}"
     return (
-        "INSERT INTO outbox_stream (log, stream, version) VALUES (%s, %s, 1) "
+        "INSERT INTO outbox_stream (log, stream, version) VALUES (%s, %s, %s) "
         f"ON CONFLICT (log, stream) DO {other} RETURNING version",
-        [log, stream],
+        [log, stream, count],
     )
 
 
@@ -104,9 +107,5 @@ def add_versions(cursor: Any, log: str, stream: str, count: int, *, at: int) -> 
 
     On MySQL it locks the head alone, where an upsert locks what is beside it, too.
     """
-    cursor.execute(
-        "UPDATE outbox_stream SET version = version + %s "
-        "WHERE log = %s AND stream = %s AND version = %s",
-        [count, log, stream, at],
-    )
+    cursor.execute(_ADD, [count, log, stream, at])
     return bool(cursor.rowcount)
