@@ -34,6 +34,9 @@ class Partitions(TableCopy):
         new, key = f"{prefix}{uuid4().hex[:6]}", list(dict.fromkeys([pk, by.column]))
         super().__init__(model, connection, new=new, prefix=prefix, key=key)
 
+    def link(self) -> None:
+        """Do what is left when the table is split."""
+
     def unique_indexes(self) -> Iterator[tuple[str, list[str], bool]]:
         """Yield name, columns, and whether it is the primary key."""
         with self.connection.cursor() as cursor:
@@ -62,6 +65,8 @@ class PostgresPartitions(PostgresCopy, Partitions):
             "UNION ALL SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = {t} "
             "UNION ALL SELECT 'foreign key ' || conname || ' of ' || conrelid::regclass "
             "FROM pg_constraint WHERE confrelid = {t} AND contype = 'f' AND conparentid = 0 "
+            "UNION ALL SELECT 'foreign key that is not valid ' || conname FROM pg_constraint "
+            "WHERE conrelid = {t} AND contype = 'f' AND NOT convalidated "
             # PostgreSQL ignores no conflict where one of them may be deferred.
             "UNION ALL SELECT 'deferrable constraint ' || conname FROM pg_constraint "
             "WHERE conrelid = {t} AND condeferrable AND contype <> 'f' AND conname <> ALL(%s) "
@@ -88,13 +93,6 @@ class PostgresPartitions(PostgresCopy, Partitions):
                     + (f" WITH ({options})" if options else "")
                 )
             self.renamed = list(self._make_indexes())
-            for (sql,) in self.run(
-                "SELECT 'ADD CONSTRAINT ' || quote_ident(conname) || ' ' || "
-                "pg_get_constraintdef(oid) FROM pg_constraint "
-                "WHERE conrelid = %s::regclass AND contype = 'f'",
-                [self.t],
-            ):
-                self.run(f"ALTER TABLE {self.n} {sql}")
             for (sql,) in self.run(
                 "SELECT format('GRANT %%s%%s ON %%s TO %%s%%s', privilege_type, these, %s, "
                 "CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END, "
@@ -131,6 +129,11 @@ class PostgresPartitions(PostgresCopy, Partitions):
 
     def take_over(self) -> None:
         sequences = list(self._move_sequences())
+        keys = self.run(
+            "SELECT quote_ident(conname) || ' ' || pg_get_constraintdef(oid) FROM pg_constraint "
+            "WHERE conrelid = %s::regclass AND contype = 'f'",
+            [self.t],
+        )
         self.run(f"DROP TABLE {self.t}")
         self.run(f"ALTER TABLE {self.n} RENAME TO {self.t}")
         for name, to in [*self.renamed, *sequences]:
@@ -139,8 +142,25 @@ class PostgresPartitions(PostgresCopy, Partitions):
         for number in range(self.shards):
             name = self.quote(f"{self.new}_{number}")
             to = self.quote(truncate_name(f"{self.table}_{number}", longest, hash_len=8))
+            # Not before: what others delete meanwhile would still be referenced from the copy.
+            for (key,) in keys:
+                self.run(f"ALTER TABLE {name} ADD CONSTRAINT {key} NOT VALID")
             self.run(f"ALTER TABLE {name} RENAME TO {to}")
         failpoint("split_swapped")
+
+    def link(self) -> None:
+        """Make foreign keys that the partitions have those of the table, while it is written to."""
+        keys = {}
+        for partition, name, key in self.run(
+            "SELECT conrelid::regclass::text, quote_ident(conname), pg_get_constraintdef(c.oid) "
+            "FROM pg_constraint c JOIN pg_inherits ON inhrelid = conrelid "
+            "WHERE inhparent = %s::regclass AND contype = 'f' AND conparentid = 0",
+            [self.t],
+        ):
+            self.retry(self.run, f"ALTER TABLE {partition} VALIDATE CONSTRAINT {name}")
+            keys[name] = key.removesuffix(" NOT VALID")
+        for name, key in keys.items():
+            self.retry(self.run, f"ALTER TABLE {self.t} ADD CONSTRAINT {name} {key}")
 
     def _move_sequences(self) -> Iterator[tuple[str, str]]:
         """Have numbers go on where they are."""

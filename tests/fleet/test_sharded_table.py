@@ -16,6 +16,7 @@ from django.utils import timezone
 from outbox_app.exceptions import InvalidArgument, OutboxError
 from outbox_app.fleet import KeyIndex, ShardedTable, find_by_key, table_copy
 from outbox_app.fleet.key_index import index_table
+from outbox_app.fleet.partitions import PostgresPartitions
 from outbox_app.fleet.table_copy import TableCopy
 from outbox_app.process.lock_wait import is_conflict
 from outbox_app.transactions import own_connection
@@ -409,6 +410,83 @@ def test_a_deferrable_constraint_is_given_up(alias, order):
     run_operation(operation, order, alias)
     assert partitions_read(rows.filter(number="x")) == 2
     assert rows.get().number == "x"
+
+
+@pytest.fixture
+def line(order, alias):
+    class Line(models.Model):  # noqa: DJ008
+        of = models.ForeignKey(order, models.CASCADE)
+
+        class Meta:
+            apps = order._meta.apps
+            app_label = "shop"
+            db_table = "split_Line"
+
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.create_model(Line)
+    yield Line
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.delete_model(Line)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_what_it_refers_to_is_deleted_while_it_is_split(alias, order, line, monkeypatch):
+    """Neither the copy nor who deletes finds a row that refers to one that is gone."""
+    orders, lines = order._default_manager.using(alias), line._default_manager.using(alias)
+    made = three_rows(order, alias)
+    for each in made.all():
+        lines.create(of=each)
+
+    def delete(number):
+        """As a cascade does."""
+        with transaction.atomic(using=alias):
+            lines.filter(of__number=number).delete()
+            orders.filter(number=number).delete()
+
+    real, real_link = TableCopy.insert, PostgresPartitions.link
+
+    def insert(self, *args, **options):
+        real(self, *args, **options)
+        delete("0")
+
+    def link(self):
+        delete("1")
+        lines.create(of=orders.get())
+        monkeypatch.setattr(PostgresPartitions, "link", real_link)
+        raise KeyError("killed")
+
+    monkeypatch.setattr(TableCopy, "insert", insert)
+    monkeypatch.setattr(PostgresPartitions, "link", link)
+    operation = ShardedTable("Line", by="of", shards=2)
+
+    def orphan():
+        with pytest.raises(IntegrityError), transaction.atomic(using=alias):
+            lines.create(of_id=0)
+
+    with pytest.raises(KeyError):
+        run_operation(operation, line, alias)
+    orphan()
+    for _ in range(2):
+        run_operation(operation, line, alias)
+        with connections[alias].cursor() as cursor:
+            found = connections[alias].introspection.get_constraints(cursor, "split_Line")
+        keys = [each["foreign_key"] for each in found.values() if each["foreign_key"]]
+        assert keys == [("split_order", "id")]
+    orphan()
+    assert lines.filter(of__number="2").count() == lines.count() == 2
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_a_foreign_key_that_is_not_valid_is_refused(alias, order, line):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            'ALTER TABLE "split_Line" ADD CONSTRAINT later FOREIGN KEY (of_id) '
+            "REFERENCES split_order NOT VALID"
+        )
+    with pytest.raises(InvalidArgument, match="split: foreign key that is not valid later would"):
+        run_operation(ShardedTable("Line", by="of", shards=2), line, alias)
 
 
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
