@@ -67,6 +67,10 @@ class PostgresPartitions(PostgresCopy, Partitions):
             "FROM pg_constraint WHERE confrelid = {t} AND contype = 'f' AND conparentid = 0 "
             "UNION ALL SELECT 'foreign key that is not valid ' || conname FROM pg_constraint "
             "WHERE conrelid = {t} AND contype = 'f' AND NOT convalidated "
+            # In the first one the new table would not be found by who looks into this one.
+            "UNION ALL SELECT 'schema ' || nspname || ', not the first of search_path,' "
+            "FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
+            "WHERE c.oid = {t} AND nspname <> current_schema() "
             # PostgreSQL ignores no conflict where one of them may be deferred.
             "UNION ALL SELECT 'deferrable constraint ' || conname FROM pg_constraint "
             "WHERE conrelid = {t} AND condeferrable AND contype <> 'f' AND conname <> ALL(%s) "
@@ -164,16 +168,17 @@ class PostgresPartitions(PostgresCopy, Partitions):
 
     def _move_sequences(self) -> Iterator[tuple[str, str]]:
         """Have numbers go on where they are."""
-        for column, identity, old in self.run(
-            "SELECT attname, attidentity <> '', pg_get_serial_sequence(%s, attname) "
-            "FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped "
-            "AND pg_get_serial_sequence(%s, attname) IS NOT NULL",
-            [self.t] * 3,
+        for column, identity, old, name in self.run(
+            "SELECT attname, attidentity <> '', of, quote_ident(relname) FROM pg_attribute "
+            "CROSS JOIN pg_get_serial_sequence(%s, attname) of JOIN pg_class c "
+            "ON c.oid = of::regclass WHERE attrelid = %s::regclass AND attnum > 0 "
+            "AND NOT attisdropped",
+            [self.t] * 2,
         ):
             if identity:
                 [(new,)] = self.run("SELECT pg_get_serial_sequence(%s, %s)", [self.n, column])
                 self.run("SELECT setval(%s, nextval(%s))", [new, old])
-                yield new, old.rpartition(".")[2]
+                yield new, name
             else:
                 self.run(f"ALTER SEQUENCE {old} OWNED BY {self.n}.{self.quote(column)}")
 

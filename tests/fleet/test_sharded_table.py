@@ -385,6 +385,11 @@ def test_a_row_that_moves_while_it_is_looked_up(alias, order):
             "CREATE VIEW split_view AS SELECT id FROM split_order",
             "DROP VIEW split_view",
         ),
+        (
+            "schema public, not the first of search_path,",  # it would move into the other one
+            'CREATE SCHEMA "Mine"; SET search_path = "Mine", public',
+            'SET search_path = DEFAULT; DROP SCHEMA "Mine"',
+        ),
     ],
 )
 @commits
@@ -520,12 +525,13 @@ def test_rights_and_the_comment_of_a_table_stay(alias, order):
 
 @servers
 @commits
-def test_a_table_with_a_name_as_long_as_there_are(alias):
+@pytest.mark.parametrize("name", [f"split_{'long' * 14}x", "Split.it"], ids=["long", "dot"])
+def test_a_table_with_a_name_that_is_long_or_odd(alias, name):
     class Long(models.Model):  # noqa: DJ008
         class Meta:
             apps = Apps()
             app_label = "shop"
-            db_table = f"split_{'long' * 14}x"
+            db_table = name
 
     with connections[alias].schema_editor(atomic=False) as editor:
         editor.create_model(Long)
@@ -534,7 +540,7 @@ def test_a_table_with_a_name_as_long_as_there_are(alias):
         assert Long._default_manager.using(alias).create().pk
     finally:
         with connections[alias].cursor() as cursor:
-            cursor.execute(f"DROP TABLE {Long._meta.db_table}")
+            cursor.execute(f"DROP TABLE {connections[alias].ops.quote_name(name)}")
 
 
 OPERATIONS = [
