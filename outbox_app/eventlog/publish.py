@@ -129,13 +129,11 @@ def publish_checked(
         except (IntegrityError, VersionConflict) as error:
             # The same call, in another transaction, may have been ahead by a moment. Where there is
             # no such row a lock would be one on a gap, and hold others up.
-            locked = isinstance(error, IntegrityError)
+            locked = isinstance(error, IntegrityError) and not connections[using].get_autocommit()
             met = _published_before(repeatable, log, using=using, locked=locked)
             if not met.keys() - known.keys():
                 raise
             known |= met
-            for each in new:
-                each.row.pk, each.row._state.adding = None, True
 
 
 def _write(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.models import TextField
 from django.db.models.functions import Cast
 from django.test.utils import isolate_apps
 
 from outbox_app import ANY, NO_STREAM, NewEvent, publish, publish_many
+from outbox_app.eventlog import publish as publishing
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.exceptions import (
     InvalidEvent,
@@ -22,8 +24,18 @@ from outbox_app.exceptions import (
     VersionConflict,
 )
 from outbox_app.models import Event, EventLog, StreamHead
+from outbox_app.signals import events_published
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_atomic")]
+
+
+@contextmanager
+def hearing(hear):
+    events_published.connect(hear)
+    try:
+        yield
+    finally:
+        events_published.disconnect(hear)
 
 
 def rows(alias):
@@ -100,6 +112,32 @@ def test_several_streams_all_or_none(alias):
     assert [row[:2] for row in rows(alias)] == [("b", 1), ("a", 1), ("b", 2), ("c", 1)]
 
 
+@pytest.mark.parametrize("expected", [{}, {"b": 1, "c": NO_STREAM}])
+def test_several_events_of_several_streams(alias, expected):
+    publish("b", "x")
+    events = publish_many([NewEvent(s, "x") for s in "cabcab"], expected_version=expected)
+    versions = [("c", 1), ("a", 1), ("b", 2), ("c", 2), ("a", 2), ("b", 3)]
+    assert [(event.stream, event.version) for event in events] == versions
+    assert [row[:2] for row in rows(alias)] == [("b", 1), *versions]
+    heads = StreamHead.objects.using(alias).order_by("stream").values_list("stream", "version")
+    assert list(heads) == [("a", 2), ("b", 3), ("c", 2)]
+
+
+@pytest.mark.parametrize("expected", [{}, {"b": NO_STREAM}])
+def test_streams_are_locked_in_one_order(alias, expected):
+    """Or two transactions that write the same ones would each wait for the other."""
+    locked: list[str] = []
+
+    def look(execute, sql, params, many, context):
+        if "outbox_stream" in sql and not sql.startswith("SELECT"):
+            locked.extend(value for value in params if value in ("a", "b", "c"))
+        return execute(sql, params, many, context)
+
+    with connections[alias].execute_wrapper(look):
+        publish_many([NewEvent(s, "x") for s in "cab"], expected_version=expected)
+    assert locked == ["a", "b", "c"]
+
+
 def test_the_same_message_again_is_returned_as_it_is(alias):
     id = uuid4()
     first = publish("a", "made", {"n": 1}, message_id=id)
@@ -108,14 +146,59 @@ def test_the_same_message_again_is_returned_as_it_is(alias):
     assert rows(alias) == [("a", 1, "made")]
 
 
-@pytest.mark.parametrize("other", [("b", "made", 1), ("a", "gone", 1), ("a", "made", 2)])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"stream": "b"},
+        {"type": "gone"},
+        {"data": {"n": 2}},
+        {"topic": "eu"},
+        {"metadata": {"user": 7}},
+    ],
+)
 def test_the_same_message_id_for_another_event(alias, other):
-    id = uuid4()
-    publish("a", "made", {"n": 1}, message_id=id)
-    stream, type, n = other
+    given = {"stream": "a", "type": "made", "data": {"n": 1}, "message_id": (id := uuid4())}
+    publish(**given)
     with pytest.raises(MessageIdConflict, match=str(id)):
-        publish(stream, type, {"n": n}, message_id=id)
+        publish(**given | other)
     assert publish("a", "made").version == 2
+
+
+def test_a_conflict_beside_a_message_that_is_there(alias):
+    id = uuid4()
+    publish("a", "made", message_id=id)
+    events = [NewEvent("a", "made", message_id=id), NewEvent("a", "changed")]
+    with pytest.raises(VersionConflict):
+        publish_many(events, expected_version=NO_STREAM)
+    assert rows(alias) == [("a", 1, "made")]
+
+
+def test_only_what_was_written_is_said(alias):
+    """To projections and those who wait: neither what is refused nor what was there before."""
+    id, said = uuid4(), []
+
+    def hear(sender, using, events, **kwargs):
+        said.append([(event.stream, event.version) for event in events])
+
+    with hearing(hear):
+        publish("a", "made", message_id=id)
+        with pytest.raises(VersionConflict):
+            publish("a", "made", expected_version=NO_STREAM)
+        publish("a", "made", message_id=id)
+    assert said == [[("a", 1)]]
+
+
+def test_a_statement_that_fails_takes_the_transaction_with_it(alias, monkeypatch):
+    """A caller who goes on could commit without the events: a lock's timeout undoes no more."""
+
+    def fail(*args, **kwargs):
+        raise OperationalError("Lock wait timeout exceeded")
+
+    monkeypatch.setattr(publishing, "insert", fail)
+    with pytest.raises(OperationalError):
+        publish_many([NewEvent("a", "made"), NewEvent("a", "changed")])
+    assert transaction.get_rollback(using=alias)
+    transaction.set_rollback(False, using=alias)
 
 
 def test_two_events_with_one_message_id(alias):

@@ -68,6 +68,12 @@ def both(alias, first, second, look=lambda: None):
     return found[0]
 
 
+#: Sessions that wait for a lock.
+WAITING = {
+    "postgres": "SELECT pid FROM pg_locks WHERE NOT granted",
+    "mariadb": "SELECT id FROM information_schema.processlist "
+    "WHERE db = DATABASE() AND command = 'Query' AND info LIKE 'INSERT%%outbox_stream%%'",
+}
 LEVELS = ["", "repeatable read"]
 
 
@@ -94,6 +100,21 @@ def test_one_message_at_the_same_moment(alias, isolated, level, expected):
         assert isinstance(result, OperationalError)  # "could not serialize access"
     assert StreamHead.objects.using(alias).get().version == 1
     assert Event.objects.using(alias).get().message_id == id
+
+
+@on("postgres", "mariadb")
+def test_one_message_at_the_same_moment_outside_a_transaction(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "stage"}
+    id = uuid4()
+    with Session(alias) as other, Session(alias) as mine:
+        other.begin().publish("a", message_id=id)
+        ours = mine.thread.submit(
+            lambda: publish("a", "happened", {"n": 0}, message_id=id, using=alias)
+        )
+        eventually(lambda: execute(alias, WAITING[alias]))
+        other.commit()
+        assert ours.result(patience()) == Event.objects.using(alias).get()
+    assert StreamHead.objects.using(alias).get().version == 1
 
 
 @on("postgres", "mariadb")
@@ -149,11 +170,10 @@ def test_an_event_that_waited_for_its_stream_has_the_time_at_which_it_was_writte
         with transaction.atomic(using=alias):
             publish("s", "made", using=alias)
 
-    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     with Session(alias) as ahead, Session(alias) as behind:
         ahead.begin().publish("s")
         published = behind.thread.submit(one)
-        eventually(lambda: execute(alias, waiting) == [(1,)])
+        eventually(lambda: execute(alias, WAITING[alias]))
         [(now,)] = execute(alias, "SELECT clock_timestamp()")
         ahead.commit()
         published.result(patience())

@@ -39,8 +39,10 @@ def test_each_log_has_streams_and_message_ids_of_its_own(alias):
     assert (type(again), again.version) == (Visit, 2)
     heads = StreamHead.objects.using(alias).order_by("log").values_list("log", "version")
     assert list(heads) == [("ledger", 2), ("outbox_event", 1), ("own_log_visit", 2)]
-    with pytest.raises(VersionConflict, match="ledger"):
-        publish("a", "made", log=Ledger, expected_version=NO_STREAM)
+    for log, version in ((Ledger, 2), (Event, 1)):
+        with pytest.raises(VersionConflict, match=log._meta.db_table) as conflict:
+            publish("a", "made", log=log, expected_version=NO_STREAM)
+        assert conflict.value.current == version
 
 
 @pytest.mark.django_db(transaction=True)
