@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,17 @@ class File:
     @property
     def digest(self) -> str:
         return self.name.removesuffix(".parquet").rpartition("-")[2]
+
+    @property
+    def statistics(self) -> str:
+        """As a Delta log has them, in JSON."""
+        statistics = {
+            "numRecords": self.rows,
+            "minValues": {name: ends[0] for name, ends in self.ends.items()},
+            "maxValues": {name: ends[1] for name, ends in self.ends.items()},
+            "nullCount": dict.fromkeys(self.ends, 0),
+        }
+        return json.dumps(statistics, default=lambda time: time.isoformat(timespec="microseconds"))
 
 
 def write_days(

@@ -14,7 +14,6 @@ before its commit has not happened; its files are removed after the table's rete
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import time
@@ -22,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -36,6 +36,8 @@ from .store import Store, told
 
 #: The key of what our commits say, in their metadata.
 MARK = "outbox"
+#: And that of what tells a commit from all others.
+ATTEMPT = "outbox_attempt"
 #: Commits say how far the log is archived, and checkpoints do not: no commit is ever cleaned up.
 _CONFIGURATION = {"delta.enableExpiredLogCleanup": "false"}
 #: Versions of the protocol that readers and writers need at most.
@@ -196,8 +198,8 @@ class Archive:
                 )
         if new := [each for each in schema if each.name not in known]:
             fields = Schema.from_arrow(_with_day(pa.schema(new))).fields[:-1]
-            with self._committing():
-                self._table.alter.add_columns(fields, commit_properties=_properties(self.mark))
+            with self._committing(self.mark) as properties:
+                self._table.alter.add_columns(fields, commit_properties=properties)
             self.refresh()
 
     def commit(self, files: Sequence[File], end: Offset) -> None:
@@ -236,36 +238,38 @@ class Archive:
                 self.store.delete(name)
         return len(names)
 
-    def _write(
-        self, new: Sequence[File], old: Sequence[File], mark: Mark, **properties: Any
-    ) -> None:
+    def _write(self, new: Sequence[File], old: Sequence[File], mark: Mark, **given: Any) -> None:
         now = int(time.time() * 1000)
         actions: list[Any] = [
-            AddAction(each.name, each.bytes, {DAY: each.day}, now, not old, _statistics(each))
+            AddAction(each.name, each.bytes, {DAY: each.day}, now, not old, each.statistics)
             for each in new
         ]
         actions += [RemoveAction(f.name, False, now, f.bytes, {DAY: f.day}) for f in old]
-        with self._committing():
+        with self._committing(mark, **given) as properties:
             self._table.create_write_transaction(
                 actions,
                 "append",
                 self._table.schema(),
                 [DAY],
-                commit_properties=_properties(mark, **properties),
+                commit_properties=properties,
             )
         failpoint("archive_committed")
         self.refresh()
 
     @contextmanager
-    def _committing(self) -> Iterator[None]:
-        before = self._table.version()
+    def _committing(self, mark: Mark, **given: Any) -> Iterator[CommitProperties]:
+        before, attempt = self._table.version(), uuid4().hex
         try:
             with _explained(self.store):
-                yield
+                yield _properties(mark, attempt, **given)
         except CommitFailedError as error:
             self.refresh()
             if self._table.version() == before:
                 raise OSError(f"{self.store.folder}: {told(error)}") from error
+            with _explained(self.store):
+                made = self._table.history(self._table.version() - before)
+            if attempt in [commit.get(ATTEMPT) for commit in made]:
+                return  # an answer of the store was lost, and delta-rs has sent the commit again
             raise ArchiveRefused(
                 f"Another process has written to {self.store.folder} meanwhile. What it has "
                 "committed counts, and nothing of this one. Run one archiver."
@@ -350,19 +354,10 @@ def _with_day(schema: pa.Schema) -> pa.Schema:
     return schema.append(pa.field(DAY, pa.date32()))
 
 
-def _properties(mark: Mark, **given: Any) -> CommitProperties:
+def _properties(mark: Mark, attempt: str = "", **given: Any) -> CommitProperties:
     # Without retries a commit stands on the version that was checked, or fails.
-    return CommitProperties(custom_metadata={MARK: asdict(mark)}, max_commit_retries=0, **given)
-
-
-def _statistics(file: File) -> str:
-    statistics = {
-        "numRecords": file.rows,
-        "minValues": {name: ends[0] for name, ends in file.ends.items()},
-        "maxValues": {name: ends[1] for name, ends in file.ends.items()},
-        "nullCount": dict.fromkeys(file.ends, 0),
-    }
-    return json.dumps(statistics, default=lambda time: time.isoformat(timespec="microseconds"))
+    said = {MARK: asdict(mark), ATTEMPT: attempt}
+    return CommitProperties(custom_metadata=said, max_commit_retries=0, **given)
 
 
 def _files(table: DeltaTable, store: Store) -> Iterator[File]:

@@ -13,10 +13,13 @@ from http.client import HTTPConnection
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from outbox_app.exceptions import ArchiveRefused, Unreachable
 from outbox_app.models import Event
 from outbox_app.pipeline.archive_reader import file_batches, planned
+from outbox_app.pipeline.compaction import FILES, compact
 from outbox_app.pipeline.driver.archive_lookup import ArchiveLookup
 from outbox_app.pipeline.schema import SCHEMA, arrow_types
 from outbox_app.pipeline.table import Archive
@@ -103,6 +106,38 @@ def test_of_two_commits_the_store_refuses_one(folder):
     with pytest.raises(ArchiveRefused, match="Another process has written to s3://bucket/"):
         late.commit([], offset(9))
     assert Archive.load(folder, LOG).end == offset(2)
+
+
+@pytest.mark.parametrize("step", ["batch", "compaction", "column"])
+def test_a_commit_that_was_sent_twice_has_happened(folder, monkeypatch, step):
+    """A gateway answers 504 when the store has committed, and delta-rs sends the same again."""
+    batches = Batches(folder := f"{folder}/{step}")
+    batches.add(*[2] * FILES)
+    archive, sent = batches.archive, []
+
+    def refused(send):
+        def twice(*arguments, **given):
+            send(*arguments, **given)
+            sent.append(arguments)
+            raise CommitFailedError("a version that is there already")
+
+        return twice
+
+    alter = type(archive._table.alter)
+    monkeypatch.setattr(alter, "add_columns", refused(alter.add_columns))
+    write = DeltaTable.create_write_transaction
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", refused(write))
+    if step == "batch":
+        batches.add(3)
+    elif step == "compaction":
+        assert [file.rows for file in compact(archive)] == [2 * FILES]
+    else:
+        archive.add_columns(archive.schema.append(pa.field("shop", pa.string())))
+    assert len(sent) == 1
+    again = Archive.load(folder, LOG)
+    assert (again.files(), again.mark) == (archive.files(), archive.mark)
+    assert sum(file.rows for file in again.files()) == again.rows == len(batches.rows)
+    assert ("shop" in again.schema.names) == (step == "column")
 
 
 def test_what_is_missing_is_said(folder):
