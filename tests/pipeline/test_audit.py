@@ -87,6 +87,8 @@ def test_each_stream_shows_what_is_wrong_with_it(log, heads):
         "zero": [(0, 90), (1, 91)],
         "below": [(-3, 100), (2, 101)],
         "row": [(1, 110), (1, 110)],
+        # The second version stands at the lower position of the first one, and not before it.
+        "shared": [(1, 120), (1, 125), (2, 120)],
     }
     ends = {name: max(version for version, _ in rows) for name, rows in streams.items()}
     ends |= {"short": 3, "low": 1, "gone": 2, "none": 0}
@@ -102,16 +104,18 @@ def test_each_stream_shows_what_is_wrong_with_it(log, heads):
         ("tail", "short", 2, 3, None, ""),
         ("duplicate_version", "double", 2, 2, 83, ""),
         ("duplicate_version", "double", 2, 2, 84, ""),
+        ("duplicate_version", "shared", 1, 1, 125, ""),
         ("duplicate_version", "sums", 1, 1, 21, ""),
         ("duplicate_version", "sums", 4, 4, 23, ""),
         ("duplicate_id", "", None, None, 110, "2"),
+        ("duplicate_id", "", None, None, 120, "2"),
         ("order", "order", 3, 3, 71, ""),
         ("invalid_version", "below", -3, -3, 100, ""),
         ("invalid_version", "zero", 0, 0, 90, ""),
         ("low_head", "low", 1, 3, 62, ""),
         ("low_head", "unknown", 0, 1, 50, ""),
     ]
-    assert (result.events, result.streams) == (32, 12)
+    assert (result.events, result.streams) == (35, 13)
 
 
 def test_versions_and_positions_at_the_end_of_their_numbers(log, heads):
@@ -243,6 +247,22 @@ def test_content_is_compared_column_by_column(full):
         ("content_differs", 3, ""),
         ("archived_twice", 4, "2"),
         ("content_differs", 5, ""),
+    ]
+
+
+def test_only_what_was_erased_in_the_database_differs_from_nothing(full):
+    erased = {"data": "{}", "metadata": '{"erased": 1}'}
+    written = {"data": '{"n": 1}', "metadata": '{"user": 1}'}
+    here = [erased, {**written, "metadata": erased["metadata"]}, {**written, "data": "{}"}, written]
+    there = [written, {"data": "x", "metadata": erased["metadata"]}, {"data": "{}"}, erased]
+    database, archive = (
+        full(*((n, "a", n, values) for n, values in enumerate(rows, 1))) for rows in (here, there)
+    )
+    rows = compare(database, archive, lowest=1).orderBy("position").collect()
+    assert [(row["kind"], row["position"]) for row in rows] == [
+        ("content_differs", 2),
+        ("content_differs", 3),
+        ("content_differs", 4),
     ]
 
 
