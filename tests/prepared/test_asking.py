@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -27,6 +28,7 @@ from outbox_app.prepared import (
 )
 from outbox_app.prepared import fences as fences_module
 from outbox_app.prepared.asking import CheckBack, SenderWorker
+from outbox_app.prepared.keeper import CALL
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.request import NewPrepared, checked
 from tests.patience import eventually, patience
@@ -156,6 +158,8 @@ def test_policies(alias: str, answer: Any, make: Any, ask: Any, answering: Any) 
     sender = answering(answer)
     rows = PreparedEvent.objects.using(alias).order_by("id")
     ask()
+    counts = {(row.answered, row.unreachable) for row in rows}
+    assert counts == {(0, 1) if isinstance(answer, OSError) else (1, 0)}
     assert {row.state for row in rows} == {"prepared"}
     move(alias, next_check_at=PAST, decide_by=PAST)
     ask()
@@ -166,6 +170,67 @@ def test_policies(alias: str, answer: Any, make: Any, ask: Any, answering: Any) 
     ]
     assert rows.all()[0].reason == asking.UNDECIDED
     assert len(sender.asked) == 2
+
+
+@pytest.mark.parametrize("why", ["hangs", "away"])
+def test_policies_decide_of_a_sender_that_is_not_asked(
+    alias: str, why: str, make: Any, answering: Any
+) -> None:
+    sender = answering(COMMITTED)
+    for policy in ("ask", "confirm", "cancel"):
+        make(policy=policy)
+    move(alias, decide_by=PAST, next_check_at=PAST)
+    rows = PreparedEvent.objects.using(alias).order_by("id")
+    rows.filter(policy="cancel").update(state="undecided")  # a person has it asked about again
+    worker = SenderWorker(rows[0].sender, using=alias)
+    if why == "hangs":
+        worker.under_way = {Future(): ((), time.monotonic()) for _ in range(asking.QUESTIONS)}
+    else:
+        worker.backoff.failed(OSError("away"))
+        worker.backoff.wait_until(time.monotonic() + patience())
+    worker.turn()
+    assert [(row.state, row.next_check_at is None) for row in rows.all()] == [
+        ("undecided", True),
+        ("confirmed", True),
+        ("undecided", False),
+    ]
+    assert sender.asked == []
+
+
+@pytest.mark.parametrize("moment", ["claimed", "asked"])
+def test_what_is_decided_meanwhile_is_not_asked_about_again(
+    alias: str, moment: str, make: Any, ask: Any, answering: Any, monkeypatch: Any
+) -> None:
+    event = make()
+    real = asking.DatabaseNow
+
+    def decide(*args: Any) -> Any:
+        if the_row(alias).state == "prepared":
+            keeper.decide(
+                f"alias:{event.using}", {event.event_id: "cancelled"}, by=CALL, using=alias
+            )
+        return real() if moment == "claimed" else {event.event_id: IN_PROGRESS}
+
+    answering(decide if moment == "asked" else IN_PROGRESS)
+    if moment == "claimed":
+        monkeypatch.setattr(asking, "DatabaseNow", decide)
+    ask()
+    row = the_row(alias)
+    assert (row.state, row.next_check_at) == ("cancelled", None)
+
+
+@pytest.mark.parametrize("then", ["confirmed", "prepared"])
+def test_an_event_that_changes_before_its_time_is_up(alias: str, then: str, make: Any) -> None:
+    """Its sender has confirmed it, or a person has given it more time."""
+    event = make()
+    move(alias, decide_by=PAST)
+    rows = list(PreparedEvent.objects.using(alias))
+    if then == "confirmed":
+        keeper.decide(rows[0].sender, {event.event_id: "confirmed"}, by=CALL, using=alias)
+    else:
+        move(alias, decide_by=timedelta(seconds=60))
+    SenderWorker(rows[0].sender, using=alias)._expire(rows)
+    assert the_row(alias).state == then
 
 
 def test_a_policy_decides_later_where_others_hold_locks(
@@ -395,6 +460,7 @@ def test_questions_that_never_end_are_asked_again(
         with running(alias) as loop:
             eventually(lambda: len(seen.asked) >= asking.QUESTIONS)
             eventually(lambda: "no answer in 0.3 s" in loop.trouble)
+            assert rows.filter(unreachable__gte=1).exists()
             seen.answer = COMMITTED
             eventually(lambda: not rows.open().exists())
     finally:
