@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from datetime import UTC, datetime
 
 import pytest
 
 from outbox_app.pipeline.audit import Archived, audit
 from outbox_app.pipeline.audit_checks import compare
 from outbox_app.pipeline.defects import KINDS, Audit, Defect
-from outbox_app.pipeline.schema import SCHEMA
+from outbox_app.pipeline.schema import COLUMNS, SCHEMA
 from tests.pipeline.planted import LOG, Clean, plant
 
 #: Of the big logs. The figure of the documentation: AUDIT_EVENTS=2200000.
@@ -234,6 +235,8 @@ def test_content_is_compared_column_by_column(full):
     )
     there = full(
         (-1, "a", 0),  # below the lowest: it was pruned
+        (-2, "a", 0, {"data": "x"}),  # as was this, so the database has nothing that differs
+        (-2, "a", 0, {"data": "y"}),
         (1, "a", 1, {"metadata": "x"}),  # the same value, in the column after it
         (2, "a", 2, {"txid": 9, "data": "{}"}),  # as after a rebase
         (3, "a", 3, {"data": "x", "metadata": "yz"}),
@@ -243,10 +246,26 @@ def test_content_is_compared_column_by_column(full):
     )
     rows = compare(here, there, lowest=1).orderBy("position").collect()
     assert [(row["kind"], row["position"], row["detail"]) for row in rows] == [
+        ("archived_twice", -2, "2"),
         ("content_differs", 1, ""),
         ("content_differs", 3, ""),
         ("archived_twice", 4, "2"),
         ("content_differs", 5, ""),
+    ]
+
+
+def test_each_column_is_compared(full):
+    values = {name: ("x", "y") for name in COLUMNS} | dict.fromkeys(("txid", "slice"), (1, 2))
+    values["recorded_at"] = (datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC))
+    del values["id"], values["version"]
+    stores = [
+        full(*((n, "a", 1, {name: each[store]}) for n, (name, each) in enumerate(values.items())))
+        for store in (0, 1)
+    ]
+    rows = compare(*stores, lowest=0).orderBy("position").collect()
+    differing = [n for n, name in enumerate(values) if name != "txid"]
+    assert [(row["kind"], row["position"]) for row in rows] == [
+        ("content_differs", n) for n in differing
     ]
 
 
