@@ -35,6 +35,8 @@ def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
             count += 1
         except GapNotSkippable as error:
             refused.append(shown(error, 300))
+    if refused and not count:
+        raise GapNotSkippable(" ".join(refused))
     done = ngettext("%d gap was skipped.", "%d gaps were skipped.", count) % count
     return " ".join([done, *refused])
 

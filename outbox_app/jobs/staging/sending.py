@@ -295,13 +295,13 @@ def alias_outside(name: str, alias: str) -> str | None:
     if others := open_transactions():
         raise NotAtomic(
             f"{name} was called inside atomic(using={others[0]!r}), but jobs are staged on "
-            f"{alias!r}: it would not be atomic. Open atomic(using={alias!r}), or pass "
+            f"{alias!r}: it would not be atomic. Open atomic(using={alias!r}), or give delay() "
             f"using={others[0]!r} if that database has the outbox's tables and a drainer."
         )
     if outside == "refuse":
         raise NotAtomic(
             f"{name} was called outside a transaction, and OUTBOX['OUTSIDE'] is 'refuse'. "
-            f"Open transaction.atomic(using={alias!r}), or pass producer= to send it at once."
+            f"Open transaction.atomic(using={alias!r}), or give apply_async() producer= to send it."
         )
     # What would be sent is staged in the transaction of a test: no test needs a broker for it.
     is_staged = outside == "stage" or connections[alias].in_atomic_block

@@ -62,7 +62,7 @@ def age(text: str) -> timedelta:
 
 def identifier(text: str) -> int:
     """Return an id, a number that the column can hold."""
-    if not re.fullmatch(r"\d{1,18}", text):
+    if not re.fullmatch(r"[0-9]{1,19}", text):
         raise ArgumentTypeError(f"{text!r} is no id of a dead job; ids are whole numbers")
     return int(text)
 

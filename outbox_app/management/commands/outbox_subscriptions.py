@@ -7,6 +7,7 @@ that scripts may call it; ``--dry-run`` is the preview.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -109,7 +110,7 @@ class Command(TeachingCommand):
         if action == "release" and (options["stream"] is None) != options["all"]:
             raise InvalidArgument("release needs --stream or --all.")
         if action == "skip-gap" and not (
-            name and name.isascii() and name.isdecimal() and options["reason"]
+            re.fullmatch(r"[0-9]{1,19}", name or "") and options["reason"]
         ):
             raise InvalidArgument("skip-gap needs the ID of a gap, a whole number, and a --reason.")
         needed = {"skip": "position", "discard": "stream"}.get(action)
@@ -252,7 +253,7 @@ class Command(TeachingCommand):
             self.write(f"There are more. Shown: the oldest {LISTED}.")
 
     def _skip_gap(self, id: str, *, using: str, **options: Any) -> None:
-        gap = skip_gap(int(id[:19]), by=self.user, reason=options["reason"], using=using)
+        gap = skip_gap(int(id), by=self.user, reason=options["reason"], using=using)
         self.write(f"Skipped: {one_line(gap, 300)}")
 
     def _repartition(self, name: str, *, using: str, **options: Any) -> None:

@@ -143,6 +143,7 @@ def test_each_option_selects(alias):
         assert (code, out.split()[2]) == (0, "1"), selection
     assert run("requeue", "--newer-than", "1d", "--dry-run")[1].split()[2] == "2"
     assert run("requeue", "--id", str(old.pk), "--id", "1", "--dry-run")[1].split()[2] == "1"
+    assert run("requeue", "--id", str(2**63 - 1), "--dry-run")[1].startswith("No ")
 
 
 @pytest.mark.django_db

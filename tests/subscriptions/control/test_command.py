@@ -128,13 +128,21 @@ def test_gaps(alias, command):
     assert command("gaps", "other")[1] == "No gap is open.\n"
     assert command("skip-gap", str(gap.pk))[0] == 2
     assert command("skip-gap", "x", "--reason", "lost")[0] == 2
-    assert command("skip-gap", "9" * 30, "--reason", "lost")[0] == 1
+    assert command("skip-gap", "9" * 19, "--reason", "lost")[0] == 1
     code, out = command("skip-gap", str(gap.pk), "--reason", "lost by the import")
     assert (code, out.startswith("Skipped: ")) == (0, True)
     gap.refresh_from_db()
     assert (gap.state, gap.reason) == ("skipped", "lost by the import")
     assert "outbox_subscriptions" in gap.settled_by
     assert command("skip-gap", str(gap.pk), "--reason", "again")[0] == 1
+
+
+def test_an_id_with_a_digit_too_many_is_not_that_of_another_gap(alias, command):
+    gap = Gap.objects.using(alias).create(
+        kind="version", subscription="", log="outbox_event", stream="a", first=2, last=3
+    )
+    assert command("skip-gap", f"{gap.pk:019}0", "--reason", "lost")[0] == 2
+    assert command("skip-gap", f"{gap.pk:019}", "--reason", "lost")[0] == 0
 
 
 def test_repartition(alias, published, run, seen_by, command):
