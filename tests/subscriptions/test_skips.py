@@ -10,12 +10,13 @@ from django.db import OperationalError
 
 from outbox_app import subscriber
 from outbox_app.eventlog.newevent import slice_of
+from outbox_app.exceptions import GapNotSkippable
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream
+from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream, Subscription
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.counting import count_events
-from outbox_app.subscriptions.skips import skip_event
+from outbox_app.subscriptions.skips import discard_stream, skip_event, skip_gap
 from outbox_app.subscriptions.version_gaps import give_up
 from tests.eventlog.sessions import Session
 
@@ -197,3 +198,35 @@ def test_a_gap_that_is_another_one_by_now_is_not_given_up(alias, moved):
     Gap.objects.using(alias).update(**moved)
     assert not give_up(gap, by="ann", reason="why", using=alias)
     assert Gap.objects.using(alias).get().state == Gap.State.OPEN
+
+
+def test_a_gap_that_is_filled_releases_nothing(alias):
+    """Its versions are there, and the handler has refused them: the stream waits for a person."""
+    where = {"subscription": "shop", "log": "outbox_event", "stream": "s"}
+    gap = Gap.objects.using(alias).create(
+        kind="version", first=2, last=4, state=Gap.State.FILLED, **where
+    )
+    ParkedStream.objects.using(alias).create(**where, partition=0, version=2, position=1, error="")
+    with pytest.raises(GapNotSkippable, match="is filled"):
+        skip_gap(gap.pk, by="ann", reason="why", using=alias)
+    parked = ParkedStream.objects.using(alias).get()
+    assert (parked.version, parked.released) == (2, False)
+
+
+def test_a_skip_of_a_parked_stream_is_in_the_log_that_was_named(alias):
+    Subscription.objects.using(alias).create(name="shop", partitions=1)
+    failed = {"position": 7, "stream": "s"}
+    where = {"stream": "s", "partition": 0, "version": 2, "position": 7, "failed_event": failed}
+    parked = ParkedStream.objects.using(alias)
+    for name, log in (("other", "outbox_event"), ("shop", "ledger"), ("shop", "outbox_event")):
+        parked.create(**where, subscription=name, log=log, error="")
+    who = {"by": "ann", "reason": "why", "using": alias, "log": "outbox_event"}
+    assert skip_event("shop", 7, **who).log == "outbox_event"
+    columns = ("subscription", "log", "version", "position", "released", "failed_event")
+    assert list(parked.order_by("pk").values_list(*columns)) == [
+        ("other", "outbox_event", 2, 7, False, failed),
+        ("shop", "ledger", 2, 7, False, failed),
+        ("shop", "outbox_event", 3, 8, True, None),
+    ]
+    with pytest.raises(GapNotSkippable, match="reads outbox_event"):
+        discard_stream("shop", "s", **who)
