@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from threading import Event, Thread
 from zlib import crc32
 
@@ -236,6 +237,24 @@ def test_what_a_split_would_break_is_refused(alias, order):
         run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
     with pytest.raises(InvalidArgument, match="is split by shop itself"):
         run_operation(KeyIndex("Order", key="shop", by="shop"), order, alias)
+
+
+@servers
+@commits
+def test_a_second_row_with_a_key_that_comes_while_its_index_is_filled(alias, order, monkeypatch):
+    """The index would have one of the two, and say that keys are unique."""
+    run_operation(OPERATIONS[0], order, alias)
+    rows, real = three_rows(order, alias), TableCopy.copy
+
+    def copy(self):
+        real(self)
+        rows.create(shop="b", number="1", place=1)
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    with pytest.raises(IntegrityError):
+        run_operation(OPERATIONS[1], order, alias)
+    assert rows.filter(number="1").count() == 2
+    assert index_table(order, "number") not in connections[alias].introspection.table_names()
 
 
 @servers
@@ -589,6 +608,85 @@ def test_what_is_written_last_is_copied_under_the_lock(alias, order, operation, 
         assert [find_by_key(order, number=n, using=alias).place for n in "23x"] == [3, 4, 2]
 
 
+@commits
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@each_operation
+def test_a_writer_with_rights_on_the_table_only(alias, order, operation, monkeypatch):
+    """Nor does its search_path lead to what the triggers write to."""
+    real = TableCopy.copy
+
+    def write(number):
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET ROLE split_writer; SET search_path = pg_catalog")
+            try:
+                sql = (
+                    "INSERT INTO public.split_order (shop, number, place) VALUES ('a', %s, 1 + %s)"
+                )
+                cursor.execute(sql, [number, number])
+            finally:
+                cursor.execute("RESET ROLE; RESET search_path")
+
+    def copy(self):
+        real(self)
+        write(1)
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("CREATE ROLE split_writer; GRANT INSERT ON split_order TO split_writer")
+        try:
+            run_operation(operation, order, alias)
+            write(2)
+        finally:
+            cursor.execute("DROP OWNED BY split_writer; DROP ROLE split_writer")
+    rows = order._default_manager.using(alias)
+    assert sorted(rows.values_list("number", flat=True)) == ["1", "2"]
+    if operation is OPERATIONS[1]:
+        assert find_by_key(order, number="2", using=alias).place == 3
+
+
+@servers
+@commits
+@each_operation
+def test_copying_locks_no_rows(alias, order, operation, monkeypatch):
+    """Nor does it wait for one that is locked."""
+    rows, real = three_rows(order, alias), TableCopy.copy
+
+    def copy(self):
+        other = connections.create_connection(alias)
+        try:
+            other.set_autocommit(False)
+            with other.cursor() as cursor:
+                cursor.execute("UPDATE split_order SET note = 'x' WHERE number = '1'")
+            real(self)
+            other.commit()
+        finally:
+            other.close()
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    run_operation(operation, order, alias)
+    assert rows.get(number="1").note == "x"
+
+
+@servers
+@commits
+@each_operation
+def test_nobody_writes_while_the_rest_is_copied(alias, order, operation, monkeypatch):
+    real, found = TableCopy.check_watched, []
+    looks = {
+        "postgres": "SELECT 1 FROM pg_locks WHERE relation = 'split_order'::regclass "
+        "AND mode = 'AccessExclusiveLock' AND granted",
+        "mariadb": "SHOW OPEN TABLES WHERE In_use = 1 AND `Table` = 'split_order'",
+    }
+
+    def check(self):
+        found.append(len(self.run(looks[alias])))
+        real(self)
+
+    monkeypatch.setattr(TableCopy, "check_watched", check)
+    run_operation(operation, order, alias)
+    assert found == [1]
+
+
 @servers
 @commits
 @each_operation
@@ -631,6 +729,27 @@ def test_one_run_at_once(alias, order, operation, monkeypatch):
 
 
 @commits
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_a_database_that_ends_idle_sessions(alias):
+    """The one that has the lock is idle while a table is copied."""
+    connection = connections[alias]
+    name = connection.ops.quote_name(connection.settings_dict["NAME"])
+    timeout = f"ALTER DATABASE {name} {{}} idle_in_transaction_session_timeout"
+    with connection.cursor() as cursor:
+        cursor.execute(f"{timeout.format('SET')} = '50ms'")
+        try:
+            with table_copy.only_run(connection, "split_order"):
+                time.sleep(0.5)
+                cursor.execute(
+                    "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
+                    "WHERE locktype = 'advisory' AND datname = current_database()"
+                )
+                assert cursor.fetchone() == (1,)
+        finally:
+            cursor.execute(timeout.format("RESET"))
+
+
+@commits
 @pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
 @each_operation
 def test_the_session_that_works_has_the_lock(alias, order, operation, monkeypatch):
@@ -640,12 +759,13 @@ def test_the_session_that_works_has_the_lock(alias, order, operation, monkeypatc
 
     def copy(self):
         lock = f"outbox_table_{crc32(name.encode())}"
-        found.extend(self.run("SELECT IS_USED_LOCK(%s) = CONNECTION_ID()", [lock]))
+        sql = "SELECT IS_USED_LOCK(%s) = CONNECTION_ID(), @@lock_wait_timeout"
+        found.extend(self.run(sql, [lock]))
         real(self)
 
     monkeypatch.setattr(TableCopy, "copy", copy)
     run_operation(operation, order, alias)
-    assert found == [(1,)]
+    assert found == [(1, table_copy.LOCK_WAIT)]
 
 
 @commits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from outbox_app.entities.passing import leader_of
 from outbox_app.entities.request import Call
 from outbox_app.fleet import topology
 from outbox_app.fleet.registry import CLIENT, Member
-from outbox_app.fleet.topology import leaders_of, other_leader
+from outbox_app.fleet.topology import leaders_of, live_servers, other_leader
+from outbox_app.models import Server
 from tests.entities.models import Account
 from tests.patience import eventually
 
@@ -47,12 +49,20 @@ def test_by_weight(fleet: Any) -> None:
 
 def test_who_leads_nothing(fleet: Any) -> None:
     others = [member(URLS[1], weight=0), member(URLS[2], draining=True), member("", kind=CLIENT)]
+    others.append(Member(service="billing", address=URLS[3]))
     assert set(leaders_of([member(URLS[0]), *others])) == {URLS[0]}
     assert leaders_of(others) == ()
     fleet(TOPOLOGY=URLS[2:])
     assert set(leaders_of([member(URLS[0])])) == set(URLS[2:])
     fleet(TOPOLOGY=None)
     assert leaders_of([member(URLS[0])]) == ()
+
+
+@pytest.mark.django_db
+def test_servers_that_are_there() -> None:
+    for each in (member(URLS[0]), member("", kind=CLIENT)):
+        Server.objects.create(**asdict(each))
+    assert [server.address for server in live_servers(using="default")] == [URLS[0]]
 
 
 def test_elsewhere(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:

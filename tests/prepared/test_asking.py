@@ -550,6 +550,17 @@ def test_a_sender_has_one_owner(alias: str, make: Any, ask: Any, answering: Any)
     assert len(seen.asked) == 1
 
 
+def test_a_sender_of_a_part_that_was_lost_is_asked_no_more(
+    alias: str, make: Any, ask: Any, answering: Any
+) -> None:
+    make()
+    answering(COMMITTED)
+    loop = ask()
+    loop.holder.owned = frozenset()
+    loop._take_senders()
+    assert (loop.workers, loop.done) == ({}, 1)
+
+
 @pytest.mark.usefixtures("own")
 def test_functions_of_the_projects_own(
     alias: str, sender: str, make: Any, ask: Any, fences: Any
