@@ -34,9 +34,6 @@ class Partitions(TableCopy):
         new, key = f"{prefix}{uuid4().hex[:6]}", list(dict.fromkeys([pk, by.column]))
         super().__init__(model, connection, new=new, prefix=prefix, key=key)
 
-    def link(self) -> None:
-        """Do what is left when the table is split."""
-
     def unique_indexes(self) -> Iterator[tuple[str, list[str], bool]]:
         """Yield name, columns, and whether it is the primary key."""
         with self.connection.cursor() as cursor:
@@ -152,8 +149,9 @@ class PostgresPartitions(PostgresCopy, Partitions):
             self.run(f"ALTER TABLE {name} RENAME TO {to}")
         failpoint("split_swapped")
 
-    def link(self) -> None:
-        """Make foreign keys that the partitions have those of the table, while it is written to."""
+    def sweep(self) -> None:
+        """Make foreign keys that the partitions have those of the table, too."""
+        super().sweep()
         keys = {}
         for partition, name, key in self.run(
             "SELECT conrelid::regclass::text, quote_ident(conname), pg_get_constraintdef(c.oid) "

@@ -94,7 +94,6 @@ class ShardedTable(TableOperation):
             self._check(model, partitions)
             partitions.make()
             partitions.sweep()
-        partitions.link()
 
     def _check(self, model: Any, partitions: Partitions) -> None:
         """Refuse what the split would break; note the unique indexes that become plain ones."""

@@ -326,6 +326,29 @@ def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
 
 @servers
 @commits
+def test_a_table_that_has_no_numbers(alias):
+    class Word(models.Model):  # noqa: DJ008
+        word = models.CharField(max_length=20, primary_key=True)
+
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = "split_word"
+
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.create_model(Word)
+    try:
+        rows = Word._default_manager.using(alias)
+        rows.create(word="a")
+        run_operation(ShardedTable("Word", by="word", shards=2), Word, alias)
+        assert rows.get().word == "a"
+    finally:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("DROP TABLE split_word")
+
+
+@servers
+@commits
 def test_an_index_of_a_table_that_is_split_by_a_time(alias):
     """MySQL gives times without their zone, which is not that of the settings."""
 
@@ -468,20 +491,22 @@ def test_what_it_refers_to_is_deleted_while_it_is_split(alias, order, line, monk
             lines.filter(of__number=number).delete()
             orders.filter(number=number).delete()
 
-    real, real_link = TableCopy.insert, PostgresPartitions.link
+    real, real_sweep, calls = TableCopy.insert, PostgresPartitions.sweep, []
 
     def insert(self, *args, **options):
         real(self, *args, **options)
         delete("0")
 
-    def link(self):
-        delete("1")
-        lines.create(of=orders.get())
-        monkeypatch.setattr(PostgresPartitions, "link", real_link)
-        raise KeyError("killed")
+    def sweep(self):
+        calls.append(self)
+        if len(calls) == 2:
+            delete("1")
+            lines.create(of=orders.get())
+            raise KeyError("killed")
+        real_sweep(self)
 
     monkeypatch.setattr(TableCopy, "insert", insert)
-    monkeypatch.setattr(PostgresPartitions, "link", link)
+    monkeypatch.setattr(PostgresPartitions, "sweep", sweep)
     operation = ShardedTable("Line", by="of", shards=2)
 
     def orphan():
