@@ -61,6 +61,39 @@ def test_in_flight_then_filled(alias, reading, rows):
     assert Gap.objects.using(alias).get().settled_at is not None
 
 
+def test_what_is_left_of_a_gap_is_the_same_row(alias, reading, rows):
+    reader = reading(on_gap="off")
+    with Session(alias) as one, Session(alias) as two, Session(alias) as three:
+        for n, late in enumerate([one, two, three]):
+            late.begin().publish(f"late{n}")
+        soon(alias)
+        reader.poll()
+        polls(reader)
+        two.commit()
+        polls(reader)
+        assert rows() == [(1, 3, "open")]
+        one.commit()
+        three.commit()
+    polls(reader, seconds=6)
+    assert rows() == [(1, 3, "filled")]
+
+
+def test_the_gap_of_a_partition_that_is_no_more(alias, reading, rows):
+    reader = reading(on_gap="off")
+    for part in (1, 7):
+        Gap.objects.using(alias).create(
+            kind=Gap.Kind.ID,
+            subscription="reads",
+            partition=part,
+            log="outbox_event",
+            first=1,
+            last=1,
+        )
+    soon(alias)
+    polls(reader, seconds=6)
+    assert rows() == [(1, 1, "filled")] * 2
+
+
 @pytest.mark.parametrize("tombstones", [False, True])
 def test_rolled_back_then_closed(alias, reading, rows, tombstones, settings):
     settings.OUTBOX = {**settings.OUTBOX, "TOMBSTONES": tombstones}
