@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -67,6 +68,27 @@ def test_without_a_service_nothing_is_registered(rows: Any, fleet: Any) -> None:
     fleet(SERVICE="")
     announcing.join()
     assert announcing._announced is None
+
+
+def test_a_client_that_becomes_a_server(rows: Any, fleet: Any) -> None:
+    assert servers("shop") == []
+    eventually(lambda: rows() == [("client", "")])
+    fleet(ADDRESS=URL)
+    announcing.join()
+    eventually(lambda: rows() == [("server", URL)])
+    servers("shop")
+    assert announcing._announced is not None
+    assert announcing._announced.kind == SERVER
+
+
+def test_a_server_that_starts_in_a_thread(rows: Any, fleet: Any) -> None:
+    """Which may not handle signals."""
+    fleet(ADDRESS=URL)
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(announcing.join).result()
+    eventually(lambda: rows() == [("server", URL)])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_process_that_calls_is_a_client(rows: Any) -> None:

@@ -327,8 +327,11 @@ def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
 @servers
 @commits
 def test_a_table_that_has_no_numbers(alias):
+    """Its primary key is unique as long as the database says so."""
+
     class Word(models.Model):  # noqa: DJ008
         word = models.CharField(max_length=20, primary_key=True)
+        n = models.IntegerField()
 
         class Meta:
             apps = Apps()
@@ -339,9 +342,12 @@ def test_a_table_that_has_no_numbers(alias):
         editor.create_model(Word)
     try:
         rows = Word._default_manager.using(alias)
-        rows.create(word="a")
-        run_operation(ShardedTable("Word", by="word", shards=2), Word, alias)
-        assert rows.get().word == "a"
+        rows.create(word="a", n=1)
+        with pytest.raises(InvalidArgument, match=r"would lose .* \(word\)"):
+            run_operation(ShardedTable("Word", by="n", shards=2), Word, alias)
+        for options in {"by": "word"}, {"by": "n", "giving_up": ["word"]}:
+            run_operation(ShardedTable("Word", shards=2, **options), Word, alias)
+            assert rows.get().word == "a"
     finally:
         with connections[alias].cursor() as cursor:
             cursor.execute("DROP TABLE split_word")
