@@ -8,7 +8,6 @@ from uuid import uuid4
 
 import pytest
 from django.db import connections
-from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.eventlog.filter import EventFilter
@@ -26,7 +25,7 @@ from outbox_app.models import (
     counting,
 )
 from outbox_app.subscriptions import control, lag
-from outbox_app.subscriptions.subscriber import register, subscriber_named
+from outbox_app.subscriptions.subscriber import Subscriber, register, subscriber_named
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import eventually, on
 
@@ -117,6 +116,9 @@ def test_states_errors_parked_and_gaps(alias, published, run, seen_by):
     Gap.objects.using(alias).create(
         kind="version", subscription="all", log="outbox_event", first=1, last=1
     )
+    Gap.objects.using(alias).create(
+        kind="version", subscription="all", log="outbox_event", first=3, last=3, state="filled"
+    )
     Cursor.objects.using(alias).update(state="nonsense")
     found = one(alias, "all")
     assert (found.state, found.parked, found.gaps) == ("failing", 2, 1)
@@ -205,10 +207,29 @@ def test_each_part_is_an_index_range(alias, published, seen_by, place):
 
 
 def test_subscriptions_of_another_alias_are_not_shown(alias, seen_by):
+    class Elsewhere(Subscriber):
+        using = "elsewhere"
+
     seen_by("all")
+    register(Elsewhere(name="far", handle=print))
     Subscription.objects.using(alias).create(name="old")
     assert [each.name for each in lag.lags(using=alias)] == ["all", "old"]
-    assert not Subscription.objects.using(alias).filter(created_at__gt=F("created_at")).exists()
+
+
+def test_one_that_cannot_run_is_shown_and_says_why(alias):
+    register(Subscriber(name="broken", handle=print, log_names=("no.Log",)))
+    [found] = lag.lags(using=alias)
+    assert (found.name, found.state, found.unread) == ("broken", "failing", False)
+    assert found.error == found.fault != ""
+
+
+def test_what_the_code_asks_for_counts_and_not_what_it_did(alias, published, run, seen_by):
+    seen_by("all")
+    run("all")
+    published("a", "b")
+    register(replace(subscriber_named("all"), types=("order.*",)))
+    published("c", type="order.paid")
+    assert one(alias, "all").behind == 1
 
 
 @on("postgres", "mariadb")
