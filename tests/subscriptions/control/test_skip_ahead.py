@@ -9,6 +9,7 @@ from outbox_app.exceptions import ReplayRefused
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, counting
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as declared
+from outbox_app.subscriptions.start_point import position_of
 from tests.faults.tools import on
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
@@ -162,3 +163,12 @@ def test_the_command(alias, published, run, seen_by, monkeypatch, command):
     assert command(*replay, "--skip-ahead", "--noinput")[0] == 0
     published("e")
     assert command(*replay, "--skip-ahead", "--no-input")[0] == 0
+
+
+def test_the_ends_of_a_log_are_places(alias, published, ids):
+    published("a", "b")
+    last = ids()[-1]
+    assert [position_of(Event, place, using=alias) for place in (0, last)] == [0, last]
+    for place in (-1, last + 1, True):
+        with pytest.raises(ReplayRefused, match=f"its last one is {last}"):
+            position_of(Event, place, using=alias)
