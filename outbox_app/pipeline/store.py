@@ -22,6 +22,8 @@ from ..text import one_line
 _UNFIT = re.compile(r"[?#\\\x00-\x1f]|%[0-9A-Fa-f]{2}")
 #: Of the messages of delta-rs.
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
+#: What they say where a request has failed, or its answer was cut off.
+_FAILED = re.compile("Error performing|HTTP error")
 #: What the store itself has answered; the rest may hold a token.
 _ANSWER = re.compile(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL)
 
@@ -55,6 +57,8 @@ class Store:
             try:
                 self.system, self.root = fs.FileSystem.from_uri(self.folder)
             except (ValueError, NotImplementedError, ImportError, OSError) as error:
+                if "AWS Error" in str(error):  # where it asks for the region of the bucket
+                    self.require_reached(error)
                 raise ArchiveRefused(
                     f"{self.folder} cannot be opened: {error}. Expected a path, or the address of "
                     "a folder that pyarrow and delta-rs know: file:///…, s3://bucket/…, "
@@ -104,7 +108,7 @@ class Store:
     def require_reached(self, error: Exception) -> None:
         """Raise ``Unreachable`` where an object store has failed, and what a disk has as it is."""
         text = str(error)
-        failed = isinstance(error, OSError) or "Error performing" in text
+        failed = isinstance(error, OSError) or _FAILED.search(text)
         missing = isinstance(error, FileNotFoundError) or "404 Not Found" in text
         if failed and not missing and not self.is_local:
             raise Unreachable(

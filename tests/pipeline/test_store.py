@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from deltalake.exceptions import DeltaError
+from pyarrow import fs
 
-from outbox_app.exceptions import ArchiveRefused
+from outbox_app.exceptions import ArchiveRefused, Unreachable
 from outbox_app.pipeline.store import Store
 
 
@@ -79,6 +81,32 @@ def test_no_password_is_taken(address):
     with pytest.raises(ArchiveRefused, match="holds a password") as refused:
         Store(address)
     assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "said", ["Error performing list request", "Error getting list response body ↳ HTTP error"]
+)
+def test_a_request_that_failed_or_whose_answer_was_cut_off_is_no_damage(said, monkeypatch):
+    """As delta-rs says it where it has read a table before, and looks for newer versions."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # asks nobody for the region
+    said = f"Error interacting with object store ↳ Generic S3 error ↳ {said} ↳ request or …"
+    with pytest.raises(Unreachable, match="has not answered as it should"):
+        Store("s3://bucket/archive").require_reached(DeltaError(said))
+
+
+def test_a_bucket_whose_region_cannot_be_asked_for_is_unreachable(monkeypatch):
+    """It has none in the environment. An archiver that follows tries again, later."""
+    said = "When resolving region for bucket 'b': AWS Error NETWORK_CONNECTION during HeadBucket"
+
+    def away(*_):
+        raise OSError(said)
+
+    systems = SimpleNamespace(
+        LocalFileSystem=fs.LocalFileSystem, FileSystem=SimpleNamespace(from_uri=away)
+    )
+    monkeypatch.setattr("outbox_app.pipeline.store.fs", systems)
+    with pytest.raises(Unreachable, match="s3://b/archive has not answered as it should: When"):
+        Store("s3://b/archive")
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
