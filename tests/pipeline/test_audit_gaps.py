@@ -189,6 +189,9 @@ def test_a_person_accepts_a_gap(alias, found, rows):
     outcome = found(gap("a", 4, 6), gap("b", 2, 2))
     assert (outcome.written, outcome.unchanged) == (0, 1)
     assert rows() == [("a", 4, 6, "skipped"), ("b", 2, 2, "open")]
+    # Part of it is there again: the rest was accepted.
+    assert found(gap("a", 4, 5), gap("b", 2, 2)).written == 0
+    assert rows() == [("a", 4, 6, "skipped"), ("b", 2, 2, "open")]
     # More than what was accepted is open again.
     found(gap("a", 4, 7), gap("b", 2, 2))
     assert rows() == [("a", 4, 7, "open"), ("b", 2, 2, "open")]
