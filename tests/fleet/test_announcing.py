@@ -202,6 +202,26 @@ def test_a_worker_of_gunicorn_leaves_on_sigterm_and_ends(rows: Any, fleet: Any) 
     assert rows() == []
 
 
+def test_sigterm_takes_off_a_server_that_ends_later(rows: Any, fleet: Any) -> None:
+    """Which has requests to answer, and gets no others meanwhile."""
+    fleet(ADDRESS=URL)
+
+    def work() -> None:
+        signal.signal(signal.SIGTERM, lambda *args: None)
+        announcing.join()
+        while True:
+            signal.pause()
+
+    child = in_a_child(work)
+    try:
+        eventually(lambda: rows() == [("server", URL)])
+        os.kill(child, signal.SIGTERM)
+        eventually(lambda: rows() == [])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_sigterm_without_a_handler_leaves_and_ends(rows: Any, fleet: Any) -> None:
     fleet(ADDRESS=URL)
 

@@ -293,6 +293,38 @@ def test_numbers_stay_and_are_not_given_out_again(alias, order):
     assert rows.create(shop="a", number="3", place=3).pk > last
 
 
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+@pytest.mark.parametrize("is_serial", [False, True], ids=["identity", "serial"])
+def test_a_sequence_keeps_its_name_and_goes_on(alias, order, is_serial):
+    """Django before 4.1 has made columns of the type ``serial``."""
+    rows = order._default_manager.using(alias)
+    with connections[alias].cursor() as cursor:
+        if is_serial:
+            cursor.execute(
+                "ALTER TABLE split_order ALTER id DROP IDENTITY; "
+                "CREATE SEQUENCE split_order_id_seq OWNED BY split_order.id; "
+                "ALTER TABLE split_order ALTER id SET DEFAULT nextval('split_order_id_seq')"
+            )
+        last = rows.create(shop="a", number="1", place=1).pk
+        run_operation(OPERATIONS[0], order, alias)
+        run_operation(ShardedTable("Order", by="shop", shards=3), order, alias)
+        assert last < rows.create(shop="a", number="2", place=2).pk <= last + 3
+        cursor.execute("SELECT pg_get_serial_sequence('split_order', 'id')")
+        assert cursor.fetchone() == ("public.split_order_id_seq",)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_an_index_that_could_not_be_made_is_left_out(alias, order):
+    """As a unique one it would keep rows out of the copy."""
+    rows = three_rows(order, alias)
+    with connections[alias].cursor() as cursor, pytest.raises(IntegrityError):
+        cursor.execute("CREATE UNIQUE INDEX CONCURRENTLY split_odd ON split_order (shop, note)")
+    run_operation(OPERATIONS[0], order, alias)
+    assert sorted(rows.values_list("number", flat=True)) == ["0", "1", "2"]
+
+
 @servers
 @commits
 def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
