@@ -139,6 +139,23 @@ def test_what_the_time_does_not_suffice_for_is_released_and_opens_no_circuit(
     assert not immediate.broker_of(app.main).circuit.failures
 
 
+def test_a_broker_that_takes_nothing_in_its_time_is_waited_for_by_no_other_commit(
+    alias, app, states, monkeypatch
+):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    open_ = Publisher.open
+
+    def slowly(*args, **options):
+        clock.now += 25
+        open_(*args, **options)
+
+    monkeypatch.setattr(immediate, "time", clock)
+    monkeypatch.setattr(Publisher, "open", slowly)
+    _call(app, alias, 1)
+    assert states() == ["ready"]
+    assert immediate.broker_of(app.main).circuit.failures == 1
+
+
 def test_events_for_monitors_end_with_the_time(alias, app, states, monkeypatch):
     """They leave before the rows are deleted: no commit waits for many, and no hold runs out."""
     app.conf.task_send_sent_event = True
