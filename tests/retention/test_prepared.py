@@ -68,9 +68,10 @@ def test_fences_go_after_30_days_batch_by_batch(
     fences = Fence.objects.using(alias)
     for age in (1, 29, 31, 32, 33):
         fences.create(event_id=uuid4(), outcome="committed", written_at=days(age))
+    fences.create(event_id=Fence.MARK, outcome="pruned", written_at=days(40))  # of an earlier run
     said = prune("--fences", "--database", alias, "--dry-run")
     assert "would prune fences rows=3" in said
-    assert fences.count() == 5
+    assert fences.count() == 6
     said = prune("--fences", "--database", alias, "--batch-size", "2")
     assert "pruned fences removed=3 older_than=30d" in said
     assert fences.exclude(pk=Fence.MARK).count() == 2
