@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connections
 
 from outbox_app.fleet import announce, announcing, gunicorn, servers
-from outbox_app.fleet.registry import SERVER, new_registry
-from outbox_app.models import Server
+from outbox_app.fleet.registry import CLIENT, SERVER, new_registry
+from outbox_app.models import DatabaseNow, Server
 from tests.patience import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -138,6 +139,16 @@ def test_what_was_drained_comes_back_so(alias: str, rows: Any, fleet: Any) -> No
     kept.step(registry)
     [row] = Server.objects.using(alias)
     assert (row.weight, row.draining) == (7, True)
+
+
+def test_who_registers_removes_those_that_are_silent(alias: str, rows: Any, fleet: Any) -> None:
+    """Also where nobody looks at the list."""
+    row = {"service": "shop", "address": URL, "node": "x", "version": "1", "lease_seconds": 1}
+    table = Server.objects.using(alias)
+    table.create(**row)
+    table.update(heartbeat_at=DatabaseNow() - timedelta(hours=1))
+    announcing.Announcement(CLIENT).step(new_registry())
+    assert rows() == [("client", "")]
 
 
 @pytest.mark.parametrize("name", ["outbox-fleet", "outbox-watchdog"])
