@@ -173,6 +173,8 @@ def test_large_jobs_and_those_beyond_a_number_are_left_to_the_drain(
     monkeypatch.setattr(immediate, "MOST", 3)
     with transaction.atomic(using=alias):
         app.tasks["note"].delay("x" * 100_000, 1)
+    assert (publishes, states()) == ([], ["ready"])
+    with transaction.atomic(using=alias):
         for i in range(4):
             app.tasks["note"].delay("", i)
     assert publishes == [3]
