@@ -200,7 +200,6 @@ class Archive:
             fields = Schema.from_arrow(_with_day(pa.schema(new))).fields[:-1]
             with self._committing(self.mark) as properties:
                 self._table.alter.add_columns(fields, commit_properties=properties)
-            self.refresh()
 
     def commit(self, files: Sequence[File], end: Offset) -> None:
         """Add a batch. Raises ``ArchiveRefused`` where another process has written meanwhile."""
@@ -253,8 +252,7 @@ class Archive:
                 [DAY],
                 commit_properties=properties,
             )
-        failpoint("archive_committed")
-        self.refresh()
+            failpoint("archive_committed")
 
     @contextmanager
     def _committing(self, mark: Mark, **given: Any) -> Iterator[CommitProperties]:
@@ -268,12 +266,13 @@ class Archive:
                 raise OSError(f"{self.store.folder}: {told(error)}") from error
             with _explained(self.store):
                 made = self._table.history(self._table.version() - before)
-            if attempt in [commit.get(ATTEMPT) for commit in made]:
-                return  # an answer of the store was lost, and delta-rs has sent the commit again
-            raise ArchiveRefused(
-                f"Another process has written to {self.store.folder} meanwhile. What it has "
-                "committed counts, and nothing of this one. Run one archiver."
-            ) from error
+            # Where an answer of the store was lost, delta-rs has sent the commit again.
+            if attempt not in [commit.get(ATTEMPT) for commit in made]:
+                raise ArchiveRefused(
+                    f"Another process has written to {self.store.folder} meanwhile. What it has "
+                    "committed counts, and nothing of this one. Run one archiver."
+                ) from error
+        self.refresh()
 
     def _newest(self) -> tuple[int, Mark]:
         """Return the newest version whose commit says how far the log is archived."""
