@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from datetime import UTC, datetime
 
@@ -223,6 +224,26 @@ def test_what_is_pruned_during_the_comparison_is_not_lost(full):
     result = audit(kept, log=LOG, archived=archived, lowest=lambda: next(lowest))
     assert result.sound
     assert result.events == 3
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_what_goes_after_the_lowest_position_was_looked_at_was_read(
+    spark, full, tmp_path, compared
+):
+    rows, folder = full(*((n, "a", n) for n in (1, 2, 3))), str(tmp_path / "log")
+    rows.write.parquet(folder)
+    database = spark.read.schema(SCHEMA).parquet(folder)
+    looks = []
+
+    def lowest():
+        looks.append(1)
+        if len(looks) == 1 + compared:
+            shutil.rmtree(folder)
+        return 1
+
+    archived = Archived(database, rows) if compared else None
+    result = audit(database, log=LOG, archived=archived, lowest=lowest)
+    assert (result.sound, result.events) == (True, 3)
 
 
 def test_content_is_compared_column_by_column(full):
