@@ -99,6 +99,24 @@ def test_the_log_alone_was_restored(alias, published, run, seen, published_befor
     assert "unchanged log=outbox_event" in rebase()
 
 
+@on("default", "mariadb")
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [("ForeignCursor: restored", ""), ("TransactionEnded: in part", "TransactionEnded: in part")],
+)
+def test_what_waits_for_a_person_still_does(alias, published, run, seen, error, left):
+    published("a", "b")
+    run("all")
+    cut(alias, Event.objects.using(alias).order_by("id")[0].pk)
+    Cursor.objects.using(alias).update(error=error, retry_at=None, counted={"handled": 2})
+    before = Cursor.objects.using(alias).values().get()
+    assert "would rebase log=outbox_event" in rebase("--dry-run")
+    assert Cursor.objects.using(alias).values().get() == before
+    rebase()
+    cursor = Cursor.objects.using(alias).get()
+    assert (cursor.error, cursor.counted) == (left, None)
+
+
 @on("default")
 def test_an_older_copy_of_the_file_needs_nothing(alias, published, run, seen, tmp_path):
     connection = connections[alias]
