@@ -246,11 +246,7 @@ class Archive:
         actions += [RemoveAction(f.name, False, now, f.bytes, {DAY: f.day}) for f in old]
         with self._committing(mark, **given) as properties:
             self._table.create_write_transaction(
-                actions,
-                "append",
-                self._table.schema(),
-                [DAY],
-                commit_properties=properties,
+                actions, "append", self._table.schema(), [DAY], commit_properties=properties
             )
             failpoint("archive_committed")
 
