@@ -46,6 +46,14 @@ def test_conditions_hold_and_nothing_is_nothing(alias, app, staged):
 
 
 @pytest.mark.usefixtures("in_atomic")
+def test_a_row_without_a_primary_key_is_refused(alias, app, staged):
+    """As MySQL leaves it after bulk_create(): the task would be called with None."""
+    with pytest.raises(InvalidJob, match=r"mixin\.Order: a row has no primary key"):
+        Order.stage_declared("create", [Order()], using=alias)
+    assert staged() == []
+
+
+@pytest.mark.usefixtures("in_atomic")
 def test_all_or_nothing(alias, app):
     with pytest.raises(InvalidJob):
         Wrong.stage_declared("create", [Wrong(pk=1)], using=alias)

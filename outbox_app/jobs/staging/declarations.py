@@ -44,12 +44,19 @@ class Declared:
         """Yield what to stage for an instance, each with the arguments to add."""
         if self.when is not None and not self.when(instance):
             return
-        if isinstance(self.task, str):
-            yield named(self.task, self.options.get("app")), (instance.pk,)
-        elif isinstance(self.task, Signature):
-            yield self.task.clone(), (instance.pk,)  # a chain remembers the ids of its last run
-        elif isinstance(self.task, Task):
-            yield self.task, (instance.pk,)
+        if isinstance(self.task, str | Signature | Task):
+            if instance.pk is None:
+                raise InvalidJob(
+                    f"on_{self.change}() of {instance._meta.label}: a row has no primary key, "
+                    "which is the task's argument. Save it first; MySQL returns none from "
+                    "bulk_create(): read the rows again."
+                )
+            task: Any = self.task
+            if isinstance(task, str):
+                task = named(task, self.options.get("app"))
+            elif isinstance(task, Signature):
+                task = task.clone()  # a chain remembers the ids of its last run
+            yield task, (instance.pk,)
         else:
             made = self.task(instance)
             for job in made if isinstance(made, list | tuple) else [made]:
