@@ -10,6 +10,7 @@ from typing import Any
 from django.db import connections
 
 from outbox_app.fleet import ShardedTable
+from tests.mysql import explain, is_mysql, plan_of
 
 
 def run_operation(operation: Any, model: Any, alias: str, *, back: bool = False) -> None:
@@ -50,9 +51,8 @@ def partitions_read_by(alias: str, sql: str, params: Any = None) -> int:
             cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}", params)
             [(plans,)] = cursor.fetchall()
             return sum(plan.get("Relation Name") is not None for plan in _nodes(plans[0]["Plan"]))
-        cursor.execute(f"EXPLAIN PARTITIONS {sql}", params)
-        names = [column[0] for column in cursor.description]
-        return len(str(cursor.fetchone()[names.index("partitions")]).split(","))
+        cursor.execute(explain(sql) if is_mysql(alias) else f"EXPLAIN PARTITIONS {sql}", params)
+        return len(str(plan_of(cursor)[0]["partitions"]).split(","))
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

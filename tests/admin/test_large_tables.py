@@ -17,6 +17,7 @@ from django.urls import reverse
 
 from outbox_app.admin import actions
 from outbox_app.models import DeadJob, Event, StagedJob, counting
+from tests.mysql import numbers
 
 from .pages import DEAD, STAGED, hidden, page, selection
 
@@ -116,7 +117,7 @@ def plant(alias):
             "BINARY": "'[]'",
             "JSON": "'{}'",
             "UUID": "REPLACE(UUID(), '-', '')",
-            "numbers": f"(SELECT seq AS n FROM seq_1_to_{ROWS}) AS s",
+            "numbers": f"{numbers(1, ROWS, 'n')} AS s",
             "ANALYZE": "ANALYZE TABLE",
         }
         if connection.features.has_native_uuid_field:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from outbox_app.exceptions import (
 )
 from outbox_app.models import StreamHead
 from tests.entities.models import Account, AccountVersion
+from tests.mysql import is_mysql
 
 commits = pytest.mark.django_db(transaction=True)
 
@@ -219,6 +221,8 @@ def test_a_number_is_answered_as_it_is_read(alias, account, ask, declare, number
     answers = [ask("note", command_id="x").response for _ in range(2)]
     answers += [ask("noted").response, Account.at("a", version=2, using=alias)["noted"]]
     answers += [Account.objects.using(alias).get(pk="a").state["noted"]]
+    if is_mysql(alias):  # its JSON has no integers beyond 64 bits: they are read as floats
+        answers = json.loads(json.dumps(answers), parse_int=float)
     assert len({repr(answer) for answer in answers}) == 1
 
 

@@ -17,6 +17,7 @@ from outbox_app.eventlog.state import BEGINNING, MysqlState, PostgresState
 from outbox_app.eventlog.windows.mysql import MysqlWindow
 from outbox_app.eventlog.windows.postgres import PostgresWindow
 from tests.faults.tools import on
+from tests.mysql import numbers
 
 from .sessions import execute, run
 
@@ -193,7 +194,7 @@ def big_mariadb(django_db_setup, django_db_blocker):
         execute(
             "mariadb",
             "INSERT INTO big SELECT seq, 0, concat('stream-', seq % 5000), seq DIV 5000, "
-            f"'order.placed', '{DATA}', seq % 1024 FROM seq_1_to_{ROWS} "
+            f"'order.placed', '{DATA}', seq % 1024 FROM {numbers(1, ROWS, 'seq')} AS s "
             "WHERE seq % 2000 NOT IN (100, 200, 201)",
         )
         yield

@@ -17,6 +17,7 @@ from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.asking import CheckBack, SenderWorker
 from outbox_app.prepared.request import checked
 from tests.faults.tools import on
+from tests.mysql import explain, numbers, plan_of
 
 from .conftest import FULL
 
@@ -26,7 +27,7 @@ LARGE, SMALL = "alias:large", "alias:small"
 #: Rows that the server makes: numbers, ids, and what is the same in each.
 NUMBERS = {
     "postgresql": (f"generate_series(300, {ROWS}) AS numbers (n)", "gen_random_uuid()"),
-    "mysql": (f"(SELECT seq AS n FROM seq_300_to_{ROWS}) AS numbers", "UUID()"),
+    "mysql": (f"{numbers(300, ROWS, 'n')} AS numbers", "REPLACE(UUID(), '-', '')"),
 }
 
 
@@ -67,19 +68,20 @@ class Explainer:
     def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         if re.match(r"SELECT|UPDATE", sql) and "outbox_prepared" in sql:
             postgres = context["connection"].vendor == "postgresql"
-            execute(f"EXPLAIN {postgres * '(FORMAT JSON) '}{sql}", params, many, context)
-            rows = context["cursor"].fetchall()
-            self.check(sql, rows)
+            plan = f"EXPLAIN (FORMAT JSON) {sql}" if postgres else explain(sql)
+            execute(plan, params, many, context)
+            self.check(sql, plan_of(context["cursor"]))
             self.seen.append(sql)
         return execute(sql, params, many, context)
 
     def check(self, sql: str, rows: Any) -> None:
         if len(rows[0]) == 1:
-            plan = rows[0][0] if isinstance(rows[0][0], str) else json.dumps(rows[0][0])
+            [plan] = rows[0].values()
+            plan = plan if isinstance(plan, str) else json.dumps(plan)
             assert '"Seq Scan"' not in plan, f"{sql}\n{plan}"
         else:
-            assert not {row[3] for row in rows} & {"ALL", "index"}, f"{sql}\n{rows}"
-            few = max(int(row[8] or 0) for row in rows) < 1000 or " LIMIT 1" in sql
+            assert not {row["type"] for row in rows} & {"ALL", "index"}, f"{sql}\n{rows}"
+            few = max(int(row["rows"] or 0) for row in rows) < 1000 or " LIMIT 1" in sql
             assert few, f"{sql}\n{rows}"
 
 

@@ -72,7 +72,8 @@ def by_procedure(alias):
 @pytest.fixture
 def procedure(alias):
     if alias == "mariadb":
-        execute(alias, "CREATE OR REPLACE PROCEDURE outbox_test_commit() BEGIN COMMIT; END")
+        execute(alias, "DROP PROCEDURE IF EXISTS outbox_test_commit")
+        execute(alias, "CREATE PROCEDURE outbox_test_commit() BEGIN COMMIT; END")
     yield
     if alias == "mariadb":
         execute(alias, "DROP PROCEDURE outbox_test_commit")

@@ -11,6 +11,7 @@ from django.db import connections, transaction
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import StagedJob
 from tests import tasks
+from tests.mysql import numbers
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -27,7 +28,7 @@ def insert_many(alias, *, app, available_at):
         if connections[alias].vendor == "postgresql":
             source = f"generate_series(1, {MANY}) AS s(n)"
         else:
-            source = f"(SELECT seq AS n FROM seq_1_to_{MANY}) AS s"
+            source = f"{numbers(1, MANY, 'n')} AS s"
         cursor.execute(
             f"INSERT INTO outbox_stagedjob ({BLANK}) SELECT {values} FROM {source}".replace(
                 "%%", "%"

@@ -13,6 +13,7 @@ from outbox_app.jobs.drain.incidents import move_to_dead
 from outbox_app.models import DeadJob, StagedJob
 from outbox_app.monitoring.series import _now
 from tests import tasks
+from tests.mysql import explain as explained
 
 from .test_main_path import received
 
@@ -130,7 +131,8 @@ def test_each_row_is_looked_up_by_its_id(alias, note, there, count):
 
     def explain(execute, sql, params, many, context):
         prefix = "EXPLAIN QUERY PLAN" if alias == "default" else "EXPLAIN"
-        result = execute(f"{prefix} {sql}", params, many, context)
+        asked = explained(sql) if alias == "mariadb" else f"{prefix} {sql}"
+        result = execute(asked, params, many, context)
         plans.extend(str(line) for line in context["cursor"].fetchall())
         return result
 

@@ -11,6 +11,7 @@ from outbox_app.jobs.drain import batch
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import StagedJob
 from tests import tasks
+from tests.mysql import explain, plan_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -58,8 +59,8 @@ def explained(alias, sql, params):
             cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
             [[found]] = cursor.fetchall()
             return found[0]["Plan"]
-        cursor.execute(f"EXPLAIN {sql}", params)
-        return cursor.fetchall()
+        cursor.execute(explain(sql), params)
+        return plan_of(cursor)
 
 
 def analyze(alias):
@@ -95,13 +96,13 @@ def test_a_look_is_an_index_range_whatever_the_statistics_say(alias, shards, sta
         assert not [n for n in nodes(found) if n["Node Type"] == "Sort"]
         assert found["Shared Hit Blocks"] + found["Shared Read Blocks"] < 20 * len(shards)
     else:
-        scans = [row for row in found if row[2] == "outbox_stagedjob"]
+        scans = [row for row in found if row["table"] == "outbox_stagedjob"]
         assert len(scans) == 2 * len(shards)  # those that are ready, and those that are due
-        assert {(row[3], row[5]) for row in scans} <= {
+        assert {(row["type"], row["key"]) for row in scans} <= {
             ("ref", "outbox_staged_ready"),
             ("range", "outbox_staged_ready"),
         }
-        assert not [row for row in scans if "filesort" in (row[9] or "")]
+        assert not [row for row in scans if "filesort" in (row["Extra"] or "")]
 
 
 @pytest.mark.parametrize("statistics", ["fresh", "of no row", "of other apps"])
@@ -125,4 +126,4 @@ def test_a_batch_is_read_by_its_ids_whatever_the_statistics_say(alias, statistic
         assert {n["Index Name"] for n in scans} == {"outbox_stagedjob_pkey"}
     else:
         [scan] = found
-        assert (scan[3], scan[5]) == ("range", "PRIMARY")
+        assert (scan["type"], scan["key"]) == ("range", "PRIMARY")

@@ -12,6 +12,7 @@ from outbox_app.models import DatabaseNow, StagedJob, Statistic
 from outbox_app.monitoring import series
 from outbox_app.process.counters import Counters
 from outbox_app.process.lease import LeaseHolder
+from tests import mysql
 from tests.jobs.dead.rows import staged_jobs
 
 from .planted import NOW, ago, plant
@@ -291,7 +292,8 @@ def plant_300k(alias):
         )
     else:
         minute = "TIMESTAMP '2026-03-29 12:30:00' - INTERVAL n MINUTE"
-        numbers = "(SELECT seq AS n FROM seq_0_to_2999) s, (SELECT seq AS p FROM seq_1_to_10) p"
+        of = mysql.numbers
+        numbers = f"{of(0, 2999, 'n')} s, {of(1, 10, 'p')} p"
         label = "CONCAT('s', p)"
     with connections[alias].cursor() as cursor:
         for name in names:
@@ -331,10 +333,10 @@ def test_every_statement_is_an_index_range(alias):
                 assert conditions
                 assert all("name" in each and "minute" in each for each in conditions)
             else:
-                cursor.execute(f"EXPLAIN {sql}")
-                [[_, _, table, kind, _, key, *_]] = cursor.fetchall()
-                assert (table, kind) == ("outbox_statistic", "range")
-                assert key == "outbox_statistic_figure"
+                cursor.execute(mysql.explain(sql))
+                [row] = mysql.plan_of(cursor)
+                assert (row["table"], row["type"]) == ("outbox_statistic", "range")
+                assert row["key"] == "outbox_statistic_figure"
 
 
 def test_the_beginning_of_steps(alias, monkeypatch):
