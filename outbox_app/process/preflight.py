@@ -42,7 +42,7 @@ MODES = {
 def require_alias(using: str) -> None:
     if using not in connections:
         known = ", ".join(connections)
-        raise InvalidArgument(f"Database {using!r}: no such alias. Known: {known}.")
+        raise InvalidArgument(f"--database {using!r}: no such alias. Known: {known}.")
 
 
 def require_migrated(using: str, model: type[Model] = StagedJob) -> None:

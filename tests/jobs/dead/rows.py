@@ -53,18 +53,18 @@ def dead_row(**given: Any) -> DeadJob:
 
 def dead_jobs(count: int = 1, *, using: str, **given: Any) -> list[DeadJob]:
     """Write so many dead jobs; their staged ids rise."""
-    return _written([dead_row(**given) for _ in range(count)], using)
+    return _written(DeadJob, [dead_row(**given) for _ in range(count)], using)
 
 
 def staged_jobs(count: int = 1, *, using: str, **given: Any) -> list[StagedJob]:
     """Write so many staged jobs."""
-    return _written([StagedJob(**columns(**given)) for _ in range(count)], using)
+    return _written(StagedJob, [StagedJob(**columns(**given)) for _ in range(count)], using)
 
 
-def _written(rows: list[Any], using: str) -> list[Any]:
-    table = type(rows[0])._default_manager.using(using)
+def _written(model: Any, rows: list[Any], using: str) -> list[Any]:
+    table = model.objects.using(using)
     table.bulk_create(rows)
-    if rows[-1].pk is None:  # MySQL does not say which ids they have got
+    if any(row.pk is None for row in rows):  # MySQL does not say which ids they have got
         ids = table.order_by("-pk").values_list("pk", flat=True)[: len(rows)]
         for row, id in zip(reversed(rows), ids, strict=True):
             row.pk = id
