@@ -233,9 +233,12 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(
     drainer(shards=128)
 
     def statements():
-        with CaptureQueriesContext(connections[alias]) as queries:
-            outbox_status()
-        return len(queries)
+        found = []
+        for _ in range(3):  # for a moment a transaction of autovacuum may hide the events
+            with CaptureQueriesContext(connections[alias]) as queries:
+                outbox_status()
+            found.append(len(queries))
+        return max(found)
 
     def more(count):
         staged(count)
