@@ -97,5 +97,6 @@ def test_each_statement_is_an_index_lookup(alias, statistics, count, locked):
     explainer = Explainer()
     with connections[alias].execute_wrapper(explainer):
         Attempt(Account, calls, using=alias, locked=locked, wait=None).run()
+    assert any(sql.startswith("SELECT") for sql in explainer.seen)
     updated = re.findall(r"UPDATE \W?(outbox_stream|account)\b", " ".join(explainer.seen))
     assert updated == ["outbox_stream", "account"]

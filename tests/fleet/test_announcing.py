@@ -142,7 +142,7 @@ def test_what_was_drained_comes_back_so(alias: str, rows: Any, fleet: Any) -> No
 
 
 def test_who_registers_removes_those_that_are_silent(alias: str, rows: Any, fleet: Any) -> None:
-    """Also where nobody looks at the list."""
+    """Also where none looks at the list."""
     row = {"service": "shop", "address": URL, "node": "x", "version": "1", "lease_seconds": 1}
     table = Server.objects.using(alias)
     table.create(**row)

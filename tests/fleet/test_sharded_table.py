@@ -22,6 +22,7 @@ from outbox_app.fleet.table_copy import TableCopy
 from outbox_app.process.lock_wait import is_conflict
 from outbox_app.transactions import own_connection
 from tests import forking
+from tests.eventlog.sessions import Session
 from tests.faults.test_pgbouncer import pooler as pooler
 from tests.patience import patience
 from tests.prepared.test_faults import behind
@@ -711,22 +712,17 @@ def test_a_writer_with_rights_on_the_table_only(alias, order, operation, monkeyp
 @commits
 @each_operation
 def test_copying_locks_no_rows(alias, order, operation, monkeypatch):
-    """Nor does it wait for one that is locked, whatever level the alias has."""
+    """Nor does it wait for one that is locked, at any level."""
     rows, real = three_rows(order, alias), TableCopy.copy
     if alias == "mariadb":
         with connections[alias].cursor() as cursor:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
     def copy(self):
-        other = connections.create_connection(alias)
-        try:
-            other.set_autocommit(False)
-            with other.cursor() as cursor:
-                cursor.execute("UPDATE split_order SET note = 'x' WHERE number = '1'")
+        with Session(alias) as other:
+            other.begin().sql("UPDATE split_order SET note = 'x' WHERE number = '1'")
             real(self)
             other.commit()
-        finally:
-            other.close()
 
     monkeypatch.setattr(TableCopy, "copy", copy)
     run_operation(operation, order, alias)
@@ -736,7 +732,7 @@ def test_copying_locks_no_rows(alias, order, operation, monkeypatch):
 @servers
 @commits
 @each_operation
-def test_nobody_writes_while_the_rest_is_copied(alias, order, operation, monkeypatch):
+def test_the_rest_is_copied_under_the_lock_of_the_table(alias, order, operation, monkeypatch):
     real, found = TableCopy.check_watched, []
     looks = {
         "postgres": "SELECT 1 FROM pg_locks WHERE relation = 'split_order'::regclass "

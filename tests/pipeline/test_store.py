@@ -88,7 +88,7 @@ def test_no_password_is_taken(address):
 )
 def test_a_request_that_failed_or_whose_answer_was_cut_off_is_no_damage(said, monkeypatch):
     """As delta-rs says it where it has read a table before, and looks for newer versions."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # asks nobody for the region
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # the region is not asked for
     said = f"Error interacting with object store ↳ Generic S3 error ↳ {said} ↳ request or …"
     with pytest.raises(Unreachable, match="has not answered as it should"):
         Store("s3://bucket/archive").require_reached(DeltaError(said))

@@ -55,7 +55,7 @@ def test_old_ones_go_and_those_of_waiting_jobs_stay(
     assert left(alias) == {young, staged, dead}
 
 
-def test_all_that_is_old_goes_in_whatever_order_it_came(alias: str, results: Any) -> None:
+def test_all_that_is_old_goes_in_any_order_of_coming(alias: str, results: Any) -> None:
     old = [results(days) for days in (9, 12, 8, 30, 12, 12)]
     twelve = TaskResult.objects.using(alias).filter(task_id__in=[old[1], *old[4:]])
     twelve.update(kept_from=now() - timedelta(days=12))

@@ -119,38 +119,40 @@ def test_while_one_commit_tries_the_broker_again_no_other_does(
     assert not broker.circuit.failures
 
 
+@pytest.fixture
+def slow(monkeypatch):
+    """``slow("open", 25)``: that step of a publisher takes so many seconds."""
+
+    def make(step, seconds):
+        clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+        plain = getattr(Publisher, step)
+
+        def slowly(*args, **options):
+            clock.now += seconds
+            return plain(*args, **options)
+
+        monkeypatch.setattr(immediate, "time", clock)
+        monkeypatch.setattr(Publisher, step, slowly)
+
+    return make
+
+
 def test_what_the_time_does_not_suffice_for_is_released_and_opens_no_circuit(
-    alias, app, states, monkeypatch
+    alias, app, states, slow, monkeypatch
 ):
     """The broker answers: it is only slow for so many."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    send = Publisher._send
-
-    def slowly(*args, **options):
-        clock.now += 15
-        send(*args, **options)
-
     woken = []
     monkeypatch.setattr(immediate, "wake", lambda using, channel: woken.append(using))
-    monkeypatch.setattr(immediate, "time", clock)
-    monkeypatch.setattr(Publisher, "_send", slowly)
+    slow("_send", 15)
     _call(app, alias, 1, 2, 3)  # within 20 seconds a second one begins
     assert (states(), woken) == (["ready"], [alias])
     assert not immediate.broker_of(app.main).circuit.failures
 
 
 def test_a_broker_that_takes_nothing_in_its_time_is_waited_for_by_no_other_commit(
-    alias, app, states, monkeypatch
+    alias, app, states, slow
 ):
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    open_ = Publisher.open
-
-    def slowly(*args, **options):
-        clock.now += 25
-        open_(*args, **options)
-
-    monkeypatch.setattr(immediate, "time", clock)
-    monkeypatch.setattr(Publisher, "open", slowly)
+    slow("open", 25)
     _call(app, alias, 1)
     assert states() == ["ready"]
     assert immediate.broker_of(app.main).circuit.failures == 1
