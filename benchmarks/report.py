@@ -113,9 +113,14 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
 
 
 def _commit() -> str:
-    git = ["git", "-C", str(RESULTS), "describe", "--always", "--dirty"]
-    done = subprocess.run(git, capture_output=True, text=True)
-    return f"{metadata.version('outbox-app')} ({done.stdout.strip() or 'no commit'})"
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(RESULTS), *words]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+    commit = git("rev-parse", "--short", "HEAD") or "no commit"
+    # The results of the benchmarks before are no change of what is measured.
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude).")
+    return f"{metadata.version('outbox-app')} ({commit}{'-dirty' if changed else ''})"
 
 
 def _databases() -> dict[str, str]:

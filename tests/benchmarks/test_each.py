@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,25 @@ def test_a_row_that_is_not_reached_or_not_measured_is_marked() -> None:
         ("b", "0.5", "", ""),
         ("c", "", "at least 1", "not measured"),
     ]
+
+
+def test_results_written_before_do_not_make_the_code_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    code, result = tmp_path / "code.py", results / "drain.json"
+    code.touch()
+    result.touch()
+    for words in (
+        ["init", "--quiet"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "a"],
+    ):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(report, "RESULTS", results)
+
+    result.write_text("{}")
+    assert "dirty" not in report._commit()
+    code.write_text("pass")
+    assert report._commit().endswith("-dirty)")
