@@ -179,36 +179,31 @@ class Snowflakes:
             until, ids = reserved.current
             if ids is not used and self._clock() < until:
                 return ids
-        while True:
-            with self._lock:
-                reserved = self._reserved
-                found = None if reserved is None else self._advance(reserved, used)
-            if found is None and (own := self._reserve(reserved)) is not None:
-                with self._lock:
-                    found = self._advance(own, used)
-            if found is not None:
-                return found
+        while reserved is None or (found := self._advance(reserved, used)) is None:
+            reserved = self._reserve(reserved)
+        return found
 
     def _advance(self, reserved: _Reserved, used: Iterator[int] | None) -> Iterator[int] | None:
-        until, ids = reserved.current
-        now = self._clock()
-        if ids is not used and now < until:  # another thread was faster
+        with self._lock:
+            until, ids = reserved.current
+            now = self._clock()
+            if ids is not used and now < until:  # another thread was faster
+                return ids
+            ms = max(int((now - reserved.zero) * 1000), reserved.low + 1, self._last + 1)
+            if ms > reserved.high:
+                return None
+            datacentre, node = reserved.pair
+            first = ms << 20 | datacentre << 17 | node << 12
+            self._last, ids = ms, iter(range(first + self._draw(7), first + COUNTERS))
+            reserved.current = reserved.zero + (ms + 1) / 1000, ids
+            if ms > reserved.renew_at:
+                reserved.renew_at = ms + RESERVED / 20
+                with suppress(NoNode):  # there are some left
+                    self._ask(reserved.using)
             return ids
-        ms = max(int((now - reserved.zero) * 1000), reserved.low + 1, self._last + 1)
-        if ms > reserved.high:
-            return None
-        datacentre, node = reserved.pair
-        first = ms << 20 | datacentre << 17 | node << 12
-        self._last, ids = ms, iter(range(first + self._draw(7), first + COUNTERS))
-        reserved.current = reserved.zero + (ms + 1) / 1000, ids
-        if ms > reserved.renew_at:
-            reserved.renew_at = ms + RESERVED / 20
-            with suppress(NoNode):  # there are some left
-                self._ask(reserved.using)
-        return ids
 
     def _reserve(self, before: _Reserved | None) -> _Reserved | None:
-        """Wait for more time than before. Returns what only the open transaction may use."""
+        """Wait for more time than before, and return it; None where it was given back meanwhile."""
         with chosen(""):  # not the alias of a page of the admin: its processes make the same ids
             using = outbox_alias()
         try:
@@ -218,17 +213,17 @@ class Snowflakes:
                 with self._turn:
                     if self._reserved is before:
                         self._keep(self._request(using))
-                return None
+                return self._reserved
             with self._lock:
                 if self._reserved is not before:
-                    return None
+                    return self._reserved
                 future, since = self._ask(using)
             future.result(timeout=max(0.0, since + WAIT - self._clock()))
+            return self._reserved
         except (django.db.Error, TimeoutError) as error:
             reason = str(error) or f"no answer in {WAIT:g} s"
             text = f"No time is reserved for ids, and {using!r} reserves none: {reason}"
             raise NoNode(text) from error
-        return None
 
     def _ask(self, using: str) -> tuple[Future[None], float]:
         """Let another thread ask, unless one does already. Raises ``NoNode`` if none can start."""
