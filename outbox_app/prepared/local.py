@@ -19,7 +19,6 @@ from ..process.enclosure import LOST
 from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
 from .keeper import Answer
-from .request import NewPrepared, checked
 
 #: What the names of senders that are aliases begin with. No name of a peer has a colon.
 PREFIX = "alias:"
@@ -34,9 +33,6 @@ class LocalKeeper:
                 f"The keeper is on {alias!r} as well. Call publish(), or stage(), in the same "
                 "transaction: then nothing can be in doubt."
             )
-
-    def checked(self, new: NewPrepared) -> PreparedEvent:
-        return checked(new, using=self.using)
 
     def prepare(self, rows: Sequence[PreparedEvent]) -> list[Answer]:
         with self._outside():

@@ -22,7 +22,6 @@ from ..models.clock import stored
 from ..transactions import open_transactions
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
 from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
-from .request import NewPrepared, checked
 
 State = PreparedEvent.State
 OUTCOMES = (COMMITTED, ROLLED_BACK, IN_PROGRESS, TOO_OLD)
@@ -49,6 +48,9 @@ def call_in_parts(
 
 
 class HttpKeeper:
+    #: Its log is not here.
+    using = ""
+
     def __init__(self, name: str, alias: str) -> None:
         self.name = name
         try:
@@ -60,9 +62,6 @@ class HttpKeeper:
                 f"The keeper {name!r} asks for fences on {self.peer.database!r}, not on {alias!r}. "
                 "Register a peer for each alias, with keys of its own."
             )
-
-    def checked(self, new: NewPrepared) -> PreparedEvent:
-        return checked(new, remote=True)
 
     def prepare(self, rows: Sequence[PreparedEvent]) -> list[Answer]:
         events = [cloudevent(each, source=f"/{self.name}") for each in rows]

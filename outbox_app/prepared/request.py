@@ -71,18 +71,17 @@ def _number(text: str) -> int | float:
     return int(value) if value == value.to_integral_value() else float(text)
 
 
-def checked(new: NewPrepared, *, using: str = "", remote: bool = False) -> PreparedEvent:
+def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
     """Return what a keeper records; its times are given from then on. Raises ``InvalidPrepared``.
 
     Args:
-        using: The keeper's alias, which is the log's as well. Default: any.
-        remote: The log and the task are another service's, and so is the check of their names.
+        using: The keeper's alias, and the log's. Default: another service, which checks its names.
     """
     if not isinstance(new, NewPrepared):
         raise InvalidPrepared(f"Prepared are NewPrepared(stream, type, data); got {new!r:.100}.")
     conf = outbox_settings()
     try:
-        fields = (_job if new.job else _event)(new, remote=remote)
+        fields = (_job if new.job else _event)(new, remote=not using)
         fields["event_id"] = _event_id(new.event_id)
         if using and not new.job and log_alias(log_named(fields["log"])) != using:
             raise InvalidPrepared(f"The log {fields['log']} is not on {using!r}, as is the keeper.")

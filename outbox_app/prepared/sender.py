@@ -31,7 +31,7 @@ from .fences import OF_ANOTHER, fence, outcomes
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
 from .local import LocalKeeper
 from .questions import COMMITTED, ROLLED_BACK, Question
-from .request import NewPrepared
+from .request import NewPrepared, checked
 
 logger = get_logger("outbox_app.prepared")
 
@@ -142,7 +142,7 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
     keeper = keeper_of(to, using)
     if not connections[using].in_atomic_block:
         _require_fences(using)
-    requests = [keeper.checked(new) for new in events]
+    requests = [checked(new, using=keeper.using) for new in events]
     if len({each.event_id for each in requests}) < len(requests):
         raise errors.InvalidPrepared("Two of the events have the same event_id. Give each its own.")
     for alias in open_transactions():

@@ -25,6 +25,7 @@ from outbox_app.exceptions import InvalidPeer, KeeperUnavailable, PeerUnavailabl
 from outbox_app.prepared import NewPrepared, prepare
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.remote import HttpKeeper, ask_over_http
+from outbox_app.prepared.request import checked
 from tests.fixtures.door import ROOT
 
 from . import rfc9421
@@ -343,7 +344,7 @@ def test_a_keeper_that_says_something_else(
     by = rfc9421.by_ed25519(Path(path).read_bytes())
     server("shop", replying(by, body=json.dumps(said).encode(), keyid="shop-1"))
     keeper = HttpKeeper("shop", sender)
-    request = keeper.checked(NewPrepared("order-17", "order.paid", event_id=ID))
+    request = checked(NewPrepared("order-17", "order.paid", event_id=ID))
     with pytest.raises(KeeperUnavailable):
         keeper.prepare([request])
 

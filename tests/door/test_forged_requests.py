@@ -425,13 +425,13 @@ JOB = {name: EVENT[name] for name in ("specversion", "id", "source", "type")} | 
 
 def test_parts_of_a_second_are_sent_as_whole_ones() -> None:
     new = NewPrepared("order-17", "order.paid", decide_by=1.5, immune=0.5)
-    event = cloudevent(checked(new, remote=True), source="/billing")
+    event = cloudevent(checked(new), source="/billing")
     assert (event["decideby"], event["immune"]) == (2, 1)
 
 
 def test_the_trace_of_a_job() -> None:
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    job = checked(NewPrepared(job="tests.add", args=[1, 2], metadata=trace), remote=True)
+    job = checked(NewPrepared(job="tests.add", args=[1, 2], metadata=trace))
     sent = prepared_fields(cloudevent(job, source="/billing"))
     assert (sent["args"], sent["metadata"]) == ([1, 2], trace)
 

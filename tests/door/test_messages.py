@@ -53,7 +53,7 @@ from outbox_app.prepared import sender as senders
 from outbox_app.prepared.fences import outcomes
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.remote import HttpKeeper, ask_over_http
-from outbox_app.prepared.request import time_ordered_id
+from outbox_app.prepared.request import checked, time_ordered_id
 from tests import tasks
 from tests.faults.tools import on
 from tests.patience import eventually, patience
@@ -606,7 +606,7 @@ def test_many_threads_call(alias: str, sender: str, states: Any) -> None:
             keeper = HttpKeeper("shop", sender)
             ids = [UUID(int=n * 100 + each + 1) for each in range(5)]
             new = [NewPrepared(f"s-{id}", "order.paid", event_id=id) for id in ids]
-            keeper.prepare([keeper.checked(each) for each in new])
+            keeper.prepare([checked(each) for each in new])
             keeper.decide(dict.fromkeys(ids, "confirmed"))
         except Exception as error:
             errors.append(error)
