@@ -257,10 +257,13 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
 
 
 def _refused(sender: str, id: UUID, error: Exception, using: str) -> Answer:
-    logger.error("Not published event_id=%s error=%r", id, error)
     rows = PreparedEvent.objects.using(using).filter(sender=sender, event_id=id)
     reason = described(error)
-    rows.open().update(state=State.UNDECIDED, next_check_at=None, reason=reason)
+    if not rows.open().update(state=State.UNDECIDED, next_check_at=None, reason=reason):
+        # It is decided: a callback of the project's has failed after the commit.
+        logger.error("Failed after the decision event_id=%s error=%r", id, error)
+        return Answer(id, rows.values_list("state", flat=True).first() or UNKNOWN)
+    logger.error("Not published event_id=%s error=%r", id, error)
     return Answer(id, State.UNDECIDED, reason)
 
 

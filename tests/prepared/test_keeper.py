@@ -16,7 +16,7 @@ from outbox_app.models import Event, Incident, PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.keeper import Answer
 from outbox_app.prepared.request import checked
-from outbox_app.signals import incident_recorded
+from outbox_app.signals import events_published, incident_recorded
 from tests.faults.tools import on
 
 from .conftest import FULL
@@ -232,6 +232,24 @@ def test_a_row_that_was_edited_by_hand(alias: str, states: Any, in_log: Any) -> 
         assert "edited by hand" in row.reason
     # Cancelling publishes nothing, so it is possible.
     assert [a.state for a in decide(alias, (given[3].event_id, "cancelled"))] == ["cancelled"]
+
+
+@committing
+def test_a_callback_that_fails_after_the_commit(alias: str, states: Any, in_log: Any) -> None:
+    """The event is published, and that is what is said of it."""
+    given = request()
+    prepare(alias, given)
+
+    def receive(using: str, **told: Any) -> None:
+        transaction.on_commit(lambda: 1 / 0, using=using)
+
+    events_published.connect(receive)
+    try:
+        answers = decide(alias, (given.event_id, "confirmed"))
+    finally:
+        events_published.disconnect(receive)
+    assert [a.state for a in answers] == states() == ["confirmed"]
+    assert len(in_log()) == 1
 
 
 def test_a_message_id_that_the_log_has_already(alias: str, in_log: Any) -> None:
