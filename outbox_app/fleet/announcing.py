@@ -18,10 +18,11 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
-from ..conf import fleet_settings
+from ..conf import fleet_settings, outbox_settings
 from ..text import get_logger
-from .registry import CLIENT, SERVER, Member, Registry, RegistryThread, new_member
+from .registry import CLIENT, SERVER, Member, Registry, RegistryThread
 
 logger = get_logger("outbox_app.fleet")
 
@@ -55,26 +56,29 @@ class Announcement(RegistryThread):
 
     def __init__(self, kind: str) -> None:
         super().__init__("outbox-fleet")
-        self.kind = kind
-        self.member: Member | None = None
+        conf = fleet_settings()
+        self.member = Member(
+            service=conf.SERVICE,
+            kind=kind,
+            address=conf.ADDRESS if kind == SERVER else "",
+            weight=conf.WEIGHT,
+            lease_seconds=outbox_settings().LEASE_SECONDS,
+        )
 
     def end(self, registry: Registry) -> None:
         try:
-            if self.member is not None:
-                registry.leave(self.member)
+            registry.leave(self.member)
         except Exception as error:
             logger.warning("Not taken off, so the lease has to run out error=%r", error)
 
     def step(self, registry: Registry) -> None:
-        before = self.member
-        if before is not None and registry.beat(before):
-            self.member = registry.current(before)
+        if registry.beat(self.member):
+            self.member = registry.current(self.member)
             return
-        self.member = new_member(self.kind)
-        if before is not None:  # as it was drained, or weighed, from outside
-            self.member = replace(self.member, weight=before.weight, draining=before.draining)
+        # Under a new id, and as it was drained, or weighed, from outside.
+        self.member = replace(self.member, id=uuid4())
         registry.register(self.member)
-        logger.info("Registered kind=%s address=%s", self.kind, self.member.address)
+        logger.info("Registered kind=%s address=%s", self.member.kind, self.member.address)
 
 
 _lock = threading.Lock()
@@ -96,7 +100,7 @@ def join_as(kind: str) -> None:
         return
     with _lock:
         before = _announced
-        if before is None or (before.kind, kind) == (CLIENT, SERVER):
+        if before is None or (before.member.kind, kind) == (CLIENT, SERVER):
             begun = Announcement(kind)
             begun.thread.start()  # where it cannot be started, the next call tries again
             _announced = begun

@@ -55,7 +55,7 @@ class Registry(ABC):
 
     @abstractmethod
     def beat(self, member: Member) -> bool:
-        """Say that a process lives. False: it is not there any more, and has to register anew."""
+        """Say that a process lives. False: it is not there (any more), and has to register."""
 
     def current(self, member: Member) -> Member:
         """Return a process as it is there now, where it can be changed from outside."""
@@ -136,15 +136,3 @@ class RegistryThread:
 def pause() -> float:
     """Return the seconds between two looks at a registry, with jitter."""
     return outbox_settings().LEASE_SECONDS / BEATS * random.uniform(0.75, 1)
-
-
-def new_member(kind: str) -> Member:
-    """Return this process, as its settings say, under an id that it has not had before."""
-    conf = fleet_settings()
-    return Member(
-        service=conf.SERVICE,
-        kind=kind,
-        address=conf.ADDRESS if kind == SERVER else "",
-        weight=conf.WEIGHT,
-        lease_seconds=outbox_settings().LEASE_SECONDS,
-    )

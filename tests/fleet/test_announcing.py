@@ -79,7 +79,7 @@ def test_a_client_that_becomes_a_server(rows: Any, fleet: Any) -> None:
     eventually(lambda: rows() == [("server", URL)])
     servers("shop")
     assert announcing._announced is not None
-    assert announcing._announced.kind == SERVER
+    assert announcing._announced.member.kind == SERVER
 
 
 def test_a_server_that_starts_in_a_thread(rows: Any, fleet: Any) -> None:
