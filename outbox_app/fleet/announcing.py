@@ -119,6 +119,8 @@ def leave() -> None:
 
 def _leave_on(number: signal.Signals) -> None:
     before = signal.getsignal(number)
+    if before is None:  # of a server in C, which could not be called after ours
+        return
 
     def handle(signal_number: int, frame: Any) -> None:
         if _announced is not None:

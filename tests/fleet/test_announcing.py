@@ -92,6 +92,16 @@ def test_a_server_that_starts_in_a_thread(rows: Any, fleet: Any) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_handler_in_c_stays(monkeypatch: Any) -> None:
+    """Ours could not call it, and the process would not end any more."""
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "getsignal", lambda number: None)
+        announcing._leave_on(signal.SIGTERM)
+    after = signal.signal(signal.SIGTERM, before)
+    assert after is before
+
+
 def test_a_process_that_calls_is_a_client(rows: Any) -> None:
     assert servers("shop") == []
     eventually(lambda: rows() == [("client", "")])
