@@ -125,7 +125,7 @@ def test_what_is_sent_bears_it(spans: Any, new: dict[str, Any], monkeypatch: Any
     monkeypatch.setattr("outbox_app.prepared.request._check_task", lambda *args: None)
     with request():
         given = current_trace()
-        ours = cloudevent(checked(NewPrepared(**new), remote=True), source="/billing")
+        ours = cloudevent(checked(NewPrepared(**new)), source="/billing")
     theirs = {name: v for name, v in ours.items() if name not in ("metadata", *given)} | given
     for event in (ours, theirs):
         content = checked(NewPrepared(**prepared_fields(event))).content
