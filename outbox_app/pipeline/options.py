@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class Options:
             if key not in names:
                 known = ", ".join(_spelled(each.name) for each in fields(cls))
                 raise InvalidOption(f"There is no option {name!r}. Known: {known}.")
-            values[names[key].name] = _PARSERS[str(names[key].type)](name, text)
+            values[names[key].name] = _parsed(str(names[key].type), name, text)
         if "url" not in values:
             raise InvalidOption(
                 'Say which database: .option("url", "postgresql://user@host/name"), or mysql://…, '
@@ -195,28 +195,17 @@ def _spelled(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _bool(name: str, text: str) -> bool:
-    if str(text).lower() in ("true", "false"):
+def _parsed(kind: str, name: str, text: str) -> Any:
+    if kind == "str":
+        return str(text)
+    if kind == "bool":
+        if str(text).lower() not in ("true", "false"):
+            raise InvalidOption(f"{name} must be true or false; got {text!r}.")
         return str(text).lower() == "true"
-    raise InvalidOption(f"{name} must be true or false; got {text!r}.")
-
-
-def _number(kind: type) -> Callable[[str, str], Any]:
-    def parse(name: str, text: str) -> Any:
-        try:
-            number = kind(text)
-        except ValueError:
-            number = -1
-        if not 0 <= number < 2**31:
-            raise InvalidOption(f"{name} must be a number from 0 on; got {text!r}.")
-        return number
-
-    return parse
-
-
-_PARSERS: dict[str, Callable[[str, str], Any]] = {
-    "str": lambda name, text: str(text),
-    "int": _number(int),
-    "float": _number(float),
-    "bool": _bool,
-}
+    try:
+        number = int(text) if kind == "int" else float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 2**31:
+        raise InvalidOption(f"{name} must be a number from 0 on; got {text!r}.")
+    return number
