@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import NamedTuple
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
@@ -25,38 +24,29 @@ _VERSIONS = ("gap", "duplicate_version", "duplicate_id", "order", "invalid_versi
 _COMPARISON = ("only_in_archive", "not_in_archive", "content_differs", "archived_twice")
 
 
-class Archived(NamedTuple):
-    """A log that was archived up to a bound, in its two stores; frames with all columns."""
-
-    #: What the database has within the bound of the archive.
-    database: DataFrame
-    #: What the archive has.
-    rows: DataFrame
-
-
 def audit(
     events: DataFrame,
     *,
     log: str,
     heads: DataFrame | None = None,
     look_again: Callable[[], DataFrame] | None = None,
-    archived: Archived | None = None,
+    archived: tuple[DataFrame, DataFrame] | None = None,
     lowest: Callable[[], int | None] | None = None,
     whole: bool = True,
     accepted: Iterable[tuple[str, int, int]] = (),
-    limit: int = LIMIT,
 ) -> Audit:
     """Run every check that the frames allow.
 
     ``events`` is what the database has up to a bound, without tombstones; ``EVENTS_SCHEMA`` will
     do. ``heads`` (log, stream, version) were read **before** the bound was taken and kept, as by
     persist() and count(): what they name must be there; without them ends are not checked. Where
-    some look too low ``look_again`` reads them anew. With ``archived`` the two stores are compared,
-    and what was pruned is taken from the archive. ``lowest`` returns the lowest position that the
+    some look too low ``look_again`` reads them anew. ``archived`` is what the database has within
+    the bound of the archive, and what the archive has, with all columns: the two are compared, and
+    what was pruned is taken from the archive. ``lowest`` returns the lowest position that the
     database has now; None: nothing was ever pruned. ``whole`` is False for a log that was pruned
     and is audited without its archive: whether a stream begins too late cannot be told then.
     ``accepted`` are stream, first and last of gaps that a person has accepted. Of each kind
-    ``limit`` defects are in the result; all are counted.
+    ``LIMIT`` defects are in the result; all are counted.
     """
     started = time.monotonic()
     if heads is not None:
@@ -73,7 +63,8 @@ def audit(
         events.count()
         found = same_ids(events)
         if archived:
-            differing = kept(compare(*archived, lowest=_lowest(lowest)))
+            database, archive = archived
+            differing = kept(compare(database, archive, lowest=_lowest(lowest)))
             differing.count()
         floor = _lowest(lowest)
         rows = events.where(F.col("id") >= floor)
@@ -83,7 +74,7 @@ def audit(
             # Each defect is reported once: what one store has is not missing in its stream.
             lost = differing.where("kind = 'only_in_archive'")
             rows = rows.unionByName(
-                archived.rows.where(F.col("id") < floor).select(events.columns)
+                archive.where(F.col("id") < floor).select(events.columns)
             ).unionByName(lost.selectExpr("position as id", "stream", "first as version"))
         found = kept(found.unionByName(versions(rows, heads, whole=whole)))
         counts = _counts(found)
@@ -104,7 +95,7 @@ def audit(
         return Audit(
             log=log,
             counts=counts,
-            defects=_first(found, counts, limit),
+            defects=_first(found, counts),
             events=rows.count(),
             streams=of_streams,
             seconds=time.monotonic() - started,
@@ -139,11 +130,11 @@ def _counts(found: DataFrame) -> dict[str, int]:
     return {kind: counts[kind] for kind in (*KINDS, STREAM) if kind in counts}
 
 
-def _first(found: DataFrame, counts: Mapping[str, int], limit: int) -> list[Defect]:
+def _first(found: DataFrame, counts: Mapping[str, int]) -> list[Defect]:
     if not counts:
         return []
     place = F.row_number().over(Window.partitionBy("kind").orderBy("stream", "first", "position"))
-    first = found.select("*", place.alias("place")).where(F.col("place") <= limit).collect()
+    first = found.select("*", place.alias("place")).where(F.col("place") <= LIMIT).collect()
     kinds = list(counts)
     first.sort(key=lambda row: (kinds.index(row["kind"]), row["place"]))
     return [Defect(*row[:-1]) for row in first]

@@ -58,9 +58,9 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
     skips = ~head & (version > after)
     double = (previous == version) & (F.col("previous_id") != id)
     falls = id < F.col("previous_id")
-    ends, none = F.col("head_next").isNull(), F.lit(None)
+    ends = F.col("head_next").isNull()
     cases = [
-        _Case(STREAM, ~head & F.coalesce("head_next", F.lit(True)), none, none, none),
+        _Case(STREAM, ~head & F.coalesce("head_next", F.lit(True))),
         _Case("gap", skips & ~late, after, version - 1, id),
         _Case("order", falls, previous, version, id),
         _Case("duplicate_version", double, version, version, id),
@@ -72,7 +72,7 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
         # Where the front was pruned a stream may be gone altogether.
         missing = head & (version > reached) & (F.lit(whole) | previous.isNotNull())
         cases += [
-            _Case("tail", missing, after, version, none),
+            _Case("tail", missing, after, version),
             _Case("low_head", head & (version < previous), version, previous, F.col("previous_id")),
             _Case("low_head", ~head & ends, F.lit(0), version, id),
         ]
@@ -88,8 +88,7 @@ def same_ids(events: DataFrame) -> DataFrame:
     bits = F.expr("bit_count(bit_or(shiftleft(1L, cast(id & 63 as int))))")
     by_block = events.groupBy(F.expr(_BLOCK).alias("block"))
     blocks = by_block.agg(bits.alias("bits"), F.count(F.lit(1)).alias("rows"))
-    none, id = F.lit(None), F.col("block")
-    suspect = _Case("duplicate_id", F.col("bits") < F.col("rows"), none, none, id)
+    suspect = _Case("duplicate_id", F.col("bits") < F.col("rows"), position=F.col("block"))
     return _found(blocks.withColumn("stream", F.lit("")), [suspect])
 
 
@@ -99,8 +98,8 @@ def settled(found: DataFrame, events: DataFrame, rows: DataFrame) -> DataFrame:
     ids = events.withColumn("block", F.expr(_BLOCK)).join(suspected, "block", "left_semi")
     ids = ids.groupBy("id").agg(F.count(F.lit(1)).alias("number"))
     ids = ids.withColumn("stream", F.lit(""))
-    none, number = F.lit(None), F.col("number")
-    twice = _Case("duplicate_id", number > 1, none, none, F.col("id"), number.cast("string"))
+    number = F.col("number")
+    twice = _Case("duplicate_id", number > 1, position=F.col("id"), detail=number.cast("string"))
     # Of a version that is there twice the lower position counts: the other one is the double.
     order = found.where(F.col("kind") == "order")
     before = rows.join(order.selectExpr("stream", "first as version"), ["stream", "version"])
@@ -149,18 +148,18 @@ def _of_store(rows: DataFrame, content: Column, here: int, there: int) -> DataFr
 class _Case(NamedTuple):
     kind: str
     condition: Column
-    first: Column
-    last: Column
-    position: Column
-    detail: Column | None = None
+    first: Column | None = None
+    last: Column | None = None
+    position: Column | None = None
+    detail: Column | str = ""
 
     def defect(self) -> Column:
         numbers = {"first": self.first, "last": self.last, "position": self.position}
         return F.struct(
             F.lit(self.kind).alias("kind"),
             "stream",
-            *(value.cast("bigint").alias(name) for name, value in numbers.items()),
-            (F.lit("") if self.detail is None else self.detail).alias("detail"),
+            *(F.lit(value).cast("bigint").alias(name) for name, value in numbers.items()),
+            F.lit(self.detail).alias("detail"),
         )
 
 

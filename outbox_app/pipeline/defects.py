@@ -6,9 +6,9 @@ strangers: characters that cannot be seen are shown as escapes. HTML is not esca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..text import shown
 
@@ -103,7 +103,44 @@ class Defect(NamedTuple):
 
     @property
     def line(self) -> str:
-        return _SAYS[self.kind](self)
+        stream, detail = (shown(text, 200, but="") for text in (self.stream, self.detail))
+        position, first, last = self.position, self.first, self.last
+        event = f"{stream} version {first} (position {position})"
+        which = f"version {first} is" if first == last else f"versions {first} to {last} are"
+        match self.kind:
+            case "gap":
+                them = "it" if first == last else "them"
+                return f"{stream}: {which} missing (position {position} waits behind {them})"
+            case "late_start":
+                begins = f"it begins with version {(last or 0) + 1} (position {position})"
+                return f"{stream}: {which} missing; {begins}"
+            case "tail" if first == 1:
+                return f"{stream}: {which} missing, and nothing of the stream is there"
+            case "tail":
+                known = f"outbox_stream knows version {last}"
+                return f"{stream}: {which} missing at the end ({known})"
+            case "only_in_archive":
+                missing = "but not in the database, which has earlier positions"
+                return f"{event} is in the archive, {missing}"
+            case "not_in_archive":
+                return f"{event} is in the database, but not in the archive"
+            case "content_differs":
+                return f"{event} is not the same in database and archive"
+            case "archived_twice":
+                return f"{event} is in the archive {detail} times"
+            case "duplicate_version":
+                again = f"again at position {position}"
+                return f"{stream}: version {first} is there more than once, {again}"
+            case "duplicate_id":
+                return f"position {position} is there {detail} times"
+            case "order":
+                return f"{event} has a lower position than the version before it"
+            case "invalid_version":
+                return f"{event}: versions begin with 1"
+            case "low_head":
+                knows = f"knows version {first} only" if first else "does not know it"
+                return f"{stream}: outbox_stream {knows}; the log has version {last}"
+        return f"{stream}: {detail}"  # of an entity
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,55 +162,3 @@ class Audit:
     @property
     def sound(self) -> bool:
         return not self.total
-
-
-def versions(first: int | None, last: int | None) -> str:
-    return f"version {first} is" if first == last else f"versions {first} to {last} are"
-
-
-def _name(text: str) -> str:
-    return shown(text, 200, but="")
-
-
-def _tail(defect: Defect) -> str:
-    missing = f"{_name(defect.stream)}: {versions(defect.first, defect.last)} missing"
-    if defect.first == 1:
-        return f"{missing}, and nothing of the stream is there"
-    return f"{missing} at the end (outbox_stream knows version {defect.last})"
-
-
-def _low_head(defect: Defect) -> str:
-    knows = f"knows version {defect.first} only" if defect.first else "does not know it"
-    return f"{_name(defect.stream)}: outbox_stream {knows}; the log has version {defect.last}"
-
-
-def _event(defect: Defect) -> str:
-    return f"{_name(defect.stream)} version {defect.first} (position {defect.position})"
-
-
-_SAYS: Mapping[str, Callable[[Any], str]] = {
-    "gap": lambda d: (
-        f"{_name(d.stream)}: {versions(d.first, d.last)} missing (position {d.position} waits "
-        f"behind {'it' if d.first == d.last else 'them'})"
-    ),
-    "late_start": lambda d: (
-        f"{_name(d.stream)}: {versions(d.first, d.last)} missing; it begins with version "
-        f"{d.last + 1} (position {d.position})"
-    ),
-    "tail": _tail,
-    "only_in_archive": lambda d: (
-        f"{_event(d)} is in the archive, but not in the database, which has earlier positions"
-    ),
-    "not_in_archive": lambda d: f"{_event(d)} is in the database, but not in the archive",
-    "content_differs": lambda d: f"{_event(d)} is not the same in database and archive",
-    "archived_twice": lambda d: f"{_event(d)} is in the archive {_name(d.detail)} times",
-    "duplicate_version": lambda d: (
-        f"{_name(d.stream)}: version {d.first} is there more than once, again at position "
-        f"{d.position}"
-    ),
-    "duplicate_id": lambda d: f"position {d.position} is there {_name(d.detail)} times",
-    "order": lambda d: f"{_event(d)} has a lower position than the version before it",
-    "invalid_version": lambda d: f"{_event(d)}: versions begin with 1",
-    "low_head": _low_head,
-    **dict.fromkeys(ENTITY_KINDS, lambda d: f"{_name(d.stream)}: {_name(d.detail)}"),
-}

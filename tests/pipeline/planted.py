@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from outbox_app.pipeline.audit import Archived
 from outbox_app.pipeline.schema import COLUMNS
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Planted(NamedTuple):
 
     events: DataFrame
     heads: DataFrame
-    archived: Archived
+    archived: tuple[DataFrame, DataFrame]
     lowest: int
     #: Kind, stream, first and last of each defect.
     expected: list[Found]
@@ -172,7 +171,7 @@ def plant(spark: SparkSession, number: int) -> Planted:
         )
     )
     assert len(expected) == 30
-    archived = Archived(events.where(f"id < {bound}"), archive)
+    archived = events.where(f"id < {bound}"), archive
     return Planted(events, heads, archived, lowest, expected)
 
 

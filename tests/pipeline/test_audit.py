@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox_app.pipeline.audit import Archived, audit
+from outbox_app.pipeline.audit import audit
 from outbox_app.pipeline.audit_checks import compare
 from outbox_app.pipeline.defects import KINDS, Audit, Defect
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA
@@ -55,7 +55,7 @@ def test_thirty_defects_in_a_big_log_and_nothing_else(spark):
         events,
         log=LOG,
         heads=heads,
-        archived=Archived(database, archive),
+        archived=(database, archive),
         lowest=lambda: log.lowest,
     )
     for frame in frames:
@@ -208,9 +208,8 @@ def test_database_against_archive(full):
     database = full(*both, (7, "a", 7))
     events = full(*both, (7, "a", 7), (8, "a", 8))
     lowest = iter([3, 3])
-    result = audit(
-        events, log=LOG, archived=Archived(database, archive), lowest=lambda: next(lowest)
-    )
+    archived = database, archive
+    result = audit(events, log=LOG, archived=archived, lowest=lambda: next(lowest))
     # What one store lost is not told as a gap of the stream, too.
     assert found(result) == {("only_in_archive", "a", 5, 5): 1, ("not_in_archive", "a", 7, 7): 1}
     assert result.events == 8
@@ -220,7 +219,7 @@ def test_what_is_pruned_during_the_comparison_is_not_lost(full):
     rows = [(1, "a", 1), (2, "a", 2), (3, "a", 3)]
     lowest = iter([2, None])
     kept = full(rows[2])  # 2 was there when the first look at the lowest was taken
-    archived = Archived(full(), full(*rows))
+    archived = full(), full(*rows)
     result = audit(kept, log=LOG, archived=archived, lowest=lambda: next(lowest))
     assert result.sound
     assert result.events == 3
@@ -241,7 +240,7 @@ def test_what_goes_after_the_lowest_position_was_looked_at_was_read(
             shutil.rmtree(folder)
         return 1
 
-    archived = Archived(database, rows) if compared else None
+    archived = (database, rows) if compared else None
     result = audit(database, log=LOG, archived=archived, lowest=lowest)
     assert (result.sound, result.events) == (True, 3)
 
@@ -314,9 +313,10 @@ def test_accepted_gaps_do_not_count_until_they_grow(log):
     assert result.accepted == 2
 
 
-def test_all_are_counted_and_the_first_are_listed(log):
+def test_all_are_counted_and_the_first_are_listed(log, monkeypatch):
+    monkeypatch.setattr("outbox_app.pipeline.audit.LIMIT", 2)
     events = log({name: [(1, ord(name)), (3, ord(name) + 100)] for name in "dbca"})
-    result = audit(events, log=LOG, limit=2)
+    result = audit(events, log=LOG)
     assert result.counts == {"gap": 4}
     assert [each.stream for each in result.defects] == ["a", "b"]
 
@@ -358,5 +358,6 @@ def test_lines_are_for_people(defect, line):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_has_its_line_and_advice(kind):
     line = Defect(kind, "stream-1", 1, 2, 3, "2").line
+    assert line != "stream-1: 2"
     assert "position 3" in line if kind == "duplicate_id" else line.startswith("stream-1")
     assert KINDS[kind].advice

@@ -25,7 +25,7 @@ from ...models.clock import stored
 from ...models.statistic import BATCH, label_of, write_figures
 from ...text import Write
 from ..archive_reader import check_files, planned
-from ..audit import LIMIT, Archived, audit
+from ..audit import LIMIT, audit
 from ..audit_checks import EVENTS_SCHEMA
 from ..database import connect
 from ..defects import ENTITY_KINDS, Audit, Defect
@@ -111,7 +111,7 @@ def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
         end, until = offsets.end(start).text, start.text
         archived = None
         if table:
-            archived = Archived(run.read(end=until), run.read(archive=archive, end=until))
+            archived = run.read(end=until), run.read(archive=archive, end=until)
         lowest = f"SELECT min(id) FROM {offsets.scan.source}"
         result = audit(
             run.read(EVENTS_SCHEMA, end=end),
