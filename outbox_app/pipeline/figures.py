@@ -18,6 +18,11 @@ TOP = 15
 MOST_DAYS = 120
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_HOUR = timedelta(hours=1)
+#: Of the years 1 to 9999. Other times, and none at all, were written by hand, and are not drawn.
+_FIRST, _LAST = (
+    (each.replace(tzinfo=UTC) - _EPOCH) // _HOUR for each in (datetime.min, datetime.max)
+)
 
 Count = tuple[str, int]
 
@@ -34,12 +39,13 @@ class Figures:
 
 
 def figures(events: DataFrame) -> Figures:
-    hour = F.floor(F.unix_seconds("recorded_at") / 3600).cast("string")
-    each = {"hour": hour, "type": F.col("type"), "stream": F.col("stream")}
+    hour = F.floor(F.unix_seconds("recorded_at") / 3600)
+    drawn = F.when(hour.between(_FIRST, _LAST), hour).cast("string")
+    each = {"hour": drawn, "type": F.col("type"), "stream": F.col("stream")}
     pairs = [F.struct(F.lit(of).alias("of"), value.alias("value")) for of, value in each.items()]
     counts = events.select(F.inline(F.array(*pairs))).groupBy("of", "value").count().persist()
     try:
-        hours = counts.where("of = 'hour'").select("value", "count").collect()
+        hours = counts.where("of = 'hour' and value is not null").select("value", "count").collect()
         unit, over_time = _over_time((int(row["value"]), row["count"]) for row in hours)
         return Figures(unit, over_time, _top(counts, "type"), _top(counts, "stream"))
     finally:
@@ -52,19 +58,20 @@ def _top(counts: DataFrame, of: str) -> list[Count]:
 
 
 def _over_time(hours: Iterable[tuple[int, int]]) -> tuple[str, list[Count]]:
-    counted = sorted((_EPOCH + timedelta(hours=hour), number) for hour, number in hours)
+    counted = dict(hours)
     if not counted:
         return "day", []
-    first, last = counted[0][0], counted[-1][0]
-    days = (last.date() - first.date()).days + 1
+    first, last = min(counted), max(counted)
+    days = last // 24 - first // 24 + 1
     unit = "hour" if days == 1 else "day" if days <= MOST_DAYS else "month"
-    form = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d", "month": "%Y-%m"}[unit]
-    step = timedelta(hours=1) if unit == "hour" else timedelta(days=1)
-    totals: dict[str, int] = {}
-    at = first
-    while at.strftime(form) <= last.strftime(form):
-        totals[at.strftime(form)] = 0
-        at += step
-    for when, number in counted:
-        totals[when.strftime(form)] += number
+    step = 1 if unit == "hour" else 24
+    drawn = range(first // step * step, last + 1, step)
+    totals = dict.fromkeys((_label(hour, unit) for hour in drawn), 0)
+    for hour, number in counted.items():
+        totals[_label(hour, unit)] += number
     return unit, list(totals.items())
+
+
+def _label(hour: int, unit: str) -> str:
+    length = {"hour": 16, "day": 10, "month": 7}[unit]
+    return (_EPOCH + hour * _HOUR).isoformat(" ", "minutes")[:length]

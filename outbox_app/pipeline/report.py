@@ -56,16 +56,13 @@ th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(-
 """
 
 
-def write_report(
-    path: str | Path, result: Audit, *, figures: Figures | None = None, now: datetime | None = None
-) -> None:
-    page = _page(result, figures, now or datetime.now(UTC))
-    write_whole(str(path), page.encode(errors="backslashreplace"))
+def write_report(path: str | Path, result: Audit, *, figures: Figures | None = None) -> None:
+    write_whole(str(path), _page(result, figures).encode(errors="backslashreplace"))
 
 
-def _page(result: Audit, figures: Figures | None, now: datetime) -> str:
+def _page(result: Audit, figures: Figures | None) -> str:
     name = _text(result.log)
-    parts = [_head(result, name, now)]
+    parts = [_head(result, name)]
     if not result.sound:
         parts += [_defects(result), _advice(result)]
     if figures is not None:
@@ -81,7 +78,7 @@ def _page(result: Audit, figures: Figures | None, now: datetime) -> str:
     )
 
 
-def _head(result: Audit, name: str, now: datetime) -> str:
+def _head(result: Audit, name: str) -> str:
     verdict = ("sound", "Sound: nothing is missing, doubled or out of order.")
     if not result.sound:
         what = "1 defect was" if result.total == 1 else f"{result.total:,} defects were"
@@ -94,7 +91,7 @@ def _head(result: Audit, name: str, now: datetime) -> str:
     }
     cards = "".join(f"<div><dt>{name}</dt><dd>{n:,}</dd></div>" for name, n in numbers.items())
     return (
-        f'<header><h1>Audit of {name}</h1><p class="faint">{now.astimezone(UTC):%Y-%m-%d %H:%M} '
+        f'<header><h1>Audit of {name}</h1><p class="faint">{datetime.now(UTC):%Y-%m-%d %H:%M} '
         f'UTC, in {result.seconds:.1f} s</p><p class="verdict {verdict[0]}">{verdict[1]}</p>'
         f'<dl class="figures">{cards}</dl></header>'
     )

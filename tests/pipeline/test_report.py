@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from outbox_app.pipeline.defects import KINDS, Audit, Defect
-from outbox_app.pipeline.figures import Figures, _over_time, figures
+from outbox_app.pipeline.figures import _FIRST, _LAST, Figures, _over_time, figures
 from outbox_app.pipeline.report import bars, columns, write_report
 
 EVIL = "</title><script>alert(1)</script>\"'&\u202e\x1b\ud800"
@@ -96,10 +96,12 @@ def page(tmp_path):
 
 
 def test_it_tells_what_was_found_and_what_to_do(page):
-    parsed = page(RESULT, figures=FIGURES, now=datetime(2026, 1, 31, 12, tzinfo=UTC))
+    before = datetime.now(UTC)
+    parsed = page(RESULT, figures=FIGURES)
+    [told_at] = re.findall("([0-9 :-]{16}) UTC, in 4.2 s", parsed.text)
+    assert f"{before:%Y-%m-%d %H:%M}" <= told_at <= f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     for told in (
         "Audit of outbox_event",
-        "2026-01-31 12:00 UTC, in 4.2 s",
         "3 defects were found.",
         "2,200,000",
         "order-17: versions 4 to 6 are missing (position 991 waits behind them)",
@@ -197,17 +199,34 @@ def test_figures_of_a_log(spark):
     )
 
 
+def test_times_that_were_written_by_hand_are_not_drawn(spark):
+    """MySQL has dates that there are not, which are null, and PostgreSQL has infinity."""
+    micros = [None, 2**63 - 1, -(2**62), 0]
+    rows = spark.createDataFrame([(each,) for each in micros], "micros bigint")
+    made = "timestamp_micros(micros) as recorded_at"
+    counted = figures(rows.selectExpr("'a' as stream", "'x' as type", made))
+    assert counted == Figures("hour", [("1970-01-01 00:00", 1)], [("x", 4)], [("a", 4)])
+
+
 @pytest.mark.parametrize(
     ("hours", "unit", "labels"),
     [
         ([], "day", []),
         ([(7, 1), (9, 1)], "hour", ["1970-01-01 07:00", "1970-01-01 08:00", "1970-01-01 09:00"]),
         ([(23, 1), (24, 1)], "day", ["1970-01-01", "1970-01-02"]),
+        ([(1_000_000, 1), (999_999, 1)], "hour", ["2084-01-29 15:00", "2084-01-29 16:00"]),
     ],
 )
 def test_the_unit_suits_the_time(hours, unit, labels):
     drawn, counted = _over_time(hours)
     assert (drawn, [label for label, _ in counted]) == (unit, labels)
+
+
+def test_the_first_and_the_last_moment_are_drawn():
+    assert _over_time([(_FIRST, 1)]) == ("hour", [("0001-01-01 00:00", 1)])
+    assert _over_time([(_LAST, 1)]) == ("hour", [("9999-12-31 23:00", 1)])
+    _, months = _over_time([(_FIRST, 1), (24 * 366, 2)])
+    assert (months[0], months[-1], len(months)) == (("0001-01", 1), ("1971-01", 2), 1970 * 12 + 1)
 
 
 def test_a_long_time_is_drawn_in_months():
