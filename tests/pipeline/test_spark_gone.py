@@ -1,11 +1,11 @@
-"""A Spark that has ended by itself: the command says why it failed, by its own exit code."""
+"""A Spark that has ended by itself, or was never begun: the command says why it failed."""
 
 from __future__ import annotations
 
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from outbox_app.exceptions import PipelineError
+from outbox_app.exceptions import InvalidOption, PipelineError
 from outbox_app.pipeline.driver import pipeline as module
 from outbox_app.pipeline.driver.pipeline import pipeline
 
@@ -34,3 +34,16 @@ def test_what_failed_is_no_finding_of_an_audit() -> None:
     with pytest.raises(PipelineError, match="Answer from Java") as ended, pipeline():
         raise Py4JNetworkError("Answer from Java side is empty")
     assert ended.value.returncode == 2
+
+
+@pytest.mark.django_db
+def test_no_session_is_begun_for_a_database_that_spark_cannot_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would not be stopped, and the next pipeline would take it for somebody else's."""
+    begun: list[object] = []
+    monkeypatch.setattr(module, "spark_session", lambda **_: begun.append(1))
+    monkeypatch.setattr(module, "database_url", lambda using: "oracle://db/shop")
+    with pytest.raises(InvalidOption, match="begins with 'oracle'"), pipeline():
+        pass
+    assert begun == []

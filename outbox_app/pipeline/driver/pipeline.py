@@ -117,8 +117,8 @@ def pipeline(
             if _has_password(each):
                 password = connections[each].settings_dict["PASSWORD"]
                 os.environ[_password_variable(each)] = str(password)
-    session = spark_session(master=master, settings=conf)
     options = log_options(model, using=alias, **given)
+    session = spark_session(master=master, settings=conf)
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
