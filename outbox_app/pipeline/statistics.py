@@ -184,9 +184,7 @@ def write_statistics(frame: DataFrame, folder: str | os.PathLike[str]) -> Path:
     return target / FILE
 
 
-def for_table(
-    frame: DataFrame, *, minutes: int = TABLE_MINUTES, labels: int = TABLE_LABELS
-) -> DataFrame:
+def for_table(frame: DataFrame) -> DataFrame:
     """Return of the statistics what a table can hold, however long and varied the log is.
 
     Of the events per minute the newest minutes; of types and topics those with the most events:
@@ -196,8 +194,9 @@ def for_table(
     end = counts.agg(F.unix_seconds(F.max("minute")).alias("end"))
     totals = counts.groupBy("dimension", "label").agg(F.sum("value").alias("total"))
     most = Window.partitionBy("dimension").orderBy(F.desc("total"), "label")
-    kept = totals.select("dimension", "label", (F.row_number().over(most) <= labels).alias("kept"))
-    is_recent = F.unix_seconds("minute") > F.col("end") - 60 * minutes
+    is_kept = F.row_number().over(most) <= TABLE_LABELS
+    kept = totals.select("dimension", "label", is_kept.alias("kept"))
+    is_recent = F.unix_seconds("minute") > F.col("end") - 60 * TABLE_MINUTES
     return (
         frame.join(kept, ["dimension", "label"], "left")
         .crossJoin(end)

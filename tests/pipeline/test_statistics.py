@@ -256,7 +256,10 @@ def test_the_log_is_read_once(spark):
 
 @pytest.fixture(scope="module")
 def small(frame):
-    return figures(for_table(frame, minutes=5, labels=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outbox_app.pipeline.statistics.TABLE_MINUTES", 5)
+        patch.setattr("outbox_app.pipeline.statistics.TABLE_LABELS", 2)
+        return figures(for_table(frame))
 
 
 class TestForTheTable:

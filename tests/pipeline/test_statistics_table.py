@@ -138,15 +138,19 @@ class TestStore:
         assert [*minutes] == [datetime(2026, 11, 20, 21, 35)]
 
     def test_spark_gives_the_rows(self, alias, spark):
-        from outbox_app.pipeline.statistics import for_table, rows_of
+        from outbox_app.pipeline.statistics import TABLE_MINUTES, for_table, rows_of
 
-        rows = [row("a", minute=-9), row("a"), row(name="stream_share", dimension="stream")]
+        rows = [
+            row("a", minute=-TABLE_MINUTES),
+            row("a"),
+            row(name="stream_share", dimension="stream"),
+        ]
         frame = spark.createDataFrame(
             rows,
             "source string, minute timestamp, name string, dimension string, label string, "
             "value double",
         )
-        assert store(rows_of(for_table(frame, minutes=5)), log=LOG, using=alias) == 2
+        assert store(rows_of(for_table(frame)), log=LOG, using=alias) == 2
         assert stored(alias) == {*rows[1:]}
 
 
