@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from django.core import checks
 
-from .aliases import check_aliases, check_autocommit, check_business, check_connections, check_zones
+from .aliases import check_autocommit, check_business, check_connections, check_zones
 from .apps import check_apps
 from .brokers import check_brokers, check_transports
 from .databases import check_databases, check_sessions, check_sqlite_settings
@@ -30,7 +30,6 @@ ALWAYS = (
     check_apps,
     check_transports,
     check_models,
-    check_aliases,
     check_autocommit,
     check_zones,
     check_sqlite_settings,

@@ -7,7 +7,7 @@ what it makes untrue.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -17,10 +17,7 @@ from django.db.models import Model
 
 from ..aliases import inbox_alias, log_alias, outbox_alias
 from ..eventlog.registry import all_logs
-from ..mixin import OutboxMixin
-from ..models import StagedJob
 from .messages import listed
-from .models import models_with_the_mixin
 
 
 def written_aliases() -> set[str]:
@@ -42,35 +39,6 @@ def is_migrated(model: type[Model], alias: str) -> bool:
 def is_checked(model: type[Model], databases: Sequence[str] | None) -> bool:
     """Say whether the outbox is one of the databases that are checked, and has the table."""
     return outbox_alias() in (databases or ()) and is_migrated(model, outbox_alias())
-
-
-def check_aliases(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
-    """Say which models with the mixin stage where no drainer looks, or cannot stage."""
-    models = models_with_the_mixin(app_configs)
-    return [message for model in models for message in _check_alias(model)]
-
-
-def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
-    own, outbox = router.db_for_write(model), outbox_alias()
-    if not router.allow_migrate_model(own, StagedJob):
-        yield Error(
-            f"The model is written to {own!r}, but the routers keep the outbox tables from there: "
-            "it can stage nothing.",
-            hint=f"Let DATABASE_ROUTERS allow outbox_app to migrate on {own!r}.",
-            obj=model,
-            id="outbox.E007",
-        )
-    elif own != outbox:
-        yield Error(
-            f"The model is written to {own!r}, so its jobs are staged there and not on {outbox!r}, "
-            "the alias of the outbox, where drainers look.",
-            hint=f"Let OUTBOX['DATABASE'] be {own!r}; or run `manage.py drain_outbox --database "
-            f"{own}` too, and silence this.",
-            obj=model,
-            id="outbox.E023",
-        )
 
 
 def check_business(**kwargs: Any) -> list[CheckMessage]:

@@ -1,4 +1,4 @@
-"""Models with ``OutboxMixin``: declarations that cannot work.
+"""Models with ``OutboxMixin``: declarations that cannot work, and where their jobs are staged.
 
 Task names are looked up as staging would look them up, so task modules are imported. What a
 callable returns is known only when it is called, and is not checked here.
@@ -14,10 +14,13 @@ from celery.app.task import Task
 from celery.canvas import Signature
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
+from django.db import router
 
+from ..aliases import outbox_alias
 from ..jobs.staging.declarations import Declared, named
 from ..jobs.staging.sending import StagingMixin
 from ..mixin import OutboxMixin
+from ..models import StagedJob
 
 #: What the mixin gives to a model.
 NAMES = ("outbox", "publish", "stage", "stage_declared")
@@ -28,14 +31,32 @@ def check_models(
 ) -> list[CheckMessage]:
     return [
         message
-        for model in models_with_the_mixin(app_configs)
-        for message in (*_check_names(model), *_check_declarations(model))
+        for model in apps.get_models()
+        if issubclass(model, OutboxMixin)
+        if app_configs is None or model._meta.app_config in app_configs
+        for message in (*_check_alias(model), *_check_names(model), *_check_declarations(model))
     ]
 
 
-def models_with_the_mixin(app_configs: Sequence[AppConfig] | None) -> list[type[OutboxMixin]]:
-    found = [model for model in apps.get_models() if issubclass(model, OutboxMixin)]
-    return [m for m in found if app_configs is None or m._meta.app_config in app_configs]
+def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
+    own, outbox = router.db_for_write(model), outbox_alias()
+    if not router.allow_migrate_model(own, StagedJob):
+        yield Error(
+            f"The model is written to {own!r}, but the routers keep the outbox tables from there: "
+            "it can stage nothing.",
+            hint=f"Let DATABASE_ROUTERS allow outbox_app to migrate on {own!r}.",
+            obj=model,
+            id="outbox.E007",
+        )
+    elif own != outbox:
+        yield Error(
+            f"The model is written to {own!r}, so its jobs are staged there and not on {outbox!r}, "
+            "the alias of the outbox, where drainers look.",
+            hint=f"Let OUTBOX['DATABASE'] be {own!r}; or run `manage.py drain_outbox --database "
+            f"{own}` too, and silence this.",
+            obj=model,
+            id="outbox.E023",
+        )
 
 
 def _check_names(model: type[OutboxMixin]) -> Iterator[CheckMessage]:

@@ -22,7 +22,6 @@ HINT = "docs/reference/door.md lists the fields of a peer."
 
 
 def check_peers(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check the peers of the setting."""
     for name, fields in outbox_settings().PEERS.items():
         if not peer_faults(name, fields):
             yield from _check_keys(Peer(name=name, **fields))
@@ -31,7 +30,6 @@ def check_peers(**kwargs: Any) -> Iterator[CheckMessage]:
 def check_peer_table(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Iterator[CheckMessage]:
-    """Check the peers of the table."""
     if not is_checked(Peer, databases):
         return
     using = outbox_alias()

@@ -7,13 +7,13 @@ from django.apps import apps
 from django.db import connections
 
 from outbox_app.checks.aliases import (
-    check_aliases,
     check_business,
     check_connections,
     check_zones,
     written_aliases,
 )
 from outbox_app.checks.databases import _check_primary
+from outbox_app.checks.models import check_models
 from outbox_app.models import StagedJob
 from tests.mixin.models import Order
 
@@ -39,25 +39,25 @@ def business():
 
 
 def test_one_database():
-    assert check_aliases() == []
+    assert check_models() == []
     assert check_business() == []
-    assert check_aliases(app_configs=[apps.get_app_config("auth")]) == []
+    assert check_models(app_configs=[apps.get_app_config("auth")]) == []
 
 
 def test_model_that_is_written_elsewhere(settings):
     settings.DATABASE_ROUTERS = [Router()]
-    [message] = check_aliases()
+    [message] = check_models()
     assert (message.id, message.obj) == ("outbox.E023", Order)
     assert "'elsewhere'" in message.msg
     assert "--database elsewhere" in message.hint
-    assert check_aliases(app_configs=[apps.get_app_config("auth")]) == []
+    assert check_models(app_configs=[apps.get_app_config("auth")]) == []
 
 
 def test_model_that_is_written_where_no_outbox_is(settings, monkeypatch):
     monkeypatch.setattr(Router, "outbox_there", False)
     settings.OUTBOX = {"DATABASE": "elsewhere"}
     settings.DATABASE_ROUTERS = [Router()]
-    assert {(m.id, m.obj) for m in check_aliases() if m.obj is Order} == {("outbox.E007", Order)}
+    assert {(m.id, m.obj) for m in check_models() if m.obj is Order} == {("outbox.E007", Order)}
 
 
 def test_nothing_is_written_where_jobs_are_staged(settings, monkeypatch, business):
