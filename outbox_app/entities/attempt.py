@@ -162,7 +162,7 @@ class Attempt:
             self.answered[id] = hash, command, outcome
 
     def _handle_all(self) -> list[Call]:
-        number = alone = 0  # up to ``alone`` commands of a batch handler run one by one
+        number = 0
         with self.gifts.without_statements():
             while number < len(self.calls) and self.last is None:
                 spec = self.types.commands.get(self.calls[number].command)
@@ -170,12 +170,10 @@ class Attempt:
                 apart = self.calls[number].refused or (spec and spec.atomic)
                 if apart and self.unwritten:
                     break
-                run = [] if number < alone else self._run_of_batch(number)
-                if len(run) > 1:
-                    if self._handle_run(run):
-                        number += len(run)
-                        continue
-                    alone = number + len(run)
+                run = self._run_of_batch(number)
+                if len(run) > 1 and self._handle_run(run):
+                    number += len(run)
+                    continue
                 self._answer(self.calls[number])
                 number += 1
         return list(self.calls[number:])
@@ -252,6 +250,8 @@ class Attempt:
         except Exception:
             if not self.sound:
                 raise
+            for call in run:
+                call.alone = True
             return False
         self._keep(handled)
         for call, (answer, text) in zip(run, handled.answers, strict=True):

@@ -111,7 +111,7 @@ class Call:
         self.usual = self.language == settings.LANGUAGE_CODE and self.zone is get_default_timezone()
         #: A batch that was broken off, or another server, may have executed it, or may yet.
         self.begun = False
-        #: No batch handler answers it with others: one of them may have ended its thread.
+        #: No batch handler answers it with others: it could not, or has ended its thread.
         self.alone = False
         #: With what an index has refused its row: it ends its batch, and is rejected if that stays.
         self.refused: tuple[IntegrityError, ...] = ()

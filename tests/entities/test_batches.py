@@ -245,6 +245,30 @@ def test_a_handler_of_batches_is_called_once_for_those_that_follow_one_another(a
 
 
 @commits
+def test_commands_that_end_their_batch_are_given_to_a_handler_of_batches_once(alias, monkeypatch):
+    """As each changes what an index is about: others would be run a hundred times."""
+    from outbox_app.entities import command
+    from outbox_app.entities.declaration import spec_of
+
+    calls = []
+
+    def sell(self, requests):
+        calls.append(len(requests))
+        return original(self, requests)
+
+    original = Stock.sell
+    monkeypatch.setattr(Stock, "sell", command(batch=True)(sell))
+    spec_of.cache_clear()
+    monkeypatch.setattr(spec_of(Stock), "unique", {"state"})
+    Stock.execute("a", "fill", {"pieces": 9}, command_id="fill", using=alias)
+    commands = [Command("a", "sell", {"pieces": 1}, command_id=f"c{n}") for n in range(5)]
+    answers = Stock.execute_many(commands, using=alias)
+    assert [answer.response for answer in answers] == [8, 7, 6, 5, 4]
+    assert calls == [5, 1, 1, 1, 1, 1]
+    spec_of.cache_clear()
+
+
+@commits
 def test_a_handler_of_batches_is_called_once_again_after_a_commit_that_was_lost(alias, monkeypatch):
     """The state may be large: one by one it would be decoded and encoded a thousand times."""
     from outbox_app.entities import command
