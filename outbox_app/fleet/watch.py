@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..door.peers import address_fault
 from ..process.waiting import PollWaiter
@@ -37,7 +38,8 @@ class Listing:
 
     def after(self, found: Iterable[Member], now: float) -> Listing:
         """Return the list after a pull."""
-        new = {each.address: each for each in sorted(found, key=_strength) if _is_server(each)}
+        called = [each for each in found if each.kind == SERVER and _is_called_at(each.address)]
+        new = {each.address: each for each in sorted(called, key=_strength)}
         gone = [each for each in self.servers if each.address not in new]
         since = now if self.kept_since is None else self.kept_since
         keeps = 2 * len(gone) > len(self.servers) and now - since < KEEP
@@ -52,11 +54,10 @@ def _strength(member: Member) -> tuple[int, str]:
     return (0 if member.draining else member.weight, str(member.id))
 
 
-def _is_server(member: Member) -> bool:
-    if member.kind != SERVER:
-        return False
-    if fault := address_fault(member.address):
-        logger.warning("Server left out: its address %s address=%s", fault, member.address)
+@lru_cache(maxsize=1024)  # logged once, and not with each pull
+def _is_called_at(address: str) -> bool:
+    if fault := address_fault(address):
+        logger.warning("Server left out: its address %s address=%s", fault, address)
     return not fault
 
 

@@ -59,6 +59,14 @@ def test_what_is_no_server_is_left_out() -> None:
     assert ports(Listing().after([*wrong, a(2)], 0)) == [2]
 
 
+def test_a_wrong_address_is_logged_once(caplog: Any) -> None:
+    """A list is pulled every two seconds."""
+    wrong, listing = Member(service="shop", address="http://once.example/"), Listing()
+    for now in range(3):
+        listing = listing.after([wrong], now)
+    assert caplog.text.count("Server left out: its address is not https") == 1
+
+
 def test_processes_behind_one_address_are_one_server() -> None:
     strong, weak, draining = a(1, weight=90), a(1, weight=10), a(1, weight=100, draining=True)
     for given in ([strong, weak, draining], [draining, weak, strong]):
