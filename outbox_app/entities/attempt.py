@@ -334,15 +334,14 @@ class Attempt:
         spec = self.types.commands.get(name)
         if spec is None or not spec.batch or self.text is None or self.entity.states != "last":
             return []
-        run: list[Call] = []
-        ids = set(self.answered)
+        run: dict[str, Call] = {}
         for call in self.calls[start:]:
             fits = call.command == name and call.expected is None
-            if not fits or call.alone or call.refused or call.command_id in ids:
+            known = call.command_id in self.answered or call.command_id in run
+            if not fits or known or call.alone or call.refused:
                 break
-            ids.add(call.command_id)
-            run.append(call)
-        return run
+            run[call.command_id] = call
+        return list(run.values())
 
     def _damaged(self) -> errors.DamagedEntity:
         return errors.DamagedEntity(
