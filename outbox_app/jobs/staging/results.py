@@ -60,9 +60,9 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
         return subscribe(result, *args, **kwargs)
 
     def wait_for_pending(result: Any, **kwargs: Any) -> Any:
-        results = list(deferred.values())
-        deferred.clear()
-        for each in results:
+        # One by one: other threads may stage more meanwhile.
+        for each in filter(None, (reference() for reference in deferred.valuerefs())):
+            deferred.pop(id(each), None)
             subscribe(each, weak=True)
         return wait(result, **kwargs)
 
@@ -86,20 +86,14 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
 
 def remember_staged(task_id: str, *, using: str) -> None:
     """Keep the id of a job that was staged in the open transaction of an alias."""
-    # Which transaction is open: Django replaces its list of callbacks at each commit and rollback.
-    connection: Any = connections[using]
-    if not connection.in_atomic_block:
-        return  # it is committed, and will leave
-    if getattr(connection, "outbox_staged", (None,))[0] is not connection.run_on_commit:
-        connection.outbox_staged = connection.run_on_commit, set()
-    ids: set[str] = connection.outbox_staged[1]
+    ids = _staged_in(connections[using])
     if len(ids) < IDS:
         ids.add(task_id)
 
 
 def forget_staged(task_ids: Iterable[str], *, using: str) -> None:
     """Drop the ids of jobs that have left inside their transaction, in a test."""
-    getattr(connections[using], "outbox_staged", (None, set()))[1].difference_update(task_ids)
+    _staged_in(connections[using]).difference_update(task_ids)
 
 
 def refuse_waiting(wait: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +101,7 @@ def refuse_waiting(wait: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(wait)
     def wait_unless_staged(result: Any, *args: Any, **kwargs: Any) -> Any:
-        staged = _staged_ids()
+        staged: set[str] = set().union(*map(_staged_in, connections.all(initialized_only=True)))
         if staged and (task_id := _find(result, staged)):
             raise StillStaged(
                 f"The result of job {task_id} was waited for inside the transaction that staged "
@@ -119,13 +113,15 @@ def refuse_waiting(wait: Callable[..., Any]) -> Callable[..., Any]:
     return wait_unless_staged
 
 
-def _staged_ids() -> set[str]:
-    found: set[str] = set()
-    for connection in connections.all(initialized_only=True):
-        opened, ids = getattr(connection, "outbox_staged", (None, set()))
-        if ids and opened is connection.run_on_commit and connection.in_atomic_block:
-            found |= ids
-    return found
+def _staged_in(connection: Any) -> set[str]:
+    """Return the ids that are kept of a connection's open transaction."""
+    if not connection.in_atomic_block:
+        return set()  # what was staged is committed, and will leave
+    # Which transaction it is: Django replaces its list of callbacks at each commit and rollback.
+    if getattr(connection, "outbox_staged", (None,))[0] is not connection.run_on_commit:
+        connection.outbox_staged = connection.run_on_commit, set()
+    ids: set[str] = connection.outbox_staged[1]
+    return ids
 
 
 def _find(result: Any, staged: set[str]) -> str | None:

@@ -308,10 +308,11 @@ def alias_outside(name: str, alias: str) -> str | None:
     return alias if is_staged else None
 
 
-def make_stageable(app: Any) -> None:
-    """Make a plain app able to stage what ``stage()`` is given; its own calls send as before."""
-    if not isinstance(app, StagingMixin):
-        cls: Any = type(app)
+def make_stageable(app: Any) -> Any:
+    """Return an app; a plain one is made able to stage, while its own calls send as before."""
+    app = getattr(app, "_get_current_object", lambda: app)()  # not a proxy of it
+    cls: Any = type(app)  # asked for once: another thread may change it meanwhile
+    if not issubclass(cls, StagingMixin):
 
         def reduce(self: Any) -> Any:
             rebuild, (_, *rest) = cls.__reduce__(self)
@@ -322,6 +323,7 @@ def make_stageable(app: Any) -> None:
             (StagingMixin, cls),
             {"stages_by_itself": False, "__module__": __name__, "__reduce__": reduce},
         )
+    return app
 
 
 def comes_before_an_error(name: str, args: Any, options: dict[str, Any]) -> bool:

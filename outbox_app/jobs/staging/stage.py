@@ -58,15 +58,13 @@ def stage(
     forced = force_staging(using=using, ordering_key=ordering_key, immediate=immediate)
     with forced, batching():
         if isinstance(task, str):
-            sender: Any = _unproxied(app or current_app)
-            make_stageable(sender)
-            return sender.send_task(task, args, kwargs, **options)
+            return make_stageable(app or current_app).send_task(task, args, kwargs, **options)
         if not isinstance(task, Task | Signature):
             raise InvalidJob(
                 f"stage() takes a Celery task, a signature or a task name; got {task!r}. "
                 "Decorate the function with @shared_task."
             )
-        make_stageable(_unproxied(task.app))
+        make_stageable(task.app)
         return task.apply_async(args, kwargs, **options)  # type: ignore[arg-type]
 
 
@@ -99,8 +97,3 @@ def stage_many(
             stage(job, using=using, ordering_key=ordering_key, **options)
             count += 1
     return count
-
-
-def _unproxied(app: Any) -> Any:
-    get = getattr(app, "_get_current_object", None)
-    return get() if get else app

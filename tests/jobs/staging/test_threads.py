@@ -1,0 +1,83 @@
+"""What threads share, an app and its result backend, while another one is at any line of it."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+
+import pytest
+from celery import Celery
+
+from outbox_app.jobs.staging.results import wrap_backend
+from outbox_app.jobs.staging.sending import StagingMixin, make_stageable
+
+LINES = range(1, 8)
+
+
+class Backend:
+    """What a result backend of Celery has that is wrapped."""
+
+    def __init__(self):
+        self.subscribed = set()
+
+    def on_task_call(self, producer, task_id): ...
+
+    def on_chord_part_return(self, request, state, result): ...
+
+    def add_pending_result(self, result, weak=False):
+        self.subscribed.add(result)
+
+    def _wait_for_pending(self, result): ...
+
+
+class Result:
+    """What a weak reference can be had of."""
+
+
+@contextmanager
+def at_line(number, function, call):
+    """Make a call, as another thread does, before that line of the function, or else behind it."""
+    left, tracer = [number], sys.gettrace()
+
+    def at_each_line(frame, event, argument):
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                call()
+        return at_each_line
+
+    sys.settrace(lambda frame, *_: at_each_line if frame.f_code is function.__code__ else None)
+    try:
+        yield
+    finally:
+        sys.settrace(tracer)
+    if left[0] > 0:
+        call()
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_two_make_one_app_stageable(line):
+    app = Celery("plain", set_as_current=False)
+    with at_line(line, make_stageable, lambda: make_stageable(app)):
+        make_stageable(app)
+    assert type(app).__mro__.count(StagingMixin) == 1
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_one_waits_while_another_stages(line):
+    """What it has staged is subscribed to then, or at the next wait."""
+    backend, now_staging = Backend(), [True]
+    wrap_backend(backend, lambda: now_staging[0])
+    first, second = Result(), Result()
+    backend.add_pending_result(first)
+    now_staging[0] = False
+
+    def stage_another():
+        now_staging[0] = True
+        backend.add_pending_result(second)
+        now_staging[0] = False
+
+    with at_line(line, backend._wait_for_pending, stage_another):
+        backend._wait_for_pending(first)
+    backend._wait_for_pending(first)
+    assert backend.subscribed == {first, second}
