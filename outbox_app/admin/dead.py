@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..jobs import dead
 from ..jobs.bulk import BulkResult
-from ..jobs.dead_summary import WINDOWS, DeadGroups, DeadMatrix, DeadRow, dead_groups
+from ..jobs.dead_summary import WINDOWS, DeadMatrix, DeadRow, dead_groups
 from ..models import DeadJob, counting
 from ..text import one_line, shown
 from .actions import BulkAction
@@ -79,7 +79,7 @@ class DeadJobAdmin(JobAdmin):
     ]  # fmt: skip
 
     def summary(self, preview: Any) -> Table:
-        found = dead_groups(preview)
+        groups, is_all = dead_groups(preview)
         columns = {gettext("Count"): COUNT, gettext("Task"): "", gettext("Error"): "",
                    gettext("Newest reason"): WORDS, gettext("Newest"): SHORT}  # fmt: skip
         rows = [
@@ -90,10 +90,10 @@ class DeadJobAdmin(JobAdmin):
                 masked_line(group.reason, 200),
                 group.newest,
             )
-            for group in found.groups
+            for group in groups
         ]
         group = Group(columns, rows)
-        return Table(gettext("By task and error"), [group], note=_more(found))
+        return Table(gettext("By task and error"), [group], note=_more(is_all))
 
 
 def matrix_table(site: str, matrix: DeadMatrix) -> Table:
@@ -106,7 +106,8 @@ def matrix_table(site: str, matrix: DeadMatrix) -> Table:
             (gettext("Error"), "error", matrix.errors),
         )
     ]
-    return Table(gettext("Dead jobs"), groups, address(site, "deadjob"), note=_more(matrix))
+    note = _more(matrix.complete)
+    return Table(gettext("Dead jobs"), groups, address(site, "deadjob"), note=note)
 
 
 def _dead_row(site: str, row: DeadRow, column: str) -> tuple[Any, ...]:
@@ -119,8 +120,8 @@ def _dead_row(site: str, row: DeadRow, column: str) -> tuple[Any, ...]:
     return one_line(row.name, 100), *counts, total, masked_line(row.reason, 200)
 
 
-def _more(found: DeadMatrix | DeadGroups) -> str:
-    if found.complete:
+def _more(is_all: bool) -> str:
+    if is_all:
         return ""
     words = gettext("There are more. Shown: the most frequent of the newest %(many)d.")
     return words % {"many": counting.MANY}

@@ -65,15 +65,6 @@ class DeadGroup:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeadGroups:
-    """Dead jobs by task and error, the most frequent first."""
-
-    groups: list[DeadGroup]
-    #: False: only the newest MANY dead jobs were looked at, or there are more than LISTED groups.
-    complete: bool
-
-
 def dead_matrix(*, using: str) -> DeadMatrix:
     dead, cut = counting.newest(DeadJob.objects.using(using))
     within = {
@@ -106,8 +97,11 @@ def _summed(pairs: list[Any], place: int) -> list[DeadRow]:
     return sorted(rows.values(), key=lambda row: (-row.total, row.name))
 
 
-def dead_groups(dead: QuerySet[DeadJob]) -> DeadGroups:
-    """Return how many of these dead jobs there are of each task and error."""
+def dead_groups(dead: QuerySet[DeadJob]) -> tuple[list[DeadGroup], bool]:
+    """Return how many of these dead jobs there are of each task and error, most frequent first.
+
+    And whether that is all: no more than the newest MANY dead jobs, and no more than LISTED groups.
+    """
     dead, cut = counting.newest(dead)
     pairs, more = _pairs(dead, counting.LISTED, newest_at=Max("died_at"))
     reasons = _reasons({newest for _, _, _, newest, _ in pairs}, using=dead.db)
@@ -115,7 +109,7 @@ def dead_groups(dead: QuerySet[DeadJob]) -> DeadGroups:
         DeadGroup(task, error, count, newest_at, reasons.get(newest, ""))
         for task, error, count, newest, newest_at in pairs
     ]
-    return DeadGroups(groups, complete=not cut and not more)
+    return groups, not cut and not more
 
 
 def _pairs(dead: QuerySet[DeadJob], limit: int, **more: Any) -> tuple[list[Any], bool]:

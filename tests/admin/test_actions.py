@@ -35,6 +35,7 @@ def test_selected_jobs_are_asked_about_then_decided_on(alias, superuser, action)
 
     assert "Number of jobs: 2" in text(question)
     assert "2 shop.send builtins.Trouble The broker said no." in text(question)
+    assert "There are more." not in text(question)
     assert len(left(alias)) == 3
     answer = confirm(superuser, DEAD, question)
     assert answer.status_code == 302

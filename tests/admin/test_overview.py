@@ -23,6 +23,7 @@ from outbox_app.models import (
     StagedJob,
     Statistic,
     Subscription,
+    counting,
 )
 from outbox_app.monitoring import series
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
@@ -143,7 +144,7 @@ class TestProblems:
 
 
 class TestSections:
-    def test_dead_jobs_are_a_matrix_whose_cells_are_links(self, alias, superuser):
+    def test_dead_jobs_are_a_matrix_whose_cells_are_links(self, alias, superuser, monkeypatch):
         dead_jobs(3, using=alias, task="shop & co", error="kombu.E", reason="NO_ROUTE")
         [old] = dead_jobs(1, using=alias, task="shop & co", error="kombu.F")
         DeadJob.objects.using(alias).filter(pk=old.pk).update(
@@ -151,6 +152,7 @@ class TestSections:
         )
         page = superuser.get(OVERVIEW)
         assert "shop & co 3 3 3 4 4 4" in text(page)
+        assert "There are more." not in text(page)
         assert "kombu.E 3 3 3 3 3 3 NO_ROUTE" in text(page)
         assert "kombu.F 0 0 0 1 1 1" in text(page)
         links = re.findall(r'href="([^"]*task=shop[^"]*)">(\d+)<', body(page))
@@ -158,6 +160,9 @@ class TestSections:
         for link, count in links:
             there = superuser.get(link.replace("&amp;", "&"))
             assert len(re.findall('class="field-task_id', body(there))) == int(count)
+        monkeypatch.setattr(counting, "LISTED", 1)
+        more = "There are more. Shown: the most frequent of the newest 100000."
+        assert more in text(superuser.get(OVERVIEW))
 
     def test_drainers_with_what_they_own(self, alias, superuser):
         own(alias, drainer(alias, done=1234), shards=100)

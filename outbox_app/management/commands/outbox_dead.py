@@ -120,16 +120,16 @@ class Command(TeachingCommand):
         self._decide(action, jobs, using=using, **options)
 
     def _list(self, jobs: QuerySet[DeadJob]) -> None:
-        found = dead_groups(jobs)
-        if not found.groups:
+        groups, is_all = dead_groups(jobs)
+        if not groups:
             self.write("No dead job matches.")
             return
         self.write(f"{'count':>7}  {'newest':<19}  task, error, newest reason")
-        for group in found.groups:
+        for group in groups:
             self.write(f"{group.count:>7}  {when(group.newest)}  {one_line(group.task, 80)}")
             self.write(f"{'':30}{one_line(group.error, 80)}")
             self.write(f"{'':30}{one_line(group.reason, 200)}")
-        if not found.complete:
+        if not is_all:
             self.write(f"There are more. Shown: the most frequent of the newest {MANY} dead jobs.")
 
     def _decide(self, action: str, jobs: QuerySet[DeadJob], *, using: str, **options: Any) -> None:

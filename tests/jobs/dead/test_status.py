@@ -123,21 +123,21 @@ def test_dead_jobs_by_task_and_error(alias):
     dead_jobs(1, using=alias, task="a", error="E", reason="old")
     dead_jobs(1, using=alias, task="a", error="E", reason="new")
     dead_jobs(3, using=alias, task="a", error="F")
-    found = dead_groups(DeadJob.objects.using(alias))
-    assert [(g.task, g.error, g.count, g.reason) for g in found.groups] == [
+    groups, is_all = dead_groups(DeadJob.objects.using(alias))
+    assert [(g.task, g.error, g.count, g.reason) for g in groups] == [
         ("a", "F", 3, "The broker said no."),
         ("a", "E", 2, "new"),
     ]
-    assert found.complete
+    assert is_all
 
 
 def test_only_the_newest_dead_jobs_are_grouped(alias, monkeypatch):
     monkeypatch.setattr(counting, "MANY", 4)
     dead_jobs(5, using=alias, task="old")
     dead_jobs(3, using=alias, task="new")
-    found = dead_groups(DeadJob.objects.using(alias))
-    assert [(group.task, group.count) for group in found.groups] == [("new", 3), ("old", 1)]
-    assert not found.complete
+    groups, is_all = dead_groups(DeadJob.objects.using(alias))
+    assert [(group.task, group.count) for group in groups] == [("new", 3), ("old", 1)]
+    assert not is_all
 
 
 def test_the_number_of_statements_does_not_depend_on_the_rows(alias):
