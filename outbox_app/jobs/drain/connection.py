@@ -6,7 +6,6 @@ that failed it is asked whether it takes any. Of each error it says whether the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -20,16 +19,13 @@ from ...text import get_logger
 from . import brokers
 from .misconfiguration import WRONG_OPTION, find_transport, unreachable
 from .outcome import PreparedMessage
+from .redis_batch import Transactions
 from .wire import Wire
 
 logger = get_logger("outbox_app.drain")
 
 #: See ``Publisher.publish``.
 MaySend = Callable[..., float]
-
-
-def unbounded(seconds: float = 0.0) -> float:
-    return math.inf
 
 
 class BrokerConnection:
@@ -50,8 +46,9 @@ class BrokerConnection:
         #: A send failed: see ``brokers.probe``.
         self._doubtful = False
         self._wire = Wire(timeout=timeout)
+        self._transactions = Transactions()
 
-    def open(self, keep_alive: MaySend = unbounded) -> None:
+    def open(self, keep_alive: Callable[[], object] = lambda: None) -> None:
         if self.producer is not None:
             return
         app, timeout = self.app, self.timeout

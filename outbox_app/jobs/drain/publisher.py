@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from amqp.exceptions import AccessRefused, MessageNacked
-from celery import Celery
 
 from ...conf import outbox_settings
 from ...exceptions import UnsafeBroker
@@ -27,22 +26,16 @@ from ..message import Declaration, restore
 from . import brokers
 from .amqp_batch import AmqpBatch, Unconfirmed
 from .batch import SMALL_BYTES, Row
-from .connection import BrokerConnection, MaySend, unbounded
+from .connection import BrokerConnection, MaySend
 from .outcome import PreparedMessage, PublishResult, prepare
-from .redis_batch import RedisBatch, Transactions
+from .redis_batch import RedisBatch
 from .wire import rounds
 
 logger = get_logger("outbox_app.drain")
 
 
 class Publisher(BrokerConnection):
-    def __init__(self, app: Celery, *, timeout: float) -> None:
-        super().__init__(app, timeout=timeout)
-        self._transactions = Transactions()
-
-    def publish(
-        self, rows: Sequence[Row], *, now: datetime, may_send: MaySend = unbounded
-    ) -> PublishResult:
+    def publish(self, rows: Sequence[Row], *, now: datetime, may_send: MaySend) -> PublishResult:
         """Publish rows of the app in the given order. They expire by ``now``.
 
         ``may_send`` is called before each send with the seconds that it would like to have; it

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from outbox_app.exceptions import BrokerUnavailable
 from outbox_app.jobs.drain.misconfiguration import public_url
+from outbox_app.jobs.drain.publisher import Publisher
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,13 @@ def test_url_without_its_secret(url, shown, make_app):
     app = make_app()
     app.conf.broker_url = url
     assert public_url(app) == shown
+
+
+def test_each_of_two_addresses_is_tried(make_app):
+    app = make_app("amqp://me:secret@127.0.0.1:1//;amqp://me:secret@127.0.0.1:2//")
+    tried = []
+    with pytest.raises(BrokerUnavailable, match="cannot be reached"):
+        Publisher(app, timeout=0.1).open(lambda: tried.append(1))
+    assert tried == [1]
+    with pytest.raises(BrokerUnavailable, match="cannot be reached"):
+        Publisher(app, timeout=0.1).open()
