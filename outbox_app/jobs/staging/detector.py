@@ -14,7 +14,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import wraps
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -66,11 +66,28 @@ def install(detect: Detect | None = None) -> None:
     """Look at each call from here on, and do ``detect``, or else what the setting says."""
     global _chosen, _installed
     _chosen = detect
-    if not _installed:
-        _installed = True
-        patched: Any = (Celery, Task)
-        patched[0].send_task = _looking(Celery.send_task)
-        patched[1].apply_async = _looking_if_eager(Task.apply_async)
+    if _installed:
+        return
+    _installed = True
+    send_task, apply_async = Celery.send_task, Task.apply_async
+
+    @wraps(send_task)
+    def look_and_send(
+        app: Any, name: str, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        _look(app, name, args, kwargs, options)
+        return send_task(app, name, args, kwargs, *rest, **options)
+
+    @wraps(apply_async)
+    def look_if_eager_and_apply(
+        task: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        if task.app.conf.task_always_eager:
+            _look(task.app, task.name, args, kwargs, options)
+        return apply_async(task, args, kwargs, *rest, **options)
+
+    Celery.send_task = look_and_send  # type: ignore[method-assign, assignment]
+    Task.apply_async = look_if_eager_and_apply  # type: ignore[method-assign, assignment]
 
 
 def report(findings: Counter[Finding]) -> Iterable[str]:
@@ -84,29 +101,6 @@ def report(findings: Counter[Finding]) -> Iterable[str]:
             if finding.task == task:
                 place = os.path.relpath(finding.file)
                 yield f"    {place}:{finding.line} ({finding.alias}): {times}"
-
-
-def _looking(send_task: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(send_task)
-    def look_and_send(
-        app: Any, name: str, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
-    ) -> Any:
-        _look(app, name, args, kwargs, options)
-        return send_task(app, name, args, kwargs, *rest, **options)
-
-    return look_and_send
-
-
-def _looking_if_eager(apply_async: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(apply_async)
-    def look_and_apply(
-        task: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
-    ) -> Any:
-        if task.app.conf.task_always_eager:
-            _look(task.app, task.name, args, kwargs, options)
-        return apply_async(task, args, kwargs, *rest, **options)
-
-    return look_and_apply
 
 
 def _look(app: Any, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
