@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from .drain.status import backlog as backlog
     from .drain.status import drainers as drainers
     from .drain.status import held as held
-
-if not TYPE_CHECKING:
+else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {

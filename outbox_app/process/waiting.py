@@ -19,7 +19,6 @@ from django.db import connections
 
 from ..conf import outbox_settings
 from ..text import get_logger
-from .wakeup import JOBS
 from .watchdog import Watchdog
 
 logger = get_logger("outbox_app.drain")
@@ -79,9 +78,7 @@ class PollWaiter:
 class NotifyWaiter(PollWaiter):
     """Waits for NOTIFY on a connection of its own, and by the clock while that does not work."""
 
-    def __init__(
-        self, stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str = JOBS
-    ) -> None:
+    def __init__(self, stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str) -> None:
         super().__init__(stop)
         self.using = using
         self.channel = channel
@@ -163,7 +160,7 @@ def poll_interval(chosen: float | None, *, using: str) -> float:
     return WOKEN_INTERVAL if outbox_settings().WAKE and _listens(using) else POLL_INTERVAL
 
 
-def waiter(stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> PollWaiter:
+def waiter(stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str) -> PollWaiter:
     """Return the way of waiting that the database of ``using`` offers; without a channel, polls."""
     if channel and _listens(using):
         return NotifyWaiter(stop, using=using, watchdog=watchdog, channel=channel)

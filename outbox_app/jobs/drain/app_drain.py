@@ -20,8 +20,6 @@ from .publisher import Publisher
 
 
 class AppDrain:
-    """Reads the rows of one Celery app, and publishes them to its broker."""
-
     def __init__(self, name: str, *, using: str, batch_size: int) -> None:
         self.name = name
         self.backoff = Backoff(self)

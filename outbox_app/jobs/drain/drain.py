@@ -126,7 +126,6 @@ class Drain(ProcessLoop):
 
     @property
     def trouble(self) -> str:
-        """What it is waiting for, in the exceptions' own words; empty when all is well."""
         backoffs = [self._backoff, *(app.backoff for app in self._apps.values())]
         return "; ".join(each.text for each in backoffs if each.text)
 

@@ -17,7 +17,8 @@ pytestmark = [
 @pytest.fixture
 def listener(alias):
     stop = waiting.StopFlag()
-    made = waiting.waiter(stop, using=alias, watchdog=Watchdog(using=alias, limit=60))
+    watchdog = Watchdog(using=alias, limit=60)
+    made = waiting.waiter(stop, using=alias, watchdog=watchdog, channel="outbox_jobs")
     yield made
     made.close()
 
