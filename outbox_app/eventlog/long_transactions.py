@@ -110,16 +110,21 @@ ORDER BY t.trx_started LIMIT {limit}
 """
 
 
-def open_writers(table: type[Model], *, using: str) -> LongTransactions:
-    """Return the open transactions that have written to a table.
+def open_writers(*models: type[Model], using: str) -> dict[str, LongTransactions]:
+    """Return the open transactions that have written to the tables of models, by table.
 
     On MySQL, which does not say where: that have written anything to the database.
     """
-    if connections[using].vendor == "postgresql":
-        found = _listed(_POSTGRES_WRITERS, [table._meta.db_table], using)
+    tables = [model._meta.db_table for model in models]
+    if connections[using].vendor != "postgresql":
+        wrote = "t.trx_rows_modified > 0 AND (p.db IS NULL OR p.db = DATABASE())"
+        return dict.fromkeys(tables, _mysql(wrote, [], using))
+    writers: dict[str, LongTransactions] = {}
+    for table in tables:
+        found = _listed(_POSTGRES_WRITERS, [table], using)
         hidden = any(each.seconds is None for each in found)
-        return LongTransactions(found, HIDDEN if hidden else "")
-    return _mysql("t.trx_rows_modified > 0 AND (p.db IS NULL OR p.db = DATABASE())", [], using)
+        writers[table] = LongTransactions(found, HIDDEN if hidden else "")
+    return writers
 
 
 def long_transactions(*, using: str, seconds: float) -> LongTransactions:

@@ -22,11 +22,12 @@ from ..models.clock import aware
 MARGIN = 1.0
 
 
-def all_logs() -> list[type[EventLog]]:
-    """Return the logs of the project, by table name."""
+def all_logs(*, using: str | None = None) -> list[type[EventLog]]:
+    """Return the logs of the project, or those on one alias, by table name."""
     models = [model for model in apps.get_models() if issubclass(model, EventLog)]
-    concrete = [model for model in models if not model._meta.proxy]
-    return sorted(concrete, key=lambda model: model._meta.db_table)
+    logs = [log for log in models if not log._meta.proxy]
+    logs = [log for log in logs if using is None or log_alias(log) == using]
+    return sorted(logs, key=lambda log: log._meta.db_table)
 
 
 def log_named(name: str) -> type[EventLog]:

@@ -7,20 +7,21 @@ facts are read one after the other, not at one moment. Nothing here judges: see 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
-from django.db import connections
+from django.db.models import Model
 
 from ..aliases import log_alias, outbox_alias
 from ..conf import fleet_settings
 from ..door.clocks import wrong_clocks
 from ..entities.operations import entity_types
 from ..eventlog.long_transactions import LongTransactions, long_transactions, open_writers
+from ..eventlog.registry import all_logs
 from ..fleet.topology import live_servers, slices
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
@@ -191,6 +192,7 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
     jobs = using or outbox_alias()
     logs = using or log_alias(Event)
     facts: dict[str, Any] = {"in_flight": {}}
+    written: dict[str, list[type[Model]]] = defaultdict(list)
     if "jobs" in parts:
         facts |= {
             "backlog": status.backlog(using=jobs),
@@ -202,15 +204,11 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
     if "subscriptions" in parts:
         facts["subscriptions"] = lag.lags(using=logs)
         facts["sinks"] = sink_status(using=using)
-        facts["in_flight"] = lag.in_flight(using=logs)
+        written[logs] += all_logs(using=logs)
     if "jobs" in parts:
-        # MySQL does not say on which table: what it has said of a log is said of the jobs, too.
-        is_known = facts["in_flight"] and jobs == logs and connections[jobs].vendor == "mysql"
-        facts["in_flight"][StagedJob._meta.db_table] = (
-            next(iter(facts["in_flight"].values()))
-            if is_known
-            else open_writers(StagedJob, using=jobs)
-        )
+        written[jobs].append(StagedJob)
+    for alias, models in written.items():
+        facts["in_flight"] |= open_writers(*models, using=alias)
     if "gaps" in parts:
         facts["gaps"] = counting.counted(Gap.objects.using(logs).open())
     if "entities" in parts and (types := entity_types()):

@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Any
 
 import django.db
-from django.db import connections
 from django.db.models import Count, OuterRef, QuerySet, Subquery
 from django.utils.connection import ConnectionDoesNotExist
 
@@ -195,11 +194,7 @@ def in_flight(*, using: str) -> dict[str, LongTransactions]:
 
     No reader skips them: their events come when they commit.
     """
-    logs = [log for log in all_logs() if log_alias(log) == using]
-    if logs and connections[using].vendor == "mysql":  # which does not say on which table
-        found = open_writers(logs[0], using=using)
-        return {log._meta.db_table: found for log in logs}
-    return {log._meta.db_table: open_writers(log, using=using) for log in logs}
+    return open_writers(*all_logs(using=using), using=using)
 
 
 def served(names: list[str], using: str) -> set[str]:
