@@ -128,19 +128,17 @@ class Rebuild:
         self.view = ProjectionTable(projection, using=self.using, table=shadow)
         self.limit = projection.batch_size or outbox_settings().PAGE_SIZE
         self.replayed = 0
-        self.readers: list[LogReader] = []
+        only = EventFilter(self.subscriber.topics, self.subscriber.types)
+        logs = self.subscriber.logs
+        self.readers = [LogReader(log, using=self.using, only=only) for log in logs]
         #: Highest position replayed of each.
-        self.positions: list[int] = []
+        self.positions = [0] * len(logs)
         # It reads on a connection of its own: the takeover's transaction may not read the log.
         self.thread = ThreadPoolExecutor(1, "rebuild")
 
     def run(self) -> int:
         """Fill, and take over. Return the number of rows."""
         try:
-            only = EventFilter(self.subscriber.topics, self.subscriber.types)
-            for log in self.subscriber.logs:
-                self.readers.append(LogReader(log, using=self.using, only=only))
-            self.positions = [0] * len(self.readers)
             self.ask(self._make_cursors)
             self.write(f"rebuild started name={self.name} table={self.live._meta.db_table}")
             return self.finish(self.fill())
@@ -206,10 +204,13 @@ class Rebuild:
     def _take_over(self, states: list[WindowState]) -> int:
         using = self.using
         cursors = Cursor.objects.using(using).filter(subscription=self.name)
+        vendor = connections[using].vendor
         # By a snapshot from before its lock the table would not be emptied.
-        own_level = connections[using].vendor == "postgresql"
-        opened = atomic_with_lock_wait(LOCK_WAIT, using=using, read_committed=own_level)
-        with _gap_locks(using), opened:
+        own_level = vendor == "postgresql"
+        with atomic_with_lock_wait(LOCK_WAIT, using=using, read_committed=own_level):
+            if vendor == "mysql":  # gaps are locked, too: no row is inserted behind the DELETE
+                with connections[using].cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             # First the cursors, as the pull does: a page in flight is waited for, or finds that its
             # cursor was moved. Then the table: pushes and writers of inline events wait, so the log
             # that is read now holds all that the old rows held.
@@ -262,18 +263,3 @@ def _is_whole_window(before: Any, after: Any) -> bool:
     There the next one has events as long as others write: the takeover would never end.
     """
     return isinstance(before, PostgresState) and not (before.hi or after.hi)
-
-
-@contextmanager
-def _gap_locks(using: str) -> Iterator[None]:
-    """On MySQL lock the gaps, too, so that no row is inserted behind the DELETE."""
-    connection = connections[using]
-    if connection.vendor != "mysql":
-        yield
-        return
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    try:
-        yield
-    finally:
-        connection.close()  # the next one has its own level again

@@ -9,12 +9,13 @@ from random import Random
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
+from outbox_app.process.lock_wait import atomic_with_lock_wait
 from outbox_app.projections.rebuild import rebuild
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.runner import Runner
@@ -319,6 +320,25 @@ def test_the_takeover_waits_for_locks_and_gives_up_with_everything_as_it_was(
     assert tables_left(alias) == []
     rebuild("sold")
     assert sold() == right
+
+
+@on("postgres", "mariadb")
+def test_no_row_is_inserted_during_the_takeover(alias, run, sold, in_thread):
+    declare(SoldOf, "sold")
+    sell(alias, 2)
+    refused = []
+
+    def insert():
+        try:
+            with atomic_with_lock_wait(1, using=alias):
+                Sold.objects.using(alias).create(article=999)
+        except OperationalError as error:
+            refused.append(error)
+
+    set_failpoint("rebuild_copied", lambda: in_thread(insert).join(patience()))
+    rebuild("sold")
+    assert refused
+    assert sold() == expected_sold(alias)
 
 
 def test_a_second_rebuild_ends_the_first(alias, sold, run, in_thread):
