@@ -17,6 +17,7 @@ from django.db import models
 from ..eventlog.record import RecordedEvent
 from ..exceptions import InvalidSubscriber
 from ..models import EventLog
+from ..signals import events_published
 from ..subscriptions.subscriber import (
     OnError,
     OnGap,
@@ -25,7 +26,7 @@ from ..subscriptions.subscriber import (
     subscriber,
     subscriber_named,
 )
-from .push import connect
+from .push import receive
 from .rows import PendingEvent, ProjectionTable
 
 #: Those of ``@subscriber`` that a projection has, too.
@@ -110,7 +111,7 @@ def declare(projection: Projection) -> None:
     _check(projection)
     options: dict[str, Any] = {name: getattr(projection, name) for name in _OPTIONS}
     subscriber(projection.name, **options)(projection)
-    connect()
+    events_published.connect(receive)
 
 
 def _check(projection: Projection) -> None:

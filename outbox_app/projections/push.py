@@ -22,7 +22,6 @@ from ..eventlog.record import recorded
 from ..failpoints import failpoint
 from ..models import EventLog
 from ..process.lock_wait import atomic_with_lock_wait
-from ..signals import events_published
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 from ..text import get_logger
 from .rows import PendingEvent, ProjectionTable
@@ -36,10 +35,6 @@ logger = get_logger("outbox_app.projections")
 LOCK_WAIT = 1
 #: Events of one read.
 CHUNK = 500
-
-
-def connect() -> None:
-    events_published.connect(receive, dispatch_uid="outbox_app.projections.push")
 
 
 def receive(

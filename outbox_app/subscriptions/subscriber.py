@@ -248,7 +248,8 @@ def _log_names(logs: Sequence[type[EventLog] | str] | None) -> tuple[str, ...]:
     names = []
     for log in ["outbox_app.Event"] if logs is None else logs:
         if not isinstance(log, str):
-            if not issubclass(log, EventLog) or log._meta.abstract:
+            is_log = isinstance(log, type) and issubclass(log, EventLog)
+            if not is_log or log._meta.abstract:
                 raise InvalidSubscriber(f"logs: {log!r} is no concrete model of EventLog.")
             log = log._meta.label
         names.append(log)

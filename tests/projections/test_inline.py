@@ -11,7 +11,7 @@ from outbox_app import NewEvent, publish_many
 from outbox_app.exceptions import InvalidSubscriber
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
-from outbox_app.projections.push import connect
+from outbox_app.projections.push import receive
 from outbox_app.signals import events_published
 from tests.faults.tools import on
 from tests.patience import patience
@@ -122,9 +122,9 @@ def test_an_event_that_is_newer_than_the_snapshot_of_the_writer(
 
     thread = in_thread(write)
     assert looked.wait(patience())
-    events_published.disconnect(dispatch_uid="outbox_app.projections.push")
+    events_published.disconnect(receive)
     published("a")
-    connect()
+    events_published.connect(receive)
     written.set()
     thread.join(patience())
     assert status() == {"a": ("1", 1)}

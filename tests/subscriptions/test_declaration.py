@@ -13,7 +13,8 @@ from outbox_app.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscrip
 from outbox_app.models import Event, EventLog
 from outbox_app.monitoring.diagnosis import Limits, problems
 from outbox_app.monitoring.status import outbox_status
-from outbox_app.projections.push import connect
+from outbox_app.projections.push import receive
+from outbox_app.signals import events_published
 from outbox_app.subscriptions.run import choose
 from outbox_app.subscriptions.subscriber import subscriber_named
 
@@ -105,6 +106,7 @@ def test_a_handler_that_can(right):
         {"logs": []},
         {"logs": [Event, "outbox_app.Event"]},
         {"logs": [EventLog]},
+        {"logs": [5]},
         {"partitions": 0},
         {"partitions": 1025},
         {"partitions": True},
@@ -209,7 +211,7 @@ class TestOneThatCannotRun:
                 raise AssertionError
 
         subscriber("pushed", logs=["shop.Nothing"])(Pushed())
-        connect()
+        events_published.connect(receive)
         published("b")
 
 
