@@ -41,8 +41,6 @@ from .prune import BATCH_SIZE, check_arguments, remove
 
 logger = get_logger("outbox_app.retention")
 
-TOO_YOUNG = "too young"
-
 
 @dataclass(frozen=True, slots=True)
 class Hold:
@@ -170,7 +168,7 @@ def _batches(
             yield count, reached
     except (ArchiveRefused, Unreachable) as error:
         raise type(error)(f"{removed} rows of {table} were removed, then: {error}") from error
-    if holder not in ("", TOO_YOUNG):
+    if holder:
         write(f"held log={table} by={holder}")
 
 
@@ -200,15 +198,16 @@ def prune_steps(
         return
     cutoff = connections[using].ops.adapt_datetimefield_value(now - timedelta(days=days))
     table = connections[using].ops.quote_name(log._meta.db_table)
-    reached, held = 0, ""
-    while not held:
+    reached = 0
+    while True:
         # A replay locks its subscription first, so it waits for this batch, or the batch sees the
         # cursor where the replay has put it.
         opened = atomic_with_lock_wait(None, using=using, read_committed=True)
         with opened, connections[using].cursor() as cursor:
             if not dry_run:
                 Subscription.objects.using(using).update(paused=F("paused"))
-            kept_by = [Hold(TOO_YOUNG, "recorded_at >= %s"), *holds(log, using=using, verify=False)]
+            too_young = Hold("", "recorded_at >= %s")  # which needs no word
+            kept_by = [too_young, *holds(log, using=using, verify=False)]
             cases = " ".join(f"WHEN {hold.condition} THEN {n}" for n, hold in enumerate(kept_by))
             cursor.execute(
                 f"SELECT id, CASE {cases} END, message_id, type "
@@ -218,8 +217,7 @@ def prune_steps(
             )
             front = cursor.fetchall()
             free = list(takewhile(lambda row: row[1] is None, front))
-            if len(free) < len(front):
-                held = kept_by[front[len(free)][1]].who
+            held = kept_by[front[len(free)][1]].who if len(free) < len(front) else ""
             if archived is not None:
                 events = [row for row in free if row[3] != TOMBSTONE]
                 there = archived.first([(id, message_id) for id, _, message_id, _ in events])
@@ -234,7 +232,7 @@ def prune_steps(
                     rows.filter(pk__in=ids)._raw_delete(using)
                 reached = ids[-1]
         yield len(free), reached, held
-        if len(front) < batch_size:
+        if len(free) < batch_size:
             return
 
 

@@ -26,7 +26,7 @@ from ..process.backoff import described
 from ..process.foreground import Listen
 from ..process.loop import LeasedLoop
 from ..text import get_logger
-from .events import TOO_YOUNG, prune_events, prune_steps
+from .events import prune_events, prune_steps
 from .prune import BATCH_SIZE, prune
 
 logger = get_logger("outbox_app.retention")
@@ -39,6 +39,7 @@ class Retention(LeasedLoop):
     """Removes old rows of the outbox on ``using``, of the inbox, and of the logs."""
 
     resource = "retention"
+    done = 0
     #: Seconds between two runs.
     rest = 3600.0
 
@@ -53,7 +54,6 @@ class Retention(LeasedLoop):
             on_turn=None,
             logger=logger,
         )
-        self._removed = 0
         #: What is left of the run in progress.
         self._work: Iterator[None] | None = None
         self._next = float("-inf")
@@ -61,10 +61,6 @@ class Retention(LeasedLoop):
         self._faults: dict[str, str] = {}
         #: Who needs what is old enough.
         self._held = ""
-
-    @property
-    def done(self) -> int:
-        return self._removed
 
     @property
     def trouble(self) -> str:
@@ -109,7 +105,7 @@ class Retention(LeasedLoop):
                 logger.error("Not removed kind=%s error=%s", kind, fault)
                 if isinstance(error, django.db.Error):
                     self._disconnect()
-            self._removed += removed
+            self.done += removed
             if removed:
                 logger.info("Removed kind=%s rows=%d", kind, removed)
             yield
@@ -135,7 +131,7 @@ class Sink(Retention):
         super().__init__(using=log_alias(log), lease_seconds=lease_seconds)
 
     def _prune(self) -> Iterator[None]:
-        table, before = self.log._meta.db_table, self._removed
+        table, before = self.log._meta.db_table, self.done
         archive, days = sinks()[self.log]
         self._faults.clear()
         try:
@@ -143,13 +139,13 @@ class Sink(Retention):
             for rows, _, held in prune_steps(
                 self.log, days, BATCH_SIZE, archived, using=self.using
             ):
-                self._removed += rows
-                self._held = "" if held in ("", TOO_YOUNG) else f"held by {held}"
+                self.done += rows
+                self._held = held and f"held by {held}"
                 yield
         except OutboxError as error:
             self._faults[table] = described(error)
             logger.error("Not sunk log=%s error=%s", table, self._faults[table])
-        if removed := self._removed - before:
+        if removed := self.done - before:
             logger.info("Sunk log=%s rows=%d archive=%s", table, removed, archive)
 
 
