@@ -15,6 +15,7 @@ from typing import Any
 
 import django.db
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 
 from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
@@ -46,8 +47,6 @@ logger = get_logger("outbox_app.subscriptions")
 
 #: Longest wait for a page that is being handled.
 LOCK_SECONDS = 50
-#: Parked streams deleted by one statement.
-CHUNK = 500
 
 
 def pause(name: str, *, using: str | None = None) -> None:
@@ -172,15 +171,14 @@ def _plan_log(
     passed: list[tuple[int, str, str]] = []
     with own_connection(reader.using, seconds=LOCK_SECONDS), closing(reader):
         state = reader.window.move(after, states_of(reader, by_part.values()))
-        [(last,)] = reader.run(f"SELECT max(id) FROM {reader.window.source}", [])
+        last = reader.window.top()
         # A log may have been left out when the number was changed.
         number = max((each.partitions for each in by_part.values()), default=row.partitions)
         for part in range(number):
             cursor = by_part.get(part)
             if cursor is None and not begins:
                 continue  # it would begin behind what there is
-            only = EventFilter(reads.get("topics"), reads.get("types"), number, part)
-            wanted, params = only.sql()
+            wanted, params = EventFilter(**reads, parts=number, part=part).sql()
             passed += reader.run(
                 f"SELECT id, type, stream FROM {reader.window.source} WHERE "
                 f"{_unread(reader, cursor)} AND NOT {reader.window.unread(state)} "
@@ -193,7 +191,7 @@ def _plan_log(
     parked = set(rows.values_list("stream", flat=True))
     passed = [each for each in sorted(passed)[: counting.MANY + 1] if each[2] not in parked]
     before = max((each.position for each in by_part.values()), default=None)
-    return Move(log, before, after, state.dump(), last or 0, passed)
+    return Move(log, before, after, state.dump(), last, passed)
 
 
 def _unread(reader: LogReader, cursor: Cursor | None) -> str:
@@ -230,15 +228,12 @@ def _move(row: Subscription, move: Move, using: str) -> None:
 def _delete_parked(name: str, table: str, after: int, using: str) -> None:
     """Delete the parked streams whose events all come again, and close the gaps they wait for."""
     parked = ParkedStream.objects.using(using).filter(subscription=name, log=table)
-    streams = list(parked.filter(position__gt=after).values_list("stream", flat=True))
+    parked.filter(position__gt=after).delete()
     gaps = Gap.objects.using(using).filter(subscription=name, log=table, kind=Gap.Kind.VERSION)
-    for start in range(0, len(streams), CHUNK):
-        some = streams[start : start + CHUNK]
-        gaps.filter(stream__in=some).settle(
-            Gap.State.CLOSED,
-            reason="The subscription was replayed. What is still missing is noted again.",
-        )
-        parked.filter(stream__in=some).delete()
+    gaps.filter(~Exists(parked.filter(stream=OuterRef("stream")))).settle(
+        Gap.State.CLOSED,
+        reason="The subscription was replayed. What is still missing is noted again.",
+    )
 
 
 def release(name: str, streams: Sequence[str] | None = None, *, using: str | None = None) -> int:
@@ -296,7 +291,8 @@ def reads_of(name: str, using: str) -> dict[str, Any]:
     """Return which topics and types a subscription reads: as declared, else as it last was."""
     subscriber = _declared(name)
     rows = Subscription.objects.using(using).filter(pk=name).values_list("reads", flat=True)
-    return (subscriber.reads if subscriber else rows.first()) or {}
+    reads = (subscriber.reads if subscriber else rows.first()) or {}
+    return {key: reads.get(key) for key in ("topics", "types")}
 
 
 def alias_of(name: str) -> str:
@@ -325,8 +321,7 @@ def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]
     with _refusing_locked(name), opened:
         # Called only where there is no row yet.
         partitions = {"partitions": lambda: subscriber_named(name).partitions}
-        rows.get_or_create(name=name, defaults=partitions)
-        row = rows.select_for_update().get(pk=name)
+        row, _ = rows.select_for_update().get_or_create(name=name, defaults=partitions)
         cursors = Cursor.objects.using(using).select_for_update().filter(subscription=name)
         yield row, list(cursors.order_by("pk"))
 

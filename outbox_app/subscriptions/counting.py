@@ -64,7 +64,7 @@ def count_events(name: str, *, restart: bool = False, using: str | None = None) 
         ReadRefused: A cursor does not belong to this database, or is damaged.
     """
     using = using or alias_of(name)
-    reads = {key: reads_of(name, using).get(key) for key in ("topics", "types")}
+    reads = reads_of(name, using)
     with locked(name, using) as (_, cursors):
         # Locking reads: the transaction may have a snapshot from before the cursors' locks.
         rows = ParkedStream.objects.using(using).select_for_update().filter(subscription=name)

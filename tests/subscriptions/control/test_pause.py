@@ -6,12 +6,13 @@ import threading
 from functools import partial
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
 from outbox_app import subscriber
 from outbox_app.exceptions import ReplayRefused, UnknownSubscription
 from outbox_app.models import Cursor, Subscription
 from outbox_app.subscriptions import control
+from tests.eventlog.sessions import Session
 from tests.faults.tools import eventually, on
 from tests.patience import patience
 
@@ -172,6 +173,17 @@ def test_a_page_that_does_not_end_is_not_waited_for_for_ever(
             assert not Subscription.objects.using(alias).get().paused
         finally:
             go_on.set()
+
+
+@on("postgres", "mariadb")
+def test_two_acts_on_a_subscription_wait_for_one_another(alias, run, seen_by):
+    seen_by("all")
+    run("all")
+    with Session(alias) as other, control.locked("all", alias):
+        other.begin()
+        rows = Subscription.objects.using(alias).select_for_update(nowait=True)
+        with pytest.raises(OperationalError):
+            other.do(rows.first)
 
 
 def test_a_resume_hides_no_error_of_a_handler(alias, published, run):

@@ -211,6 +211,26 @@ def test_parked_streams_are_forgotten_where_all_their_events_come_again(
     assert last
 
 
+def test_gaps_that_parked_streams_do_not_wait_for_any_more_are_closed(
+    alias, published, run, seen_by, ids
+):
+    seen_by("all", on_gap="park")
+    published("a", "b")
+    run("all")
+    gaps = Gap.objects.using(alias)
+    for stream, position in zip("ab", ids(), strict=True):
+        park(alias, stream, 1, position)
+        key = {"subscription": "all", "log": "outbox_event", "stream": stream}
+        gaps.create(**key, kind="version", first=1, last=1)
+    control.replay("all", ids()[0])
+    stays, closed = gaps.order_by("stream")
+    assert (stays.state, stays.settled_at) == ("open", None)
+    assert (closed.state, closed.reason.partition(".")[0]) == (
+        "closed",
+        "The subscription was replayed",
+    )
+
+
 def test_what_others_wait_for_stays(alias, published, run, seen_by, ids):
     """That of another subscription, and what this one waits for in another log."""
     seen_by("all")
