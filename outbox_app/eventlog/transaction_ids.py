@@ -30,8 +30,8 @@ def is_foreign(reader: LogReader, states: list[WindowState], last: int | None = 
     Raises ``ReadRefused`` where this server cannot tell: a standby, for example.
     """
     try:
-        if not states:
-            reader.window.start()
+        if not states and reader.vendor == "postgresql":
+            reader.window.start()  # looks for rows of the future
         for state in states:
             reader.window.verify(state)
     except ForeignCursor:

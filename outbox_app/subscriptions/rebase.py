@@ -29,7 +29,7 @@ from ..eventlog.transaction_ids import (
 )
 from ..exceptions import DamagedCursor, InvalidArgument, ReadRefused, ReplayRefused
 from ..models import Cursor, EventLog
-from ..process.preflight import require_alias, require_migrated
+from ..process.preflight import require_migrated
 from ..text import Write, get_logger
 from .cursors import is_stopped
 
@@ -79,7 +79,6 @@ def rebase_outbox(
         ReplayRefused: A cursor was moved meanwhile. Nothing of its log was changed.
     """
     using = using or outbox_alias()
-    require_alias(using)
     if last_id is not None and (not log or last_id < 0):
         raise InvalidArgument(
             f"--last-id is a position of one log, at least 0; got {last_id}. Give --log, too."

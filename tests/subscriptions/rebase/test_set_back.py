@@ -140,6 +140,13 @@ def test_an_older_copy_of_the_file_needs_nothing(alias, published, run, seen, tm
     assert "unchanged log=outbox_event" in rebase()
 
 
+@on("mariadb")
+def test_a_log_without_cursors_leaves_no_connection(alias, published, monkeypatch):
+    published("a")
+    monkeypatch.setattr(connections, "create_connection", None)
+    assert "unchanged log=outbox_event cursors=0" in rebase()
+
+
 def test_a_damaged_cursor_is_told_and_left(alias, published, run, seen):
     published("a")
     run("all")
