@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -31,6 +32,8 @@ from ..transactions import require_atomic, require_table
 from .heads import bump_versions, current_version
 from .insert import insert, insert_and_bump
 from .newevent import ANY, CheckedEvent, ExpectedVersion, NewEvent, checked, expected_of
+
+_content = attrgetter("stream", "type", "topic", "data", "metadata")
 
 
 def publish(
@@ -200,10 +203,6 @@ def _published_before(
                 f"differs from the {row.type!r} for {row.stream!r} given now. Use a new id."
             )
     return known
-
-
-def _content(event: EventLog) -> tuple[Any, ...]:
-    return event.stream, event.type, event.topic, event.data, event.metadata
 
 
 def require_log(log: Any) -> None:

@@ -234,12 +234,9 @@ def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]
     samples = rows.filter(dimension=counters.LOG).order_by("label", "minute")
     for label, minute, newest in samples.values_list("label", "minute").annotate(Max("value")):
         known.setdefault(label, []).append((_utc(minute, using), newest))
-    found: dict[str, list[float | None]] = {label: [None] * minutes for label in known}
-    for label, samples_of in known.items():
-        for minute, growth in _growth(samples_of):
-            if minute >= first:
-                found[label][(minute - first) // MINUTE] = growth
-    return found
+    begins = [first + MINUTE * n for n in range(minutes)]
+    grown = {label: dict(_growth(each)) for label, each in known.items()}
+    return {label: [each.get(minute) for minute in begins] for label, each in grown.items()}
 
 
 def _rows(using: str, names: Any, first: datetime, last: datetime) -> QuerySet[Statistic]:

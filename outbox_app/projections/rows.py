@@ -80,10 +80,9 @@ class ProjectionTable:
             failpoint("view_read")
             with refusing(f"Projection {self.projection.name!r}", using=self.using):
                 after = self.fold(before, keyed)
-            new = [row for key, row in after.items() if key not in before and row is not None]
-            known = {key: row for key, row in after.items() if key in before}
-            changed = [row for row in known.values() if row is not None]
-            gone = [key for key, row in known.items() if row is None]
+            new = [row for key, row in after.items() if row is not None and key not in before]
+            changed = [row for key, row in after.items() if row is not None and key in before]
+            gone = [key for key, row in after.items() if row is None and key in before]
             try:
                 with transaction.atomic(using=self.using) if new else nullcontext():
                     # New rows last: a unique value of theirs may have been one of the others'.

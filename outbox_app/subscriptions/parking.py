@@ -8,7 +8,7 @@ the transaction of the last of them. Only the owner of the partition writes here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.db import connections, transaction
@@ -21,12 +21,10 @@ from ..process.backoff import described
 from ..process.enclosure import LOST
 from ..signals import stream_parked
 from .cursors import CursorConflict, evidence
-from .subscriber import Subscriber
+from .subscriber import Handler, Subscriber
 
 #: Streams that a person has released and that are looked at in one run.
 MAX_RELEASED = 100
-
-Handle = Callable[[list[RecordedEvent]], None]
 
 
 class Parking:
@@ -48,7 +46,7 @@ class Parking:
         return [event for event in events if (event.log, event.stream) not in self.parked]
 
     def handle_each(
-        self, events: list[RecordedEvent], handle: Handle, cursor: Cursor
+        self, events: list[RecordedEvent], handle: Handler, cursor: Cursor
     ) -> list[RecordedEvent]:
         """Handle a page's events one by one. Returns those that were handled.
 
@@ -60,7 +58,7 @@ class Parking:
             rows.update(handled=F("handled") - missed)
         return handled
 
-    def _handle(self, event: RecordedEvent, handle: Handle) -> bool:
+    def _handle(self, event: RecordedEvent, handle: Handler) -> bool:
         """Handle one event in a savepoint; park its stream where that fails. Says if it worked."""
         if (event.log, event.stream) in self.parked:
             return False
