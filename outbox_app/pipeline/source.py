@@ -80,6 +80,7 @@ class Reader(DataSourceReader):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema, columns_of(options), options.read)
+        #: Behind each condition in SQL.
         self.pushed = ""
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -99,9 +100,8 @@ class Reader(DataSourceReader):
         if partition.files:
             yield from file_batches(partition.files, self.schema, options, options.only)
             return
-        yield from batches(
-            options, partition.conditions, self.schema, options.only, pushed=self.pushed
-        )
+        conditions = [f"({each}){self.pushed}" for each in partition.conditions]
+        yield from batches(options, conditions, self.schema, options.only)
         if lowest:
             with closing(connect(options)) as database:
                 if not database.has(lowest):
@@ -115,15 +115,13 @@ class FilteringReader(Reader):
     """Leaves filters to the database. A class of its own: a session without them refuses it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        taken = []
         with closing(connect(self.options)) as database:
             for each in filters:
                 sql = None if self.options.archive else condition(each, database)
                 if sql is None:
                     yield each
                 else:
-                    taken.append(sql)
-        self.pushed = " AND ".join(taken)
+                    self.pushed += f" AND {sql}"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -148,7 +146,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner().end(at, rows, bound=self._bound).dump()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of a query that is to end."""
         self._bound = self._planner().latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -187,12 +184,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def batches(
-    options: Options,
-    conditions: Sequence[str],
-    schema: pa.Schema,
-    only: EventFilter = ALL,
-    *,
-    pushed: str = "",
+    options: Options, conditions: Sequence[str], schema: pa.Schema, only: EventFilter = ALL
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows that meet one of the conditions. Raises ``Unreachable``."""
     if not conditions:
@@ -201,8 +193,7 @@ def batches(
         table = database.quoted(_TABLES.get(options.read, options.log))
         columns = ", ".join(database.column(name) for name in schema.names)
         wanted, params = only.sql() if options.read == "events" else ("", [])
-        chosen = wanted % tuple(map(database.literal, params))
-        beside = [text for text in (chosen, pushed) if text]
+        chosen = f" AND ({wanted % tuple(map(database.literal, params))})" if wanted else ""
         for each in conditions:
-            where = " AND ".join(f"({text})" for text in [each, *beside])
+            where = f"({each}){chosen}"
             yield from database.batches(f"SELECT {columns} FROM {table} WHERE {where}", schema)

@@ -39,6 +39,7 @@ from outbox_app.exceptions import (
     Unreachable,
 )
 from outbox_app.models import Event, InboxEntry, StreamHead
+from outbox_app.pipeline.archive_reader import Part
 from outbox_app.pipeline.database import connect, connected
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.options import Options
@@ -286,7 +287,18 @@ class TestReader:
         monkeypatch.setattr(kind, "batches", batches)
         assert rows(table(reader)) == [row for row in expected(alias) if row["stream"] == "a"]
         assert statements
-        assert all("AND (stream = " in sql for sql in statements)
+        assert all("AND stream = " in sql for sql in statements)
+
+    @on("default")
+    def test_filters_hold_for_all_of_a_condition(self, alias, history, source_options):
+        part = Part(conditions=["id > 0 OR id < 0"])
+        reader = make(source_options(alias, push_filters=True))
+        assert list(reader.pushFilters([EqualTo(("stream",), "a")])) == []
+        assert sum(batch.num_rows for batch in reader.read(part)) == 2
+        reader = make(source_options(alias, topics="eu"))
+        assert sum(batch.num_rows for batch in reader.read(part)) == 1
+        stream = OutboxDataSource(source_options(alias, topics="eu")).streamReader(struct(SCHEMA))
+        assert sum(batch.num_rows for batch in stream.read(part)) == 1
 
     def test_a_long_statement_is_broken_off(self, alias, source_options):
         sleep = {"postgres": "SELECT pg_sleep(30)", "mariadb": "SELECT SLEEP(30) + id FROM "
