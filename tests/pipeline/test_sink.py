@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from outbox_app import subscriber
 from outbox_app.checks.values import check_settings
 from outbox_app.eventlog.registry import sinks
-from outbox_app.exceptions import ArchiveRefused, UnknownEntity
+from outbox_app.exceptions import ArchiveRefused, UnknownEntity, Unreachable
 from outbox_app.management import together
 from outbox_app.models import DatabaseNow, Event, Lease, Process
 from outbox_app.monitoring.sinking import sink_status
@@ -201,6 +201,11 @@ def test_versions_that_have_sunk_are_read_from_the_archive(alias, settings, tmp_
     with pytest.raises(ArchiveRefused, match="is no archive"):
         Account.history("a", using=alias, archive=str(tmp_path / "nowhere"))
     assert Account.history("z", using=alias, archive=to) == []
+    for name in named(to):
+        Path(to, name).unlink()
+        Path(to, name).mkdir()
+    with pytest.raises(Unreachable, match="The archive cannot be read: "):
+        Account.history("a", using=alias, archive=to)
 
 
 def test_what_has_sunk_is_shown(alias, folder, old):

@@ -48,8 +48,10 @@ def archived_versions(
     archive = load_archive(folder, log._meta.db_table)
     from ..parquet import read_stream
 
+    with _readable():
+        rows = read_stream(archive.store, archive.files(), archive.schema.names, id)
     found = []
-    for row in read_stream(archive.store, archive.files(), archive.schema.names, id):
+    for row in rows:
         values = {
             field.attname: _python_value(field, row[field.column], connections[using])
             for field in log._meta.concrete_fields
