@@ -93,8 +93,7 @@ def _settle(
         around = runs.get(gap.stream, [])
         larger = [run for run in around if run[0] < gap.first <= run[1]]
         # What is still missing of it was recorded anew, from its own first version on.
-        rest = min((first for first, _ in around if gap.first < first <= gap.last), default=None)
-        last = gap.last if rest is None else rest - 1
+        last = min([gap.last, *(first - 1 for first, _ in around if first > gap.first)])
         if larger:
             reason = f"Part of a larger gap by now: versions {larger[0][0]} to {larger[0][1]}."
             _unchanged(gap, using).settle(Gap.State.CLOSED, reason=reason)

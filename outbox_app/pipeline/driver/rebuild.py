@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -36,7 +37,7 @@ from ...projections.rebuild import Rebuild, failing_as_one, rebuildable, require
 from ...projections.shadow_table import shadow_table
 from ...text import Write, get_logger
 from ..session import reason
-from .rebuild_fold import ProjectionFold, columns
+from .rebuild_fold import columns, load_fold
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -174,8 +175,9 @@ class SparkRebuild(Rebuild):
         """
         from ..folding import fold
 
-        make = ProjectionFold(
-            projection=self.name,
+        make = partial(
+            load_fold,
+            self.name,
             module=type(self.projection).__module__,
             using=self.using,
             settings=os.environ["DJANGO_SETTINGS_MODULE"],

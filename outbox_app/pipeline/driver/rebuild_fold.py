@@ -1,6 +1,6 @@
 """What a task of Spark does with the events of a key: the rows of a projection's view.
 
-Tasks begin without Django, so nothing here imports it before ``__call__`` has set it up, with the
+Tasks begin without Django, so nothing here imports it before ``load_fold`` has set it up, with the
 settings and the modules of the project. Rows are made in memory, and no database is touched.
 """
 
@@ -10,8 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -26,38 +25,34 @@ if TYPE_CHECKING:
     from ..folding import Row
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectionFold:
-    projection: str
-    #: Where it is declared.
-    module: str
-    using: str
-    #: DJANGO_SETTINGS_MODULE.
-    settings: str
-    #: Where the driver finds modules; elsewhere the project has to be installed.
-    path: tuple[str, ...]
+def load_fold(
+    projection: str, *, module: str, using: str, settings: str, path: Sequence[str]
+) -> ViewFold:
+    """Return a fold in a process that may have no Django yet, with DJANGO_SETTINGS_MODULE.
 
-    def __call__(self) -> ViewFold:
-        sys.path += [each for each in self.path if each not in sys.path]
-        os.environ.setdefault("DJANGO_SETTINGS_MODULE", self.settings)
-        try:
-            import django
+    ``module`` declares the projection. The driver finds modules in ``path``; elsewhere the project
+    has to be installed.
+    """
+    sys.path += [each for each in path if each not in sys.path]
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", settings)
+    try:
+        import django
 
-            django.setup()
-            import_module(self.module)
-            from ...projections.projection import Projection
-            from ...projections.rows import ProjectionTable
-            from ...subscriptions.subscriber import subscriber_named
+        django.setup()
+        import_module(module)
+        from ...projections.projection import Projection
+        from ...projections.rows import ProjectionTable
+        from ...subscriptions.subscriber import subscriber_named
 
-            projection: Any = subscriber_named(self.projection).handle
-            assert isinstance(projection, Projection)
-            return ViewFold(ProjectionTable(projection, using=self.using))
-        except Exception as error:
-            raise PipelineError(
-                f"A task of Spark cannot load projection {self.projection!r} of {self.module} with "
-                f"the settings {self.settings}: {type(error).__name__}: {error}. Executors need "
-                "the project as the driver has it: its modules, packages and environment."
-            ) from None
+        found: Any = subscriber_named(projection).handle
+        assert isinstance(found, Projection)
+        return ViewFold(ProjectionTable(found, using=using))
+    except Exception as error:
+        raise PipelineError(
+            f"A task of Spark cannot load projection {projection!r} of {module} with "
+            f"the settings {settings}: {type(error).__name__}: {error}. Executors need "
+            "the project as the driver has it: its modules, packages and environment."
+        ) from None
 
 
 class ViewFold:
