@@ -71,6 +71,8 @@ def _upsert_plain(
     Django prepares each value by itself, on which a page of rows spends most of its time.
     """
     connection, meta = connections[table.db], table.model._meta
+    if connection.vendor == "sqlite":
+        return False
     fields = [field for field in meta.concrete_fields if not field.generated]
     columns: list[list[Any]] = []
     for field in fields:
@@ -80,26 +82,23 @@ def _upsert_plain(
             return False
         columns.append(values)
     quote = connection.ops.quote_name
-    names = [quote(str(field.column)) for field in fields]
+    names = [str(field.column) for field in fields]
     changed = [quote(str(meta.get_field(name).column)) for name in update]
-    if connection.vendor == "postgresql":
-        keys = ", ".join(quote(str(meta.get_field(name).column)) for name in unique)
-        arrays = ", ".join(f"%s::{array_type(field, table.db)}" for field in fields)
-        source, params = f"SELECT * FROM UNNEST({arrays})", columns
-        on = f"ON CONFLICT ({keys}) DO UPDATE SET "
-        on += ", ".join(f"{name} = EXCLUDED.{name}" for name in changed)
-    elif connection.vendor == "mysql":
-        row = f"({', '.join(['%s'] * len(fields))})"
-        source = f"VALUES {', '.join([row] * len(rows))}"
-        params = [value for values in zip(*columns, strict=True) for value in values]
-        on = "ON DUPLICATE KEY UPDATE "
-        on += ", ".join(f"{name} = VALUES({name})" for name in changed)
-    else:
-        return False
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {quote(meta.db_table)} ({', '.join(names)}) {source} {on}", params
-        )
+        if connection.vendor == "mysql":
+            params = [value for values in zip(*columns, strict=True) for value in values]
+            changes = ", ".join(f"{name} = VALUES({name})" for name in changed)
+            tail = f" ON DUPLICATE KEY UPDATE {changes}"
+            insert_rows(cursor, table.model, names, params, tail=tail)
+        else:
+            keys = ", ".join(quote(str(meta.get_field(name).column)) for name in unique)
+            arrays = ", ".join(f"%s::{array_type(field, table.db)}" for field in fields)
+            changes = ", ".join(f"{name} = EXCLUDED.{name}" for name in changed)
+            cursor.execute(
+                f"INSERT INTO {quote(meta.db_table)} ({', '.join(map(quote, names))}) "
+                f"SELECT * FROM UNNEST({arrays}) ON CONFLICT ({keys}) DO UPDATE SET {changes}",
+                columns,
+            )
     return True
 
 
