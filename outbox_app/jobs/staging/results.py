@@ -61,9 +61,10 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
 
     def wait_for_pending(result: Any, **kwargs: Any) -> Any:
         # One by one: other threads may stage more meanwhile.
-        for each in filter(None, (reference() for reference in deferred.valuerefs())):
-            deferred.pop(id(each), None)
-            subscribe(each, weak=True)
+        for each in [reference() for reference in deferred.valuerefs()]:
+            if each is not None:
+                deferred.pop(id(each), None)
+                subscribe(each, weak=True)
         return wait(result, **kwargs)
 
     def on_chord_part_return(*args: Any, **kwargs: Any) -> Any:
