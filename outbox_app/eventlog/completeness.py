@@ -72,7 +72,7 @@ class Completeness:
         self,
         runs: list[list[RecordedEvent]],
         handled: int | None,
-        beside: Mapping[tuple[int, int], tuple[int, bool]],
+        beside: Mapping[tuple[int, int], int],
         missing: list[MissingVersions],
     ) -> list[RecordedEvent]:
         """Return the events of one stream that can be handled; append what is missing then."""
@@ -81,15 +81,13 @@ class Completeness:
             done = handled
             first, last = run[0], run[-1]
             if done is None:
-                if beside.get((last.id, _AFTER), (0, False))[1]:
+                if beside.get((last.id, _AFTER), 0) > 0:
                     continue  # something later was handled: so was this
                 before = beside.get((first.id, _BEFORE))
                 if before is None:
                     done = first.version - 1
-                elif before[1]:
-                    done = before[0]
                 else:
-                    done = self._done_before(first)
+                    done = before if before > 0 else self._done_before(first)
             if accepted:
                 done = max(done, accepted[-1].version)
             if self._by_time and first.version > done + 1:
@@ -101,10 +99,8 @@ class Completeness:
                 break
         return accepted
 
-    def _beside(
-        self, runs: Sequence[Sequence[RecordedEvent]]
-    ) -> dict[tuple[int, int], tuple[int, bool]]:
-        """Return the version before each run and the one after it, and whether it was passed."""
+    def _beside(self, runs: Sequence[Sequence[RecordedEvent]]) -> dict[tuple[int, int], int]:
+        """Return the version before each run and the one after it; below zero: it is not passed."""
         if not runs:
             return {}
         arms = []
@@ -116,7 +112,7 @@ class Completeness:
                 f"ORDER BY e.version {order} LIMIT 1) AS beside_id "
                 f"FROM {self._source} p WHERE p.id IN ({ids})"
             )
-        # Below zero: not passed. No join, for which a planner may read the whole log.
+        # No join, for which a planner may read the whole log.
         rows = self._run(
             "SELECT page_id, side, (SELECT CASE WHEN "
             f"{self._unread} THEN -version ELSE version END "
@@ -124,7 +120,7 @@ class Completeness:
             f"FROM ({' UNION ALL '.join(arms)}) f",
             [],
         )
-        return {(id, side): (abs(version), version > 0) for id, side, version in rows if version}
+        return {(id, side): version for id, side, version in rows if version}
 
     def _done_before(self, event: RecordedEvent) -> int:
         """Return the highest version that was handled below one whose predecessor was not."""

@@ -73,7 +73,7 @@ class Partition:
         self._handle = partial(call_handler, subscriber)
         self.error = ""
         self.parking = Parking(subscriber, part, using=self.using)
-        self.gaps = VersionGaps(subscriber, part, self.parking, clock=clock)
+        self.gaps = VersionGaps(self.parking, clock=clock)
         self._id_gaps = IdGaps(subscriber, part, clock=clock)
         #: Empty while it rests.
         self.cursors: list[LogCursor] = []

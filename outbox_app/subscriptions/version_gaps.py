@@ -27,7 +27,6 @@ from ..models.upsert import upsert
 from ..signals import stream_parked
 from ..text import get_logger
 from .parking import Parking
-from .subscriber import Subscriber
 
 logger = get_logger("outbox_app.subscriptions")
 
@@ -41,15 +40,11 @@ MAX_LOOKS = 100
 class VersionGaps:
     """The version gaps of one partition. With ``on_gap="off"`` there are none."""
 
-    def __init__(
-        self, subscriber: Subscriber, part: int, parking: Parking, *, clock: Callable[[], float]
-    ) -> None:
-        self.subscriber = subscriber
-        self.part = part
+    def __init__(self, parking: Parking, *, clock: Callable[[], float]) -> None:
         self.parking = parking
-        self.using = parking.using
+        self.subscriber, self.part, self.using = parking.subscriber, parking.part, parking.using
         self.clock = clock
-        self.active = subscriber.on_gap != "off"
+        self.active = self.subscriber.on_gap != "off"
         #: When to look for each stream that is held, by log and stream.
         self._due: dict[tuple[str, str], float] = {}
 
