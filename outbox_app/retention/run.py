@@ -133,7 +133,7 @@ class Sink(Retention):
     def _prune(self) -> Iterator[None]:
         table, before = self.log._meta.db_table, self.done
         archive, days = sinks()[self.log]
-        self._faults.clear()
+        self._faults, self._held = {}, ""  # a log without a row is not looked at
         try:
             archived = ArchiveLookup(archive, table)
             for rows, _, held in prune_steps(

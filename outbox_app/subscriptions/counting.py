@@ -66,6 +66,8 @@ def count_events(name: str, *, restart: bool = False, using: str | None = None) 
     using = using or alias_of(name)
     reads = reads_of(name, using)
     with locked(name, using) as (_, cursors):
+        if not cursors:
+            raise ReplayRefused(f"Subscription {name!r} has never run: there is nothing to count.")
         # Locking reads: the transaction may have a snapshot from before the cursors' locks.
         rows = ParkedStream.objects.using(using).select_for_update().filter(subscription=name)
         streams = list(rows)
@@ -77,8 +79,6 @@ def count_events(name: str, *, restart: bool = False, using: str | None = None) 
         for part in parts:
             if restart or part.cursor.log in new:
                 part.note()
-    if not parts:
-        raise ReplayRefused(f"Subscription {name!r} has never run: there is nothing to count.")
     counts = {each.cursor.log: Count(each.cursor.log) for each in parts}
     with own_connection(using, seconds=LOCK_SECONDS):
         for part in parts:

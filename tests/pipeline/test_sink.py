@@ -109,6 +109,19 @@ def test_one_process_at_a_time(alias, folder, old, left):
     assert Sink(Event).run(once=True) == 1
 
 
+def test_of_a_log_that_is_empty_by_now_nothing_is_held(alias, folder, old):
+    old(1)
+    archive(alias, folder)
+    old(1)
+    sink = Sink(Event)
+    sink.run(once=True)
+    assert "not archived" in sink.trouble
+    Event.objects.using(alias).all().delete()
+    sink._next = float("-inf")
+    sink.run(once=True)
+    assert sink.trouble == ""
+
+
 def test_a_process_that_has_lost_its_lease_tells_of_no_trouble_of_before(
     alias, folder, old, left, monkeypatch, settings
 ):
