@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
@@ -96,17 +96,13 @@ def call(
 async def _exchange(
     client: httpx2.AsyncClient, request: httpx2.Request, seconds: float, most: int
 ) -> tuple[httpx2.Response, bytes]:
-    async with asyncio.timeout(seconds):
-        response = await client.send(request, stream=True)
-        try:
-            body = bytearray()
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > most:
-                    raise OSError(f"The answer has more than {most} bytes.")
-            return response, bytes(body)
-        finally:
-            await response.aclose()
+    async with asyncio.timeout(seconds), aclosing(await client.send(request, stream=True)) as reply:
+        body = bytearray()
+        async for chunk in reply.aiter_raw():
+            body += chunk
+            if len(body) > most:
+                raise OSError(f"The answer has more than {most} bytes.")
+        return reply, bytes(body)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 from uuid import UUID
@@ -90,12 +91,10 @@ def fields(value: Any, required: Iterable[str], optional: Iterable[str] = ()) ->
 
 def event_id(value: Any) -> UUID:
     """Return the id of an event, which has one spelling."""
-    try:
+    with suppress(ValueError, TypeError, AttributeError):
         id = UUID(value)
         if str(id) == value and id.int:
             return id
-    except (ValueError, TypeError, AttributeError):
-        pass
     raise MessageRefused(422, "The id is no UUID in lower case with hyphens, or is all zeros.")
 
 

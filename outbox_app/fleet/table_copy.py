@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 from zlib import crc32
 
@@ -44,7 +44,7 @@ def only_run(connection: Any, table: str) -> Iterator[None]:
     # On MySQL the session that works: what a run that was killed waits for is made when it comes,
     # and a trigger of it would write to what the next run has dropped. PostgreSQL rolls that back.
     own = connections.create_connection(connection.alias) if is_postgres else connection
-    try:
+    with closing(own):  # that of MySQL has settings of its own, too
         with own.cursor() as cursor:
             if is_postgres:
                 # In a transaction, for which a pooler, too, keeps a session; it is idle.
@@ -64,8 +64,6 @@ def only_run(connection: Any, table: str) -> Iterator[None]:
                     )
                 time.sleep(0.1)
         yield
-    finally:
-        own.close()  # that of MySQL has settings of its own, too
 
 
 class TableCopy:

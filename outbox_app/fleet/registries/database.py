@@ -7,7 +7,7 @@ A change of a list sends a NOTIFY on PostgreSQL. Each look at a list removes sil
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, fields, replace
 from datetime import datetime
@@ -79,15 +79,12 @@ class DatabaseRegistry(Registry):
         seconds = outbox_settings().LEASE_SECONDS
         watchdog = Watchdog(using=self.using, limit=seconds)
         waiting = waiter(stop, using=self.using, watchdog=watchdog, channel=FLEET)
-        with own_connection(self.using, seconds=seconds):
+        with own_connection(self.using, seconds=seconds), closing(waiting):
             own = connections[self.using]
             own.settings_dict = deepcopy(own.settings_dict)
             set_timeouts(self.using)  # of this connection only
-            try:
-                with watchdog.watching():
-                    yield waiting
-            finally:
-                waiting.close()
+            with watchdog.watching():
+                yield waiting
 
     def _wake_for(self, member: Member) -> None:
         """Clients that start together would wake each other, and none of them calls a client."""
