@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from io import StringIO
 
 import pytest
@@ -11,7 +12,7 @@ from django.core.management import call_command
 from outbox_app import publish
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Event, Gap
-from outbox_app.pipeline.defects import Defect
+from outbox_app.pipeline.defects import Audit, Defect
 from outbox_app.pipeline.driver import audit_gaps
 from outbox_app.pipeline.driver.audit_gaps import accepted_gaps, record
 from outbox_app.subscriptions.skips import list_gaps, skip_gap
@@ -21,10 +22,15 @@ def gap(stream: str, first: int, last: int, kind: str = "gap") -> Defect:
     return Defect(kind, stream, first, last, 991, "")
 
 
+def audited(*defects: Defect, **counts: int) -> Audit:
+    counts = {**Counter(each.kind for each in defects), **counts}
+    return Audit(Event._meta.db_table, counts, defects, events=9, streams=1, seconds=0.1)
+
+
 @pytest.fixture
 def found(alias):
     """``found(*defects)``: record them."""
-    return lambda *defects: record(defects, log=Event, using=alias)
+    return lambda *defects: record(audited(*defects), log=Event, using=alias)
 
 
 @pytest.fixture
@@ -132,14 +138,15 @@ def test_a_gap_beside_another_one(found, rows, stream, without, known, again, ex
 def test_an_audit_of_log_and_archive_settles_what_only_the_archive_has(alias, found, rows):
     found(gap("a", 4, 6), gap("b", 2, 2))
     skip_gap(Gap.objects.using(alias).get(stream="b").pk, by="ann", reason="why", using=alias)
-    assert record([], log=Event, using=alias, whole=True).filled == 1
+    assert record(audited(), log=Event, using=alias, whole=True).filled == 1
     assert rows() == [("a", 4, 6, "filled"), ("b", 2, 2, "skipped")]
 
 
 def test_an_audit_that_leaves_gaps_out_settles_none_of_them(monkeypatch, alias, found, rows):
     found(gap("b", 2, 2))
     monkeypatch.setattr(audit_gaps, "LIMIT", 1)
-    record([gap("a", 2, 2), gap("b", 2, 2)], log=Event, using=alias, whole=True)
+    both = audited(gap("a", 2, 2), gap("b", 2, 2))
+    record(both, log=Event, using=alias, whole=True)
     assert rows() == [("a", 2, 2, "open"), ("b", 2, 2, "open")]
 
 
@@ -216,6 +223,11 @@ def test_too_many_are_cut_and_it_is_said(monkeypatch, found, rows):
     outcome = found(*(gap(name, 2, 2) for name in "abcd"))
     assert rows() == [("a", 2, 2, "open"), ("b", 2, 2, "open")]
     assert str(outcome) == "gaps written=2 unchanged=0 filled=0 left_out=2"
+
+
+def test_those_that_the_audit_has_only_counted_are_left_out(alias):
+    outcome = record(audited(gap("a", 2, 2), gap=5, order=7), log=Event, using=alias)
+    assert str(outcome) == "gaps written=1 unchanged=0 filled=0 left_out=4"
 
 
 def test_ten_thousand_are_no_ten_thousand_statements(alias, found, django_assert_max_num_queries):

@@ -8,7 +8,7 @@ the state that was read, so that a decision taken meanwhile stands.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from django.db.models import F
 
 from ...models import EventLog, Gap
 from ...models.gap import GapQuerySet
-from ..defects import MISSING, Defect
+from ..defects import MISSING, Audit
 
 #: Gaps that are recorded of one audit; more rows add no information.
 LIMIT = 10_000
@@ -44,17 +44,15 @@ def accepted_gaps(log: type[EventLog], *, using: str) -> list[tuple[str, int, in
     return list(rows.values_list("stream", "first", "last"))
 
 
-def record(
-    defects: Iterable[Defect], *, log: type[EventLog], using: str, whole: bool = False
-) -> Recorded:
+def record(result: Audit, *, log: type[EventLog], using: str, whole: bool = False) -> Recorded:
     """Write missing versions as gaps, and settle those that are not missing any more.
 
     With ``whole`` the defects are all that is missing in the log and its archive, so any other gap
     was filled. Else only the log is asked for that.
     """
-    missing = [defect for defect in defects if defect.kind in MISSING]
-    left_out = max(0, len(missing) - LIMIT)
+    missing = [defect for defect in result.defects if defect.kind in MISSING]
     found = {(each.stream, int(each.first or 0)): int(each.last or 0) for each in missing[:LIMIT]}
+    left_out = sum(result.counts.get(kind, 0) for kind in MISSING) - len(found)
     known = {(gap.stream, gap.first): gap for gap in _rows(log, using).iterator()}
     new, unchanged, written = [], [], 0
     for (stream, first), last in found.items():

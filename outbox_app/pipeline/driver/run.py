@@ -83,7 +83,7 @@ def run_audit(
         write(f"… and {result.total - min(TOLD, len(result.defects))} more; see --report")
     if not archive and not pruned and result.counts.keys() & {"late_start", "tail"}:
         write("If events were pruned: --archive DIR looks for them there, --pruned does without.")
-    noted = record(result.defects, log=run.log, using=run.using, whole=whole)
+    noted = record(result, log=run.log, using=run.using, whole=whole)
     write(
         f"audited log={result.log} events={result.events} streams={result.streams} "
         f"defects={result.total} accepted={result.accepted} {noted} seconds={result.seconds:.1f}"
