@@ -35,6 +35,10 @@ TOP = 100
 PARTITIONS = 8
 #: Minutes, and types or topics, that go into the table: a day, and fifty of each.
 TABLE_MINUTES, TABLE_LABELS = 24 * 60, 50
+#: Other times were set by hand: none, as MySQL keeps dates that there are not, or infinity.
+_IS_MOMENT = (
+    "recorded_at between timestamp'0001-01-01 00:00:00Z' and timestamp'9999-12-31 23:59:59.999999Z'"
+)
 #: The file that ``write_statistics`` leaves in its folder.
 FILE = "statistics.parquet"
 
@@ -159,9 +163,11 @@ def handled_in_inbox(inbox: DataFrame) -> DataFrame:
 def read_once(events: DataFrame) -> Iterator[DataFrame]:
     """Keep what is needed of the events while the block runs, on disk where memory ends.
 
-    The log is then read once, and every figure is of the same events.
+    The log is then read once, and every figure is of the same events. One whose time was set by
+    hand to no moment of the years 1 to 9999 is left out.
     """
-    kept = events.select(*(name for name in USED if name in events.columns)).persist()
+    names = [name for name in USED if name in events.columns]
+    kept = events.where(_IS_MOMENT).select(*names).persist()
     try:
         yield kept
     finally:

@@ -254,6 +254,15 @@ def test_the_log_is_read_once(spark):
     assert not kept.is_cached
 
 
+def test_times_that_were_set_by_hand_are_left_out(spark):
+    events = spark.createDataFrame([event("a", START, id=1)], SCHEMA)
+    for moment in ("null", "timestamp_micros(9223372036854775807L)", "timestamp'-0044-03-15'"):
+        events = events.unionByName(events.limit(1).withColumn("recorded_at", F.expr(moment)))
+    with read_once(events) as kept:
+        assert kept.count() == 1
+        assert len(figures(statistics(kept, log=LOG))) > 10
+
+
 @pytest.fixture(scope="module")
 def small(frame):
     with pytest.MonkeyPatch.context() as patch:
