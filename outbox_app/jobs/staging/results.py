@@ -42,6 +42,8 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
     if hasattr(backend, "_outbox_deferred"):
         return backend
     deferred = WeakValueDictionary[int, Any]()
+    if vars(backend).setdefault("_outbox_deferred", deferred) is not deferred:
+        return backend  # another thread is about to
     reply_queue = hasattr(backend, "binding")
     on_task_call, note_part = backend.on_task_call, backend.on_chord_part_return
     subscribe: Any = getattr(backend, "add_pending_result", None)  # not of Celery's class Backend
@@ -81,7 +83,6 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
     for name in ("wait_for_pending", "iter_native"):
         if hasattr(backend, name):
             setattr(backend, name, refuse_waiting(getattr(backend, name)))
-    backend._outbox_deferred = deferred
     return backend
 
 

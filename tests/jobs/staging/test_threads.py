@@ -63,6 +63,21 @@ def test_two_make_one_app_stageable(line):
     assert type(app).__mro__.count(StagingMixin) == 1
 
 
+@pytest.mark.parametrize("line", range(1, 30))
+def test_two_wrap_one_backend(line):
+    """As at the first call of each, where threads share it (result_backend_thread_safe)."""
+    backend, result, now_staging = Backend(), Result(), [True]
+
+    def wrap():
+        return wrap_backend(backend, lambda: now_staging[0])
+
+    with at_line(line, wrap_backend, lambda: wrap().add_pending_result(result)):
+        wrap()
+    now_staging[0] = False
+    backend._wait_for_pending(result)
+    assert backend.subscribed == {result}
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_one_waits_while_another_stages(line):
     """What it has staged is subscribed to then, or at the next wait."""
