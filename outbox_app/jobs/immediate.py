@@ -73,8 +73,9 @@ class Broker:
         return self._publish(self._publisher(app), rows, deadline=deadline)
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        with suppress(IndexError):  # no look before: another thread may take the last one
+            while True:
+                self._idle.pop().close()
 
     def _publisher(self, app: Any) -> Publisher:
         try:

@@ -21,6 +21,7 @@ from outbox_app.models import DatabaseNow, Incident, StagedJob, Statistic
 from outbox_app.process import counters
 from tests.entities.test_any_line import SoftLimit, own_state, raising_at
 from tests.faults.tools import drain
+from tests.jobs.staging.test_threads import at_line
 
 pytestmark = pytest.mark.django_db(transaction=True)
 AWAY = "redis://127.0.0.1:1/0"
@@ -357,6 +358,16 @@ def test_a_failure_drops_the_connections_that_wait_too(alias, app, monkeypatch):
     monkeypatch.setattr(Publisher, "close", lambda publisher: closed.append(publisher))
     _call(app, alias, 1)
     assert (closed, broker._idle) == ([other], [taken])
+
+
+@pytest.mark.parametrize("alias", ["default"])
+@pytest.mark.parametrize("line", range(1, 5))
+def test_two_threads_may_drop_them_at_once(line, alias, app):
+    broker = immediate.Broker(app.main)
+    broker._idle.append(Publisher(app, timeout=1))
+    with at_line(line, immediate.Broker.close, broker.close):
+        broker.close()
+    assert not broker._idle
 
 
 def test_one_that_tries_and_is_interrupted_at_any_line_keeps_no_other_from_it(alias, app, on):
