@@ -44,26 +44,27 @@ class DatabaseRegistry(Registry):
 
     def __init__(self) -> None:
         self.using = outbox_alias()
+        self._rows: QuerySet[Server] = Server.objects.using(self.using)
         self._seen: dict[UUID, tuple[datetime, float]] = {}
 
     def register(self, member: Member) -> None:
-        remove_silent(self._rows(), self._seen)
-        self._rows().create(**asdict(member))
+        remove_silent(self._rows, self._seen)
+        self._rows.create(**asdict(member))
         self._wake_for(member)
 
     def beat(self, member: Member) -> bool:
-        return bool(self._rows().filter(id=member.id).update(heartbeat_at=DatabaseNow()))
+        return bool(self._rows.filter(id=member.id).update(heartbeat_at=DatabaseNow()))
 
     def current(self, member: Member) -> Member:
-        row = self._rows().filter(id=member.id).values("weight", "draining").first()
+        row = self._rows.filter(id=member.id).values("weight", "draining").first()
         return replace(member, **row) if row else member
 
     def leave(self, member: Member) -> None:
-        self._rows().filter(id=member.id).delete()
+        self._rows.filter(id=member.id).delete()
         self._wake_for(member)
 
     def members(self, service: str) -> list[Member]:
-        live = remove_silent(self._rows().filter(service=service), self._seen)
+        live = remove_silent(self._rows.filter(service=service), self._seen)
         names = [field.name for field in fields(Member)]
         return [Member(**{name: getattr(row, name) for name in names}) for row in live]
 
@@ -72,7 +73,7 @@ class DatabaseRegistry(Registry):
         named = Q(node=name) | Q(address=name)
         with suppress(ValueError):
             named |= Q(id=UUID(name))
-        return change(self._rows().filter(named), **values)
+        return change(self._rows.filter(named), **values)
 
     @contextmanager
     def session(self, stop: StopFlag) -> Iterator[PollWaiter]:
@@ -90,6 +91,3 @@ class DatabaseRegistry(Registry):
         """Clients that start together would wake each other, and none of them calls a client."""
         if member.kind == SERVER:
             wake(self.using, FLEET)
-
-    def _rows(self) -> QuerySet[Server]:
-        return Server.objects.using(self.using)
