@@ -17,6 +17,7 @@ from ..eventlog.record import RecordedEvent, recorded
 from ..eventlog.state import SqliteState
 from ..eventlog.window import TOMBSTONE
 from ..models import Cursor, Event, EventLog
+from ..subscriptions.handling import call_handler
 from ..subscriptions.subscriber import Subscriber, all_subscribers, subscriber_named
 
 #: How many jobs, events or commands a failure message lists, at most.
@@ -117,7 +118,7 @@ def _handle(subscriber: Subscriber, log: type[EventLog]) -> int:
     with transaction.atomic(using=using):
         events = [recorded(row) for row in rows if wanted.matches(row.topic, row.type)]
         if events:
-            subscriber.handle(events)
+            call_handler(subscriber, events)
             cursor.position = events[-1].id
             cursor.save(using=using, update_fields=["position"])
     return len(events)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_app import publish, subscriber
+from outbox_app.exceptions import OutboxError
 from outbox_app.testing import assert_published, published_events, run_subscribers
 
 pytestmark = pytest.mark.usefixtures("in_atomic")
@@ -52,6 +53,37 @@ def test_a_handler_that_raises_fails_the_test(alias):
     with pytest.raises(ZeroDivisionError):
         run_subscribers()
     assert_published("effect", count=0)
+
+
+def test_a_handler_may_take_its_events_out_of_the_list(alias):
+    seen = []
+
+    @subscriber("takes")
+    def handle(events):
+        while events:
+            seen.append(events.pop(0).stream)
+
+    publish("a", "made")
+    publish("b", "made")
+    assert run_subscribers() == 2
+    assert run_subscribers() == 0
+    assert seen == ["a", "b"]
+
+
+def test_what_a_runner_refuses_fails_the_test(alias):
+    @subscriber("asks_for_its_end")
+    def handle(events):
+        raise SystemExit
+
+    @subscriber("returns_what_has_not_run")
+    def later(events):
+        return (publish("x", "effect") for _ in events)
+
+    publish("a", "made")
+    with pytest.raises(OutboxError, match="ends nothing but its page"):
+        run_subscribers("asks_for_its_end")
+    with pytest.raises(OutboxError, match="of which nothing has run"):
+        run_subscribers("returns_what_has_not_run")
 
 
 def test_events_without_end(alias):
