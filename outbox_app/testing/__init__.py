@@ -103,6 +103,7 @@ def assert_staged(
     """
     __tracebackhide__ = True  # pytest shows the test's line, not this one
     using = using or outbox_alias()
+    args = None if args is None else tuple(args)  # an iterator can be compared once only
     jobs = staged_jobs(using=using)
     found = [job for job in jobs if job.matches(_name(task), args, kwargs, ordering_key)]
     if len(found) != count:

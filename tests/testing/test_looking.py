@@ -34,6 +34,15 @@ def test_finds_by_task_arguments_and_key(alias, add):
     assert_not_staged("subtract")
 
 
+def test_arguments_may_be_an_iterator(alias, add):
+    """It is read once, and compared with every job."""
+    stage(add, (0, 0), using=alias)
+    stage(add, (1, 2), using=alias)
+    assert_staged(add, args=iter([1, 2]))
+    with pytest.raises(AssertionError, match=re.escape("0 staged of add with args=(1, 2)")):
+        assert_not_staged(add, args=iter([1, 2]))
+
+
 @pytest.mark.parametrize(
     "value",
     [
