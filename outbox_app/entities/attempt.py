@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from django.db import IntegrityError, connections, transaction
@@ -330,13 +331,14 @@ class Attempt:
 
     def _run_of_batch(self, start: int) -> list[Call]:
         """Return the commands from here on that one call of a batch handler may answer."""
-        name = self.calls[start].command
-        spec = self.types.commands.get(name)
+        alike = attrgetter("command", "language", "zone")  # what it says is for its callers
+        first = alike(self.calls[start])
+        spec = self.types.commands.get(first[0])
         if spec is None or not spec.batch or self.text is None or self.entity.states != "last":
             return []
         run: dict[str, Call] = {}
         for call in self.calls[start:]:
-            fits = call.command == name and call.expected is None
+            fits = alike(call) == first and call.expected is None
             known = call.command_id in self.answered or call.command_id in run
             if not fits or known or call.alone or call.refused:
                 break

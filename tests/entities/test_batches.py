@@ -7,10 +7,13 @@ from contextlib import suppress
 import pytest
 from django.db import DataError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone, translation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outbox_app.entities import Command, Rejection
+from outbox_app.entities import Command, Rejected, Rejection, command, execution
+from outbox_app.entities.declaration import spec_of
+from outbox_app.entities.request import Call
 from outbox_app.exceptions import (
     CommandIdConflict,
     InvalidCommand,
@@ -65,9 +68,9 @@ versions = st.sampled_from([None, 1, 2])
 def commands(*kinds):
     def build(drawn):
         found = []
-        for (command, arguments), command_id, expected in drawn:
+        for (name, arguments), command_id, expected in drawn:
             options = {} if expected is None else {"expected_version": expected}
-            found.append(Command("a", command, arguments, command_id=command_id, **options))
+            found.append(Command("a", name, arguments, command_id=command_id, **options))
         return found
 
     each = st.tuples(st.one_of(*kinds), ids, versions)
@@ -223,9 +226,6 @@ def test_a_type_may_keep_the_last_state_of_each_transaction_only(alias):
 
 @commits
 def test_a_handler_of_batches_is_called_once_for_those_that_follow_one_another(alias, monkeypatch):
-    from outbox_app.entities import command
-    from outbox_app.entities.declaration import spec_of
-
     calls = []
 
     def sell(self, requests):
@@ -244,12 +244,33 @@ def test_a_handler_of_batches_is_called_once_for_those_that_follow_one_another(a
     spec_of.cache_clear()
 
 
+def test_callers_of_another_language_or_zone_have_a_call_of_a_handler_of_batches(
+    alias, monkeypatch
+):
+    """What it says is kept, and given again for their ids."""
+    calls = []
+
+    def sell(self, requests):
+        calls.append(len(requests))
+        said = f"{translation.get_language()} {timezone.get_current_timezone_name()}"
+        return [said, *[Rejected(said)] * (len(requests) - 1)]
+
+    monkeypatch.setattr(Stock, "sell", command(batch=True)(sell))
+    spec_of.cache_clear()
+    Stock.execute("a", "fill", {"pieces": 9}, command_id="fill", using=alias)
+    asked = []
+    for number, (language, zone) in enumerate([("de", "UTC"), ("de", "UTC"), ("fr", "Asia/Tokyo")]):
+        with translation.override(language), timezone.override(zone):
+            asked.append(Call(Command("a", "sell", command_id=f"c{number}")))
+    execution.answer(Stock, asked, using=alias)
+    assert [each.answer.response for each in asked] == ["de UTC", None, "fr Asia/Tokyo"]
+    assert (asked[1].answer.rejected.text, calls) == ("de UTC", [2, 1])
+    spec_of.cache_clear()
+
+
 @commits
 def test_commands_that_end_their_batch_are_given_to_a_handler_of_batches_once(alias, monkeypatch):
     """As each changes what an index is about: others would be run a hundred times."""
-    from outbox_app.entities import command
-    from outbox_app.entities.declaration import spec_of
-
     calls = []
 
     def sell(self, requests):
@@ -271,9 +292,6 @@ def test_commands_that_end_their_batch_are_given_to_a_handler_of_batches_once(al
 @commits
 def test_a_handler_of_batches_is_called_once_again_after_a_commit_that_was_lost(alias, monkeypatch):
     """The state may be large: one by one it would be decoded and encoded a thousand times."""
-    from outbox_app.entities import command
-    from outbox_app.entities.declaration import spec_of
-
     calls = []
 
     def sell(self, requests):
@@ -301,9 +319,6 @@ def test_a_handler_of_batches_is_called_once_again_after_a_commit_that_was_lost(
 @commits
 @pytest.mark.parametrize("left", [None, [1], "ab", [{1}, {2}]])
 def test_a_handler_of_batches_that_returns_something_else(alias, monkeypatch, left):
-    from outbox_app.entities import command
-    from outbox_app.entities.declaration import spec_of
-
     def sell(self, requests):
         return left if len(requests) > 1 else None
 
