@@ -13,7 +13,7 @@ from typing import Any
 from django.db import connections
 
 from ..models import StreamHead
-from ..models.upsert import insert_if_missing, insert_rows
+from ..models.upsert import insert_rows
 
 #: Streams of one statement.
 CHUNK = 500
@@ -95,11 +95,13 @@ def _bump_any(log: str, counts: Mapping[str, int], using: str) -> dict[str, int]
 
 def _bump_at(log: str, stream: str, version: int, count: int, using: str) -> bool:
     """Say whether the stream was at the version, 0: not there, and was bumped."""
-    if version:
-        with connections[using].cursor() as cursor:
+    with connections[using].cursor() as cursor:
+        if version:
             return add_versions(cursor, log, stream, count, at=version)
-    head = {"log": log, "stream": stream, "version": count}
-    return insert_if_missing(StreamHead, head, using=using)
+        # Bumped, and put back where it was there: on MySQL an INSERT IGNORE would share the lock on
+        # it with those of others, and the next statements of two would deadlock.
+        bumped = _bump_any(log, {stream: count}, using)[stream]
+        return bumped == count or not add_versions(cursor, log, stream, -count, at=bumped)
 
 
 def add_versions(cursor: Any, log: str, stream: str, count: int, *, at: int) -> bool:

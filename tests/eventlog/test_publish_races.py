@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from uuid import uuid4
 
 import pytest
 from django.db import OperationalError, connections, transaction
 
 from outbox_app import ANY, NO_STREAM, NewEvent, publish, publish_many
+from outbox_app.eventlog import heads
 from outbox_app.exceptions import MessageIdConflict, VersionConflict
 from outbox_app.models import Event, StreamHead
 from tests.faults.tools import on
@@ -162,6 +165,37 @@ def test_of_two_with_one_expectation_one_wins(alias, isolated, level):
         assert isinstance(result, VersionConflict)
         assert result.current == 2
     assert Event.objects.using(alias).count() == 2
+
+
+@on("mariadb")
+@pytest.mark.parametrize("level", LEVELS)
+def test_two_that_expect_no_stream_where_there_is_one(alias, isolated, level, monkeypatch):
+    """Each gets its conflict, and continues in its transaction with the version it was told."""
+    with transaction.atomic(using=alias):
+        publish("a", "made", using=alias)
+    isolated(level)
+    refused, look = threading.Barrier(2), heads.current_version
+
+    def current_version(*args, **options):
+        with suppress(threading.BrokenBarrierError):  # the other one may wait for this one
+            refused.wait(0.3)
+        return look(*args, **options)
+
+    monkeypatch.setattr("outbox_app.eventlog.publish.current_version", current_version)
+
+    def create():
+        try:
+            with transaction.atomic(using=alias):
+                with pytest.raises(VersionConflict) as conflict:
+                    publish("a", "made", expected_version=NO_STREAM, using=alias)
+                at = conflict.value.current
+                return publish("a", "made", expected_version=at, using=alias).version
+        finally:
+            connections[alias].close()
+
+    with ThreadPoolExecutor() as threads:
+        versions = [threads.submit(create) for _ in range(2)]
+        assert sorted(each.result(patience()) for each in versions) == [2, 3]
 
 
 @on("postgres")
