@@ -254,7 +254,9 @@ class StoredRows:
     @cached_property
     def parked(self) -> list[tuple[int, str, str, int]]:
         rows = ParkedStream.objects.using(self.using).filter(
-            subscription=self.subscriber.name, partition__in=self.parts
+            subscription=self.subscriber.name,
+            partition__in=self.parts,
+            log__in=[log._meta.db_table for log in self.subscriber.logs],
         )
         return list(rows.values_list("partition", "log", "stream", "version"))
 

@@ -85,8 +85,8 @@ class Reading:
 class Log:
     """Events that are made, moved and taken away by hand, as no program of ours would."""
 
-    def __init__(self, alias: str) -> None:
-        self.events = Event.objects.using(alias)
+    def __init__(self, alias: str, log: Any = Event) -> None:
+        self.events = log.objects.using(alias)
         self.alias = alias
 
     def add(self, stream: str, *versions: int, id: int | None = None, **columns: Any) -> None:

@@ -10,8 +10,9 @@ from outbox_app.models import Cursor, DeliveredVersion, Gap, ParkedStream
 from outbox_app.signals import stream_parked
 from outbox_app.subscriptions import parking
 from outbox_app.subscriptions.skips import list_gaps, skip_gap
+from tests.eventlog.own_log.models import Ledger
 
-from .conftest import WAYS
+from .conftest import WAYS, Log
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -68,6 +69,22 @@ def test_a_hole_inside_a_page_and_two_of_them(reading, log, way):
     log.add("a", 5)
     assert reader.later(1).handled[5:] == ["a:5", "a:6"]
     assert {state for *_, state in reader.gaps} == {"filled"}
+
+
+def test_a_stream_that_waits_in_a_log_that_is_read_no_more(reading, log, way, alias):
+    """It turned without a pause."""
+    reader = reading(logs=["outbox_app.Event", Ledger], **way)
+    ledger = Log(alias, Ledger)
+    ledger.add("a", 1)
+    ledger.add("a", 3)
+    reader.poll()
+    assert reader.parked == [("a", 2)]
+    reader = reading(**way)
+    log.add("b", 1)
+    assert reader.poll().handled == ["a:1", "b:1"]
+    assert reader.parked == [("a", 2)]
+    ledger.add("a", 2)
+    assert reading(logs=["outbox_app.Event", Ledger], **way).later(5).handled[2:] == ["a:2", "a:3"]
 
 
 def test_a_hole_that_is_filled_in_part(reading, log, way):
