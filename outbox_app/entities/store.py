@@ -156,11 +156,11 @@ def write_versions(cursor: Any, entity: Any, steps: Sequence[Call]) -> None:
         for step in steps[:-1]:
             step.state = None
     same = {"topic": "", "stream": stream, "metadata": "{}", "slice": slice_of(stream)}
-    same |= own_values(log, using=using, but=VARYING)
-    many = len(steps) > 1 and connection.vendor == "postgresql"
+    own = own_values(log, using=using, but=VARYING)
+    many = len(steps) > 1 and connection.vendor == "postgresql" and not own
     insert = _insert_json if many else _insert
     sizes = [len(s.text) + len(s.response) + len(s.state or "") for s in steps]
-    columns = len(VARYING) + len(same)
+    columns = len(VARYING) + len(same) + len(own)
 
     def written(first: int, last: int) -> list[Any]:
         rows: Any = QuerySet(log, using=using)
@@ -181,8 +181,9 @@ def _insert(cursor: Any, log: Any, steps: Sequence[Call], same: dict[str, Any]) 
         params += (step.version, step.type, str(id) if native else id.hex, step.text)
         params += (step.command_id, step.command, step.hash, step.rejected)
         response = None if step.response == "null" else step.response
-        params += (response, step.state, *same.values())
-    insert_rows(cursor, log, [*VARYING, *same], params)
+        own = own_values(log, using=cursor.db.alias, but=VARYING)  # a default is of one row
+        params += (response, step.state, *same.values(), *own.values())
+    insert_rows(cursor, log, [*VARYING, *same, *own], params)
 
 
 def _uuids(count: int) -> Iterator[UUID]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from io import StringIO
+from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
-from django.db import connections
+from django.db import connections, models
+from django.test.utils import isolate_apps
 
 from outbox_app import subscriber
+from outbox_app.entities import Command, Entity, EntityVersion, command
 from outbox_app.entities.verification import verify
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.testing import run_subscribers
 from tests.entities.models import Account, AccountVersion
+from tests.entities.test_rules import tables
 
 commits = pytest.mark.django_db(transaction=True)
 
@@ -58,3 +62,31 @@ def test_tombstones_seal_versions(alias, account, ask, settings):
     assert ask("withdraw", {"amount": 1}).version == 2
     assert Account.history("a", using=alias).count() == 2
     assert verify(Account, repair=False, using=alias, write=print) == 0
+
+
+@commits
+def test_each_version_of_a_batch_has_own_values_of_its_logs_columns(alias):
+    """As each event of ``publish_many()`` has, and each version of a command alone."""
+    with isolate_apps("tests.entities"):
+
+        class SaleVersion(EntityVersion):
+            booking = models.UUIDField(default=uuid4)
+            note = models.CharField(max_length=20, default="100 %")
+
+        class Sale(Entity):
+            versions = SaleVersion
+
+    def begin(self, left):
+        self.state = {"left": left}
+
+    def sell(self, left):
+        self.state = {"left": left}
+
+    Sale.begin, Sale.sell = command(creates=True)(begin), command()(sell)
+    with tables(alias, SaleVersion, Sale):
+        asked = [("begin", "a"), ("sell", "b"), ("sell", "c")]
+        commands = [Command("a", name, {"left": x}, command_id=x) for name, x in asked]
+        Sale.execute_many(commands, using=alias)
+        found = Sale.history("a", using=alias).values_list("booking", "note", "state")
+        assert len({booking for booking, _, _ in found}) == 3
+        assert [each for _, *each in found] == [["100 %", {"left": x}] for x in "abc"]
