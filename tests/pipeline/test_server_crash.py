@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from django.db import connections, transaction
 
@@ -24,8 +27,7 @@ ARROW = arrow_types(SCHEMA)
 
 @pytest.fixture(scope="module")
 def server():
-    """One that is in no hurry to have on disk what nobody waits for."""
-    with PostgreSQL(extra_arguments=["-c", "wal_writer_delay=10s"]) as server:
+    with PostgreSQL() as server:
         yield server
 
 
@@ -65,6 +67,7 @@ def events(alias: str, start, limit=None):
 def test_ids_that_are_given_out_again(alias, server, limit):
     with transaction.atomic(using=alias):
         publish("order-1", "order.placed", {})
+    stop_wal_writer(alias)
     forgotten = [roll_back(alias) for _ in range(5)]
     end, first = events(alias, None, limit)
     assert len(first) == 1
@@ -95,6 +98,14 @@ def commit_without_waiting(alias: str, *streams: str) -> None:
             cursor.execute("SET LOCAL synchronous_commit = off")
 
 
+def stop_wal_writer(alias: str) -> None:
+    """Until the crash nothing comes to disk but what a commit waits for."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'")
+        [pid] = cursor.fetchone()
+    os.kill(pid, signal.SIGSTOP)
+
+
 def crash(alias: str, server: PostgreSQL) -> None:
     server.kill()
     server.start()
@@ -120,6 +131,7 @@ def test_what_comes_while_an_offset_is_made_is_not_named_by_it(alias, server, mo
         flush(self)
         commit_without_waiting(alias, "late")
 
+    stop_wal_writer(alias)
     commit_without_waiting(alias, "a")
     monkeypatch.setattr(PostgresScan, "_outlast_a_crash", flush_and_commit)
     end, ids = events(alias, None)
@@ -130,6 +142,7 @@ def test_what_comes_while_an_offset_is_made_is_not_named_by_it(alias, server, mo
 
 
 def test_nor_what_is_not_on_disk_by_the_next_offset_in_a_window(alias, server):
+    stop_wal_writer(alias)
     commit_without_waiting(alias, "a", "b", "c")
     first, _ = events(alias, None, 1)
     commit_without_waiting(alias, "late")
