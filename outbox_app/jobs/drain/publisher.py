@@ -16,8 +16,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from types import NoneType
 
-from amqp.exceptions import AccessRefused, MessageNacked
+from amqp.exceptions import AccessRefused
 
 from ...conf import outbox_settings
 from ...exceptions import UnsafeBroker
@@ -221,14 +222,15 @@ class Publisher(BrokerConnection):
         if self._has_confirms and batch.begun and self._is_row_error(failure):
             # RabbitMQ closed the channel because of one message, and does not say of which.
             self.close()
-            pairs = zip(sent, batch.answers, strict=True)
-            again = [item for item, [*_, answer] in pairs if isinstance(answer, Unconfirmed)]
+            ends = [(item, given[-1]) for item, given in zip(sent, batch.answers, strict=True)]
+            again = [item for item, answer in ends if isinstance(answer, Unconfirmed)]
             self._publish_singly(again, outcome, may_send)
-            answers = [each for given in batch.answers for each in given]
-            nacked = next((each for each in answers if isinstance(each, MessageNacked)), None)
-            if nacked is None:
+            # Nacked, or without its queue: its key's later jobs are in the next rounds.
+            failed = [end for end in ends if not isinstance(end[1], Unconfirmed | NoneType)]
+            stay = [error for item, error in failed if not self._is_row_error(error, item)]
+            if not stay:
                 return
-            failure = nacked  # its key's later jobs are in the next rounds
+            failure = stay[0]
         self._fail(failure, sent if batch.begun else [])
 
     def _fill(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from django.db import transaction
 
+from outbox_app.signals import jobs_published
 from tests.faults.tools import draining, on
 
 pytestmark = [
@@ -46,6 +48,33 @@ def test_it_is_declared_anew(alias, app, count, exchange, book, drained):
     jobs.receive(app)
     jobs.assert_complete()
     assert not jobs.twice
+
+
+def test_the_later_jobs_of_its_key_wait(alias, app, book, drained):
+    jobs, other, order = book(alias), f"{app.main}-other", []
+
+    def note(jobs, **_):
+        order.extend(row.task_id for row in jobs)
+
+    with draining(alias):
+        for queue in (app.main, other):
+            jobs.stage(app, 2, queue=queue)
+        drained(alias)
+        for queue in (app.main, other):
+            jobs.receive(app, queue)
+        delete_queue(app)
+        jobs_published.connect(note)
+        with transaction.atomic(using=alias):
+            first = jobs.stage(app, 1, queue=app.main, key="k")
+            jobs.stage(app, 20, queue=other)
+            second = jobs.stage(app, 1, queue=other, key="k")
+        drained(alias)
+    jobs_published.disconnect(note)
+
+    assert [id for id in order if id in first + second] == first + second
+    for queue in (app.main, other):
+        jobs.receive(app, queue)
+    jobs.assert_complete()
 
 
 def test_a_route_that_no_declaration_makes_is_the_jobs_fault(alias, app, book, buried, drained):
