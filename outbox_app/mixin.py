@@ -86,8 +86,7 @@ class OutboxMixin(models.Model):
         """
         options.setdefault("using", alias_of(self))
         without = "its events have no stream. Save it before you publish."
-        stream = options.pop("stream", None) or key_of(self, InvalidEvent, without)
-        return publish(stream, type, data, **options)
+        return publish(key_of(self, InvalidEvent, without), type, data, **options)
 
     @classmethod
     def stage_declared(

@@ -25,6 +25,8 @@ def test_the_stream_is_the_row(alias):
     ]
     with pytest.raises(VersionConflict):
         order.publish("order.paid", expected_version=1)
+    with pytest.raises(TypeError, match="stream"):
+        order.publish("order.paid", stream="another")
 
 
 def test_a_row_that_is_not_saved_has_no_stream(alias):

@@ -14,7 +14,7 @@ autocommit off, outside ``atomic()``                   refused: it would be sent
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from inspect import signature
 from types import SimpleNamespace
@@ -330,7 +330,8 @@ def comes_before_an_error(name: str, args: Any, options: dict[str, Any]) -> bool
     # retry() and replace() raise after they have sent, so a row would be rolled back with the
     # caller's transaction. Where a task is replaced by a chord that is polled, the body tells.
     if name == "celery.chord_unlock" and not options.get("retries"):
-        options = args[1]["options"]
+        with suppress(LookupError, TypeError):  # called by hand, with anything
+            options = {**args[1]["options"]}
     return bool(options.get("retries") or options.get("replaced_task_nesting"))
 
 
