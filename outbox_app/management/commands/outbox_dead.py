@@ -62,7 +62,7 @@ def age(text: str) -> timedelta:
 
 def identifier(text: str) -> int:
     """Return an id, a number that the column can hold."""
-    if not re.fullmatch(r"[0-9]{1,19}", text):
+    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) >= 2**63:
         raise ArgumentTypeError(f"{text!r} is no id of a dead job; ids are whole numbers")
     return int(text)
 

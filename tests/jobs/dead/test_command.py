@@ -187,6 +187,7 @@ def test_wrong_arguments_are_exit_code_2(alias, arguments):
         (),
         ("requeue", "--id", "x"),
         ("requeue", "--id", "9" * 30),
+        ("requeue", "--id", str(2**63)),
         ("requeue", "--older-than", "3"),
         ("requeue", "--older-than", "9999999d"),
         ("requeue", "--older-than", "999999d"),
