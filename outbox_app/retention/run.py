@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import django.db
+from django.db import connections
 
-from ..aliases import log_alias
+from ..aliases import inbox_alias, log_alias
 from ..conf import outbox_settings
-from ..eventlog.registry import sinks
+from ..eventlog.registry import all_logs, sinks
 from ..exceptions import OutboxError
 from ..models import EventLog
 from ..pipeline.driver.archive_lookup import ArchiveLookup
@@ -54,6 +55,8 @@ class Retention(LeasedLoop):
             on_turn=None,
             logger=logger,
         )
+        elsewhere = {inbox_alias(), *map(log_alias, all_logs())} - {using}
+        self._watchdog.beside = [alias for alias in connections if alias in elsewhere]
         #: What is left of the run in progress.
         self._work: Iterator[None] | None = None
         self._next = float("-inf")

@@ -11,6 +11,7 @@ from django.db import connections
 
 from outbox_app import subscriber
 from outbox_app.process.watchdog import Watchdog
+from outbox_app.retention.run import Retention
 from outbox_app.subscriptions.run import run_here
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
@@ -68,6 +69,18 @@ def test_a_replica_is_cut_too(behind_a_proxy):
     subscriber("late", by_time=True, on_gap="park", read_from=alias)(print)
     subscriber("wrong", by_time=True, on_gap="park", read_from="nowhere")(print)
     watchdog = Runner([subscriber_named("late"), subscriber_named("wrong")])._watchdog
+    watchdog.limit = 0.5
+    with watchdog.watching():
+        assert answer(alias) == (1,)
+        link.mode = "blackhole"
+        with pytest.raises(django.db.Error):
+            answer(alias)
+
+
+def test_an_inbox_that_is_pruned_elsewhere_is_cut_too(behind_a_proxy, settings):
+    alias, link = behind_a_proxy
+    settings.OUTBOX = {**settings.OUTBOX, "INBOX_DATABASE": alias}
+    watchdog = Retention(using="default")._watchdog
     watchdog.limit = 0.5
     with watchdog.watching():
         assert answer(alias) == (1,)
