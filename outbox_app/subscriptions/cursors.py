@@ -35,11 +35,13 @@ from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
 from ..models import Cursor, DatabaseNow, Gap, ParkedStream, Subscription
 from ..process.backoff import described
-from ..text import storable
+from ..text import get_logger, storable
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
     from .partition import Partition
+
+logger = get_logger("outbox_app.subscriptions")
 
 #: Characters of a traceback that are kept: its end.
 TRACEBACK = 8000
@@ -101,24 +103,32 @@ class LogCursor:
     ) -> Iterator[None]:
         """Move it in one transaction with the effects of the block; in memory once it is committed.
 
-        Raises ``CursorConflict`` where it was moved meanwhile.
+        Raises ``CursorConflict`` where it was moved meanwhile. A callback that fails is logged.
         """
-        row = self.cursor
-        using = row._state.db
+        row, committed = self.cursor, []
+        using = str(row._state.db)
+        is_test = connections[using].in_atomic_block
         columns: dict[str, Any] = {
             "state": state.dump(),
             "position": max(row.position, position),
             "failed_event": failed_event,
         }
-        with transaction.atomic(using=using):
-            same = Cursor.objects.using(using).filter(pk=row.pk, revision=row.revision)
-            rows: Any = self.reader.unless_forgotten(same)
-            if not rows.move(**columns, handled=F("handled") + handled, moved_at=DatabaseNow()):
-                raise CursorConflict(
-                    f"The cursor {row} was moved by another process; this page is dropped."
-                )
-            failpoint("advanced")
-            yield
+        try:
+            with transaction.atomic(using=using):
+                same = Cursor.objects.using(using).filter(pk=row.pk, revision=row.revision)
+                rows: Any = self.reader.unless_forgotten(same)
+                if not rows.move(**columns, handled=F("handled") + handled, moved_at=DatabaseNow()):
+                    raise CursorConflict(
+                        f"The cursor {row} was moved by another process; this page is dropped."
+                    )
+                if not is_test:  # whose captureOnCommitCallbacks would list it
+                    transaction.on_commit(lambda: committed.append(True), using=using)
+                failpoint("advanced")
+                yield
+        except Exception:
+            if not committed:
+                raise
+            logger.exception("A callback failed after the commit cursor=%s", row)
         self.state, self.passed = state, None
         row.revision += 1
         for name, value in {**columns, **Cursor.WELL}.items():
@@ -253,10 +263,9 @@ class StoredRows:
 
     @cached_property
     def parked(self) -> list[tuple[int, str, str, int]]:
+        logs = [log._meta.db_table for log in self.subscriber.logs]
         rows = ParkedStream.objects.using(self.using).filter(
-            subscription=self.subscriber.name,
-            partition__in=self.parts,
-            log__in=[log._meta.db_table for log in self.subscriber.logs],
+            subscription=self.subscriber.name, partition__in=self.parts, log__in=logs
         )
         return list(rows.values_list("partition", "log", "stream", "version"))
 

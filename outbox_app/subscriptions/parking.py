@@ -133,7 +133,7 @@ class Parking:
             self.parked[key] = version
         else:
             moved = bool(self._rows().filter(pk=parked.pk, version=parked.version).delete()[0])
-            transaction.on_commit(lambda: self.parked.pop(key, None), using=self.using)
+            self.parked.pop(key, None)
         if not moved:
             raise CursorConflict(f"{parked} was moved by another process; it is looked at again.")
 

@@ -15,7 +15,9 @@ from outbox_app import subscriber
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.windows.time import TimeWindow
 from outbox_app.models import Cursor, Incident, ParkedStream, Process
+from outbox_app.signals import page_failed, page_handled
 from outbox_app.subscriptions import subscriber as module
+from outbox_app.subscriptions.control import release
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
@@ -87,6 +89,37 @@ def test_one_that_changes_the_data_of_its_events(alias, published, run_on):
     run_on("changes")
     assert noted(alias) == ["a1", "c1"]
     assert ParkedStream.objects.using(alias).get().stream == "bad"
+
+
+def test_a_callback_that_fails_after_the_commit(alias, published, run, caplog):
+    """The page was handled, and no word says that it was not."""
+    told = []
+
+    def receive(**facts):
+        told.append(facts.get("count") or facts["error"])
+
+    @subscriber("calls_back", batch_size=1, on_error="park")
+    def handle(events):
+        note(alias, events[0])
+        transaction.on_commit(lambda: 1 / 0, using=alias)
+
+    published("a", "b", "a")
+    columns = {"subscription": "calls_back", "log": "outbox_event", "stream": "a"}
+    ParkedStream.objects.using(alias).create(**columns, partition=0, version=1, position=1)
+    page_handled.connect(receive)
+    page_failed.connect(receive)
+    try:
+        assert run("calls_back") == 1
+        assert release("calls_back", using=alias) == 1
+        assert run("calls_back") == 2
+        published("a")
+        assert run("calls_back") == 1
+    finally:
+        page_handled.disconnect(receive)
+        page_failed.disconnect(receive)
+    assert noted(alias) == ["b1", "a1", "a2", "a3"]
+    assert told == [1, 1]
+    assert "ZeroDivisionError" in caplog.text
 
 
 @on("default", "postgres")
