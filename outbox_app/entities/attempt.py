@@ -20,6 +20,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, connections, transaction
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
@@ -186,6 +187,7 @@ class Attempt:
             call.answer = error
             failpoint("entity_raised")
             undone = self.connection.needs_rollback or not self.sound
+            undone |= isinstance(error, SoftTimeLimitExceeded)
             if not isinstance(error, Exception) or undone or is_conflict(error):
                 raise  # the thread has to end, or the batch
 
@@ -248,8 +250,8 @@ class Attempt:
                 if self._changes_unique(handled):
                     raise Moved  # each ends its batch
                 self.sound = False
-        except Exception:
-            if not self.sound:
+        except Exception as error:
+            if not self.sound or isinstance(error, SoftTimeLimitExceeded):
                 raise
             for call in run:
                 call.alone = True

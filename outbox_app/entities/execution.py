@@ -24,6 +24,7 @@ from copy import copy
 from functools import cache
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import Error, IntegrityError, connections, transaction
 from django.utils.module_loading import import_string
 
@@ -92,6 +93,8 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     perform = _join if connections[using].in_atomic_block else _commit
     try:
         return perform(entity, calls, using=using)
+    except SoftTimeLimitExceeded:  # of the task that this thread executes
+        raise
     except Exception as error:
         if len(calls) == 1 or _blames_none(error, calls, using):
             for call in calls:
@@ -206,7 +209,8 @@ def _raise_what_ends_the_thread(error: Exception, outer: BaseException | None) -
     Django hides it: the connection that it leaves raises errors of its own.
     """
     cause: BaseException | None = error
-    while isinstance(cause, Exception) and cause is not outer:
+    ends = SoftTimeLimitExceeded
+    while isinstance(cause, Exception) and not isinstance(cause, ends) and cause is not outer:
         cause = cause.__context__
     if cause is not None and cause is not outer:
         raise cause

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import astuple
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.conf import settings
 from django.utils.timezone import get_default_timezone
 from django.utils.translation import get_supported_language_variant
@@ -84,6 +85,8 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
             if each is not None:
                 response, version, no, replayed = each
                 call.answer = Outcome(response, version, no and Rejection(*no), replayed)
+    except SoftTimeLimitExceeded:  # of the task that this thread executes
+        raise
     except Exception as error:  # after any error the commands can be executed here
         topology.avoid(leader, len(calls), error)
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import django.db
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, connections, transaction
 from django.db.models import DurationField
 
@@ -127,8 +128,8 @@ def decide(
     """Confirm or cancel events, all in one transaction; in halves where one of them fails.
 
     An event that cannot be published, as its row was edited by hand, is undecided from then on, and
-    says why. Errors of the database itself are raised; what others hold is not decided, the rest
-    is.
+    says why. Errors of the database itself are raised, and the time limit of a task; what others
+    hold is not decided, the rest is.
 
     Args:
         wanted: ``State.CONFIRMED`` or ``State.CANCELLED``, by the id of the event.
@@ -143,7 +144,7 @@ def decide(
             if now:
                 _count(decided, now, by if by in ROUTES else "person", using)
             return answers
-        except LOST as error:
+        except (SoftTimeLimitExceeded, *LOST) as error:
             if len(ids) == 1 or not is_conflict(error) or time.monotonic() > until:
                 raise
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import DataError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
@@ -20,6 +21,7 @@ from outbox_app.exceptions import (
     TransactionEnded,
     VersionConflict,
 )
+from outbox_app.failpoints import set_failpoint
 from outbox_app.signals import events_published
 from tests.entities.models import Account, AccountVersion, Person, PersonVersion, Stock
 
@@ -176,6 +178,42 @@ def test_what_comes_after_a_half_that_ends_early_keeps_its_turn(alias):
     finally:
         events_published.disconnect(refuse, sender=PersonVersion)
     assert [each.version for each in answers] == list(range(2, 10))
+
+
+@commits
+@pytest.mark.parametrize("point", ["loaded", "handled", "written", "committed", "sell", "take"])
+def test_the_time_limit_of_a_task_ends_it(alias, monkeypatch, point):
+    """It comes at any line, and is no answer to the command whose line that is."""
+    limits = [SoftTimeLimitExceeded]
+
+    def end():
+        if limits:
+            raise limits.pop()
+
+    def sell(self, requests):
+        end()
+        return [None for _ in requests]
+
+    def take(self, pieces):
+        end()
+
+    Stock.execute("a", "fill", {"pieces": 9}, command_id="fill", using=alias)
+    if point in ("sell", "take"):
+        handler = command(batch=True)(sell) if point == "sell" else command()(take)
+        monkeypatch.setattr(Stock, point, handler)
+    spec_of.cache_clear()
+    name = "sell" if point == "sell" else "take"
+    commands = [Command("a", name, {"pieces": 1}, command_id=f"c{n}") for n in range(4)]
+    set_failpoint(f"entity_{point}", end)
+    try:
+        with pytest.raises(SoftTimeLimitExceeded):
+            Stock.execute_many(commands, using=alias, return_exceptions=True)
+    finally:
+        set_failpoint(f"entity_{point}", None)
+    assert Stock.history("a", using=alias).count() == (5 if point == "committed" else 1)
+    answers = Stock.execute_many(commands, using=alias)
+    assert [each.version for each in answers] == [2, 3, 4, 5]
+    spec_of.cache_clear()
 
 
 @commits

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import InternalError, OperationalError, connections, transaction
 from django.utils import timezone, translation
 
@@ -193,6 +194,18 @@ def test_a_leader_that_does_not_answer(
     again = Account.aexecute("a", "withdraw", {"amount": 1}, command_id="async-2")
     assert asyncio.run(again).response == {"balance": 7}
     assert (len(requests), len(rows())) == (2, 4)
+
+
+def test_the_time_limit_of_a_task_is_no_fault_of_the_leader(
+    account: None, ask: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(*args: Any, **options: Any) -> Any:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(client, "call", call)
+    with pytest.raises(SoftTimeLimitExceeded):
+        ask("withdraw", {"amount": 1})
+    assert (len(rows()), topology._avoided) == (1, {})
 
 
 def test_how_long_a_leader_has(account: None, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app.eventlog.publish import publish
@@ -76,6 +77,29 @@ def test_an_error_of_the_database_is_met_once(alias: str, monkeypatch: Any) -> N
     with pytest.raises(OperationalError, match="server closed"):
         decide(alias, *[(uuid4(), "confirmed") for _ in range(4)])
     assert len(tried) == 1
+
+
+@committing
+@pytest.mark.parametrize(
+    ("point", "left"), [("decided", "prepared"), ("decided_committed", "confirmed")]
+)
+def test_the_time_limit_of_a_task_is_no_fault_of_the_event(
+    alias: str, point: str, left: str, states: Any
+) -> None:
+    """It comes at any line; an event that is undecided waits for a person."""
+
+    def end() -> None:
+        raise SoftTimeLimitExceeded
+
+    many = [request(f"order-{n}") for n in range(2)]
+    prepare(alias, *many)
+    set_failpoint(point, end)
+    try:
+        with pytest.raises(SoftTimeLimitExceeded):
+            decide(alias, *[(each.event_id, "confirmed") for each in many])
+    finally:
+        set_failpoint(point, None)
+    assert states() == [left] * 2
 
 
 @pytest.mark.parametrize(
