@@ -106,8 +106,7 @@ class LogCursor:
         Raises ``CursorConflict`` where it was moved meanwhile. A callback that fails is logged.
         """
         row, committed = self.cursor, []
-        using = str(row._state.db)
-        is_test = connections[using].in_atomic_block
+        using = row._state.db
         columns: dict[str, Any] = {
             "state": state.dump(),
             "position": max(row.position, position),
@@ -121,8 +120,7 @@ class LogCursor:
                     raise CursorConflict(
                         f"The cursor {row} was moved by another process; this page is dropped."
                     )
-                if not is_test:  # whose captureOnCommitCallbacks would list it
-                    transaction.on_commit(lambda: committed.append(True), using=using)
+                transaction.on_commit(lambda: committed.append(True), using=using)
                 failpoint("advanced")
                 yield
         except Exception:
