@@ -155,7 +155,7 @@ def _requeue_batch(
         staged = [StagedJob(**job.copied()) for job in jobs]
         for job in staged:  # as it was, unless it was edited by hand
             job.shard = insert.shard_of(job.ordering_key, job.task_id)
-        insert.write(staged, using=using)  # wakes the drainers after the commit
+        insert.write(staged, using=using, with_ids=True)  # wakes the drainers after the commit
         TaskResult.objects.using(using).keep_from(DatabaseNow(), staged)
         incident = record_requeue(
             shards={job.shard for job in staged},

@@ -110,8 +110,11 @@ def add(job: StagedJob, *, using: str) -> None:
         write([job], using=using)
 
 
-def write(jobs: list[StagedJob], *, using: str) -> None:
-    """Write rows into the open transaction, one INSERT a chunk; wake the drainers after it."""
+def write(jobs: list[StagedJob], *, using: str, with_ids: bool = False) -> None:
+    """Write rows into the open transaction, one INSERT a chunk; wake the drainers after it.
+
+    ``with_ids``: the jobs have their ids then, where the database returns them.
+    """
     from ...models import StagedJob
 
     require_table(StagedJob, "0001_initial", using=using)
@@ -123,7 +126,7 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
 
             batch = hold(jobs, using=using)
         for chunk in chunks(jobs, rows=CHUNK_ROWS, bytes=limit, size=_size):
-            (_insert_with_ids if batch else _insert)(chunk, using=using)
+            (_insert_with_ids if batch or with_ids else _insert)(chunk, using=using)
         if batch:
             publish_after_commit(batch, jobs)
         if not all(job.is_immediate for job in jobs):

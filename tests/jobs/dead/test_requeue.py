@@ -197,6 +197,16 @@ def test_a_batch_makes_the_same_number_of_statements_whatever_its_size(alias):
     assert statements(3) <= 10
 
 
+@pytest.mark.django_db
+def test_a_batch_does_not_look_through_the_jobs_that_wait(alias):
+    """There may be a million of them, and no index has their task ids."""
+    dead_jobs(3, using=alias)
+    with CaptureQueriesContext(connections[alias]) as queries:
+        requeue_dead(everything(alias), using=alias)
+    read = [q["sql"] for q in queries if q["sql"].startswith("SELECT")]
+    assert not [sql for sql in read if "outbox_stagedjob" in sql]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_batch_that_fails_leaves_its_jobs_dead_and_the_others_requeued(alias, monkeypatch):
     dead_jobs(2, using=alias)
