@@ -26,6 +26,7 @@ from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.backoff import described
 from ..process.foreground import Listen
 from ..process.loop import LeasedLoop
+from ..subscriptions.runner import ONCE_FAILURES
 from ..text import get_logger
 from .events import prune_events, prune_steps
 from .prune import BATCH_SIZE, prune
@@ -114,7 +115,7 @@ class Retention(LeasedLoop):
             yield
 
     def _is_finished(self, busy: bool | None, *, once: bool) -> bool:
-        return once and busy is False
+        return once and not busy and not 0 < self.backoff.failures < ONCE_FAILURES
 
     def _pause(self) -> float:
         return self.backoff.remaining or self.holder.beat_seconds

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
+from django.db import ProgrammingError, connections
 from django.db.models import QuerySet
 
 from outbox_app import subscriber
@@ -95,6 +96,28 @@ def test_it_runs_beside_the_subscriptions_until_they_stop(alias, folder, old, le
         [process] = Process.objects.using(alias).filter(resource=f"sink:{LOG}")
         assert process.trouble == ""
     assert not Process.objects.using(alias).exists()
+
+
+def test_once_ends_where_the_database_refuses_to_remove(alias, folder, old, left, settings):
+    """As where the role may not delete from a log that is only appended to."""
+    refused = []
+
+    def refuse(execute, sql, params, many, context):
+        if sql.startswith("DELETE FROM") and LOG in sql:
+            refused.append(sql)
+            assert len(refused) < 20, "It is tried without end."
+            raise ProgrammingError("permission denied")
+        return execute(sql, params, many, context)
+
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.01}
+    positions = old(3)
+    archive(alias, folder)
+    sink = Sink(Event)
+    with connections[alias].execute_wrapper(refuse):
+        assert sink.run(once=True) == 0
+    assert sink.has_failed
+    assert "permission denied" in sink.trouble
+    assert left() == positions
 
 
 def test_one_process_at_a_time(alias, folder, old, left):
