@@ -51,8 +51,10 @@ class SubscriptionWorker:
         lease_seconds: float,
         batch_size: int | None,
         counters: Counters,
+        is_stopping: Callable[[], bool],
     ) -> None:
         self.subscriber = subscriber
+        self.is_stopping = is_stopping
         self.counters = counters
         self.batch_size = batch_size
         self.using = subscriber.using
@@ -111,7 +113,7 @@ class SubscriptionWorker:
             self._shared.begin_turn()
         more = False
         for part, partition in list(self.partitions.items()):
-            if self.paused or self.error:
+            if self.paused or self.error or self.is_stopping():
                 return False
             if self.partitions.get(part) is not partition:
                 continue  # the last beat has dropped it
@@ -231,8 +233,14 @@ class Runner(ProcessLoop):
         self._watchdog.beside = [alias for alias in connections if alias in replicas]
         self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
         self._counters = Counters(using=self.using)
-        make = partial(SubscriptionWorker, lease_seconds=self.lease_seconds, batch_size=batch_size)
-        self.workers = [make(each, counters=self._counters) for each in subscribers]
+        make = partial(
+            SubscriptionWorker,
+            lease_seconds=self.lease_seconds,
+            batch_size=batch_size,
+            counters=self._counters,
+            is_stopping=self._stop.is_set,
+        )
+        self.workers = list(map(make, subscribers))
 
     @property
     def done(self) -> int:

@@ -189,6 +189,17 @@ def test_a_stop_finishes_the_page_and_hands_back(alias, published, start):
     assert "Subscriptions stopped handled=30" in process.log.read_text()
 
 
+def test_a_stop_waits_for_no_other_partition(alias, published):
+    @subscriber("stopped", partitions=4)
+    def handle(events):
+        runner.stop()
+
+    published("a", "b")
+    runner = Runner([subscriber_named("stopped")])
+    assert runner.run() == 1
+    assert not Process.objects.using(alias).exists()
+
+
 @on("postgres", "mariadb")
 def test_several_processes_share_the_partitions(alias, published, start):
     published(*STREAMS * 10)
