@@ -175,14 +175,15 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
             now = [job for job in jobs if job.eta is None]
             if not now:
                 now, retries = retries or sorted(jobs, key=attrgetter("eta"))[:1], []
+            waiting = {job.row.pk for job in jobs}  # no retry: its row is gone
             for job in now:
                 if len(done) == limit:
                     listed = _listed(staged_jobs(using=using), using=using)
                     raise AssertionError(f"There is no end after {limit} jobs (limit=).\n{listed}")
-                StagedJob.objects.using(using).filter(pk=job.row.pk).delete()
+                removed, _ = StagedJob.objects.using(using).filter(pk=job.row.pk).delete()
                 forget_staged([job.task_id], using=using)
-                if job.has_expired:
-                    continue
+                if job.has_expired or (job.row.pk in waiting and not removed):
+                    continue  # or a task has cancelled it
                 done.append(job)
                 with force_staging(using=using, ordering_key="", immediate=False):
                     retry = job.execute()

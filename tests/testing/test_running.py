@@ -10,7 +10,7 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from django.db import transaction
 from django.utils import timezone
 
-from outbox_app import idempotent, stage
+from outbox_app import cancel, idempotent, stage
 from outbox_app.models import InboxEntry, StagedJob
 from outbox_app.testing import run_staged, staged_jobs
 
@@ -88,6 +88,17 @@ def test_tasks_stage_tasks(alias, app, note, ran):
     stage(parent, using=alias)
     assert [job.task for job in run_staged(using=alias)] == [parent.name, note.name, note.name]
     assert ran == ["outside", "inside"]
+
+
+def test_what_a_task_has_cancelled_is_not_run(alias, app, note, ran):
+    @app.task(shared=False)
+    def call_off(task_id):
+        ran.append(cancel(task_id, using=alias, app=app))
+
+    stage(call_off, ("called-off",), using=alias)
+    stage(note, ("x",), using=alias, task_id="called-off")
+    assert [job.task for job in run_staged(using=alias)] == [call_off.name]
+    assert ran == [True]
 
 
 def test_due_times_come_last_and_are_not_waited_for(alias, note, ran):
