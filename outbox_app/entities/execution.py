@@ -141,6 +141,7 @@ def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
 
 
 def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
+    in_callers_transaction(entity, using=using)  # a thread of the pool: autocommit may be off
     outer = sys.exception()
     commands = [spec_of(entity).commands.get(call.command) for call in calls]
     # The rows that a handler locks come after the head, in the first attempt too.

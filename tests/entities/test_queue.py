@@ -24,6 +24,7 @@ from outbox_app.exceptions import (
     CommandTimeout,
     DamagedEntity,
     InvalidCommand,
+    NotAtomic,
     OutcomeUnknown,
     Overloaded,
 )
@@ -623,6 +624,15 @@ def test_a_coroutine_that_is_collected_while_a_thread_has_the_lock(alias, accoun
     thread.join(patience(10))
     gc.enable()
     assert not thread.is_alive()
+
+
+def test_a_coroutine_is_told_where_nothing_would_be_committed(alias, account, rows, monkeypatch):
+    """The thread that leads for it has autocommit off, too."""
+    monkeypatch.setitem(connections.settings[alias], "AUTOCOMMIT", False)
+    run = Account.aexecute("a", "withdraw", {"amount": 1}, command_id="x", using=alias)
+    with pytest.raises(NotAtomic, match="is no atomic"):
+        asyncio.run(run)
+    assert len(rows()) == 1
 
 
 def test_the_text_of_a_rejection_is_in_the_language_of_its_caller(alias, account, declare):
