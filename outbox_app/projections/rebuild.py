@@ -28,7 +28,7 @@ from ..eventlog.state import PostgresState, WindowState
 from ..exceptions import RebuildFailed, RebuildRefused
 from ..failpoints import failpoint
 from ..models import Cursor, Gap, ParkedStream, StreamHead, Subscription
-from ..process.lock_wait import atomic_with_lock_wait
+from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..process.preflight import require_migrated
 from ..subscriptions.cursors import begin
 from ..subscriptions.subscriber import subscriber_named
@@ -161,7 +161,8 @@ class Rebuild:
                 rows = self._take_over(states)
                 break
             except django.db.OperationalError as error:
-                if attempt == ATTEMPTS:
+                # Any other may be of a COMMIT that succeeded: the shadow has those events then.
+                if attempt == ATTEMPTS or not is_conflict(error):
                     raise
                 self.replayed = replayed
                 self.write(f"takeover tried again name={self.name} error={error!r}")

@@ -16,7 +16,7 @@ from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.process.lock_wait import atomic_with_lock_wait
-from outbox_app.projections.rebuild import rebuild
+from outbox_app.projections.rebuild import Rebuild, rebuild
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
@@ -321,6 +321,25 @@ def test_the_takeover_waits_for_locks_and_gives_up_with_everything_as_it_was(
     assert tables_left(alias) == []
     rebuild("sold")
     assert sold() == right
+
+
+def test_a_takeover_whose_outcome_was_lost(alias, run, sold, monkeypatch):
+    """It may have been committed, with the new rows: nothing is applied to them again."""
+    declare(SoldOf, "sold")
+    sell(alias, 4)
+    take_over = Rebuild._take_over
+
+    def lost(self, states):
+        sell(alias, 4, seed=1)
+        take_over(self, states)
+        monkeypatch.undo()
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(Rebuild, "_take_over", lost)
+    with pytest.raises(RebuildFailed, match="closed the connection"):
+        rebuild("sold")
+    assert run("sold") == 0
+    assert sold() == expected_sold(alias)
 
 
 @on("postgres", "mariadb")
