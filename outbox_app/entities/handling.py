@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -24,6 +24,7 @@ from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefus
 from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models import EventLog
 from ..process.enclosure import enclosed
+from ..transactions import after_commit
 from .declaration import CommandSpec, Rejected, TypeSpec
 from .request import Call, Rejection
 
@@ -47,7 +48,7 @@ class Gifts:
         """Take what a command gives if the block raises nothing; its callbacks in its context."""
         self.command, self.may_query = spec.full_name, spec.atomic
         jobs = {alias: len(waiting) for alias, waiting in self.jobs.waiting.items()}
-        events, begin = len(self.events), object()
+        begin = object()
         # No place in the list: what leaves right after the commit is put before all others.
         self.connection.run_on_commit.append((set(), begin, True))
         try:
@@ -55,13 +56,15 @@ class Gifts:
         except BaseException:
             for alias, waiting in self.jobs.waiting.items():
                 del waiting[jobs.get(alias, 0) :]
-            del self.events[events:]
             self._hooks_since(begin)
             raise
         finally:
             self.may_query = False
-        own = [(sids, named(hook, call.run), True) for sids, hook, _ in self._hooks_since(begin)]
-        self.connection.run_on_commit += own
+        for sids, hook, _ in self._hooks_since(begin):
+            if isinstance(hook, partial) and hook.func == self.events.append:
+                hook()
+            else:
+                self.connection.run_on_commit.append((sids, named(hook, call.run), True))
 
     def _hooks_since(self, begin: object) -> list[Any]:
         """Take the callbacks that were added, off the list."""
@@ -79,7 +82,9 @@ class Gifts:
                 f"{self.using!r}: it would not be atomic. Publish from a subscription on its "
                 "versions."
             )
-        self.events.append((log, checked(event, log)))
+        # Until the command ends it is dropped as a callback is, with a savepoint of the handler's.
+        take = partial(self.events.append, (log, checked(event, log)))
+        after_commit(take, using=self.using)
 
     def write(self) -> None:
         """Write the events and the jobs into the open transaction."""

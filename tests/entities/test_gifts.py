@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 from django.db import transaction
@@ -117,6 +117,26 @@ def test_an_atomic_command_gives_after_those_before_it(
     assert written()[0] == [[n, 0] for n in range(4)]
     events = Event.objects.using(alias).filter(stream="s").order_by("version")
     assert [event.data["number"] for event in events] == [0, 1, 2, 3]
+
+
+@commits
+def test_what_an_atomic_command_gives_goes_with_its_own_savepoints(
+    alias, account, ask, declare, add, written
+):
+    def give(self):
+        self.publish("kept")
+        for undone in (True, False):
+            with suppress(ZeroDivisionError), transaction.atomic(using=alias):
+                self.stage(add, [undone, 0])
+                self.publish("undone" if undone else "kept", stream="b")
+                assert not undone or 1 / 0
+        savepoint = transaction.savepoint(using=alias)
+        self.publish("undone")
+        transaction.savepoint_rollback(savepoint, using=alias)
+
+    declare(give, atomic=True)
+    ask("give")
+    assert written() == ([[False, 0]], [("a", "kept"), ("b", "kept")])
 
 
 @pytest.fixture
