@@ -99,14 +99,16 @@ SELECT COUNT(*) FROM pg_stat_activity
 WHERE datname = current_database() AND query = '<insufficient privilege>'
 """
 
-# The list is a copy of InnoDB's, which is made anew only where it was not read for 0.1 s.
-_MYSQL = """
+# The list has times in the zone of the server, and not in that of the session.
+_STARTED = "CONVERT_TZ(t.trx_started, 'SYSTEM', @@time_zone)"
+# It is a copy of InnoDB's, which is made anew only where it was not read for 0.1 s.
+_MYSQL = f"""
 SELECT t.trx_mysql_thread_id, t.trx_mysql_thread_id = 0, p.user,
-    UNIX_TIMESTAMP() - UNIX_TIMESTAMP(t.trx_started), p.command, LEFT(p.info, 1000)
+    UNIX_TIMESTAMP() - UNIX_TIMESTAMP({_STARTED}), p.command, LEFT(p.info, 1000)
 FROM information_schema.innodb_trx t
 LEFT JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
-WHERE t.trx_mysql_thread_id <> CONNECTION_ID() AND {condition}
-ORDER BY t.trx_started LIMIT {limit}
+WHERE t.trx_mysql_thread_id <> CONNECTION_ID() AND {{condition}}
+ORDER BY t.trx_started LIMIT {LISTED}
 """
 
 
@@ -135,13 +137,13 @@ def long_transactions(*, using: str, seconds: float) -> LongTransactions:
             cursor.execute(_POSTGRES_HIDDEN)
             [hidden] = cursor.fetchone()
         return LongTransactions(found, HIDDEN if hidden else "")
-    return _mysql("t.trx_started < NOW() - INTERVAL %s SECOND", [seconds], using)
+    return _mysql(f"{_STARTED} < NOW() - INTERVAL %s SECOND", [seconds], using)
 
 
 def _mysql(condition: str, params: list[Any], using: str) -> LongTransactions:
     if connections[using].vendor != "mysql":
         return LongTransactions([])
-    sql = _MYSQL.format(condition=condition, limit=LISTED)
+    sql = _MYSQL.format(condition=condition)
     try:
         with transaction.atomic(using=using):  # a savepoint where a transaction is open
             return LongTransactions(_listed(sql, params, using))

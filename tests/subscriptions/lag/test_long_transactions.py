@@ -52,6 +52,22 @@ def test_a_session_that_only_reads_is_named(alias):
     eventually(lambda: pid not in ids(alias, -2), "it has ended")
 
 
+@on("mariadb")
+@pytest.mark.parametrize("zone", ["+05:00", "-05:00"])
+def test_a_session_in_another_zone_than_its_server(alias, zone):
+    """The list has the times of the server's zone, whichever the session is in."""
+    with reading(alias) as other, connections[alias].cursor() as cursor:
+        pid = pid_of(other)
+        cursor.execute("SET time_zone = %s", [zone])
+        try:
+            eventually(lambda: pid in ids(alias, -2), "it is seen")
+            assert pid not in ids(alias, 3600), "it is young"
+            listed = long_transactions(using=alias, seconds=-2).transactions
+            assert [each.seconds < 3600 for each in listed if each.id == pid] == [True]
+        finally:
+            cursor.execute("SET time_zone = DEFAULT")
+
+
 @on("postgres")
 def test_a_prepared_transaction_is_named(alias):
     gid = f"kept-{uuid4().hex}"
