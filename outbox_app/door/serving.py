@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import django.db
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import SuspiciousOperation
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.utils.encoding import escape_uri_path
 from django.views.decorators.cache import cache_control, never_cache
 from django.views.decorators.csrf import csrf_exempt
@@ -67,7 +67,10 @@ def _answered(
         from . import signing
     except InvalidPeer as error:  # the extra is missing
         return _response(503, {"detail": str(error)})
-    body = request.read(peers.LIMITS["bytes"] + 1)
+    try:
+        body = request.read(peers.LIMITS["bytes"] + 1)
+    except UnreadablePostError:  # the caller has given up
+        return _response(400, {"detail": "The body was broken off."})
     if len(body) > peers.LIMITS["bytes"]:
         return _response(413, {})
     if not body and "wsgi.input" in request.META and "Transfer-Encoding" in request.headers:

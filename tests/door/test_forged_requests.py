@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -404,6 +405,19 @@ def test_a_body_without_its_length(alias: str, signer: Any) -> None:
     response = Client().generic("POST", PREPARE, body, headers=headers, CONTENT_LENGTH="")
     assert (response.status_code, response.json()["title"]) == (411, "Length Required")
     assert "Content-Length" in response.json()["detail"]
+
+
+def test_a_body_that_is_broken_off(alias: str, signer: Any) -> None:
+    """Its caller has given up, of which some servers, such as uWSGI, make an error."""
+
+    class Gone(BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError("error during read")
+
+    headers = rfc9421.request("POST", PREPARE, b"{}", signer, keyid="billing-1", content_type=TYPE)
+    options: Any = {"headers": headers, "wsgi.input": Gone()}
+    response = Client().generic("POST", PREPARE, b"{}", **options)
+    assert (response.status_code, "broken off" in response.json()["detail"]) == (400, True)
 
 
 def test_too_large(alias: str, settings: Any, peers: Any, send: Any) -> None:
