@@ -27,7 +27,7 @@ from ..eventlog.insert import chunks
 from ..eventlog.newevent import NewEvent, checked
 from ..eventlog.publish import publish_checked
 from ..eventlog.registry import log_named
-from ..exceptions import PreparedError
+from ..exceptions import NotAtomic, PreparedError
 from ..failpoints import failpoint
 from ..jobs.staging.stage import stage
 from ..models import DatabaseNow, Incident, PreparedEvent
@@ -39,6 +39,7 @@ from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..process.tracing import inside, span_of, start_span
 from ..signals import incident_recorded
 from ..text import get_logger
+from ..transactions import lacks_autocommit
 from .request import content_hash
 
 logger = get_logger("outbox_app.prepared")
@@ -144,7 +145,7 @@ def decide(
             if now:
                 _count(decided, now, by if by in ROUTES else "person", using)
             return answers
-        except (SoftTimeLimitExceeded, *LOST) as error:
+        except (SoftTimeLimitExceeded, NotAtomic, *LOST) as error:
             if len(ids) == 1 or not is_conflict(error) or time.monotonic() > until:
                 raise
         except Exception as error:
@@ -274,6 +275,8 @@ def _in_transaction(step: Callable[[bool], Result], using: str) -> Result:
     The first time a step does not look whether ids are taken: where one is, the unique index raises
     ``IntegrityError``, and the second time it looks. That saves four statements of ten.
     """
+    if lacks_autocommit(connections[using]):
+        raise NotAtomic(f"Autocommit is off on {using!r}: nothing would commit what is recorded.")
     first, until = True, time.monotonic() + LOCK_SECONDS
     while True:
         try:

@@ -12,6 +12,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app.eventlog.publish import publish
+from outbox_app.exceptions import NotAtomic
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event, Incident, PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper
@@ -77,6 +78,23 @@ def test_an_error_of_the_database_is_met_once(alias: str, monkeypatch: Any) -> N
     with pytest.raises(OperationalError, match="server closed"):
         decide(alias, *[(uuid4(), "confirmed") for _ in range(4)])
     assert len(tried) == 1
+
+
+@committing
+def test_with_autocommit_off_nothing_is_said_to_be_recorded(alias: str) -> None:
+    """A sender would commit, and what it has prepared would be gone with the request."""
+    given = request()
+    prepare(alias, given)
+    connections[alias].set_autocommit(False)
+    try:
+        with pytest.raises(NotAtomic, match="nothing would commit"):
+            prepare(alias, request())
+        with pytest.raises(NotAtomic, match="nothing would commit"):
+            decide(alias, (given.event_id, "confirmed"))
+    finally:
+        connections[alias].rollback()
+        connections[alias].set_autocommit(True)
+    assert [row.state for row in PreparedEvent.objects.using(alias).all()] == ["prepared"]
 
 
 @committing
