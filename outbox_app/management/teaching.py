@@ -10,6 +10,7 @@ import getpass
 import inspect
 import json
 import logging
+import signal
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -110,8 +111,15 @@ class TeachingCommand(BaseCommand):
         """Run what returns an exit code, and exit with it; ``database`` is its ``using``."""
         names = inspect.signature(function).parameters.keys() & options.keys()
         given = {name: options[name] for name in names}
-        with nullcontext() if "write" in given else self.logging():
-            code = function(using=options["database"], **given)
+        before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            with nullcontext() if "write" in given else self.logging():
+                code = function(using=options["database"], **given)
+        finally:  # the code that has called it goes on, and is to be stopped as before
+            for number, handler in before.items():
+                is_changed = handler not in (None, signal.getsignal(number))
+                if is_changed and not self._called_from_command_line:  # type: ignore[attr-defined]
+                    signal.signal(number, handler)
         if code:
             raise SystemExit(code)
 

@@ -219,6 +219,15 @@ def test_a_part_is_stopped_while_it_pauses(monkeypatch: pytest.MonkeyPatch, runn
     assert part.code == 3
 
 
+@pytest.mark.parametrize("command", ["run_outbox", "drain_outbox", "run_subscriptions"])
+def test_a_command_that_code_calls_leaves_its_signal_handlers(alias: str, command: str) -> None:
+    """Or a worker, or a run of tests, could not be stopped any more."""
+    subscriber("some")(print)
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    call_command(command, "--once", "--database", alias)
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+
+
 @pytest.mark.parametrize("by_database", [False, True], ids=["setting", "database"])
 def test_the_retention_goes_on_after_a_kind_that_fails(
     alias: str, settings: Any, seen_by: Any, caplog: pytest.LogCaptureFixture, by_database: bool

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
@@ -44,12 +43,11 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(alias: str, logged: StringIO) -> Iterator[Run]:
+def run(alias: str, logged: StringIO) -> Run:
     """``run("outbox_dead", "list", times=1)``: what the command and its loggers have written.
 
     ``times``: how often the hostile text has to be in it, escaped.
     """
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
 
     def make(name: str, *arguments: str, times: int = 0) -> str:
         out = StringIO()
@@ -63,9 +61,7 @@ def run(alias: str, logged: StringIO) -> Iterator[Run]:
         assert_harmless(written, times=times)
         return written
 
-    yield make
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return make
 
 
 @pytest.fixture
