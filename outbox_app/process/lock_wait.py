@@ -75,8 +75,11 @@ def atomic_with_lock_wait(
             yield
     finally:
         _nesting.depth = depth - 1
+        # After a deadlock Django refuses statements, and the session is the caller's.
+        broken, connection.needs_rollback = connection.needs_rollback, False
         with suppress(django.db.Error), connection.cursor() as cursor:  # it may be gone
             cursor.execute(f"SET SESSION innodb_lock_wait_timeout = @outbox_lock_wait_{depth}")
+        connection.needs_rollback = broken
 
 
 def sqlstate(error: Exception) -> str | None:

@@ -73,3 +73,23 @@ def test_a_wait_is_bounded_by_the_session_on_mysql(
     """MySQL knows no ``SET STATEMENT``."""
     monkeypatch.setattr(connections[alias], "mysql_is_mariadb", False)
     wait_twice(alias)
+
+
+@on("mariadb")
+def test_a_session_is_as_it_was_where_the_callers_transaction_is_undone(
+    alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a deadlock, after which Django refuses statements until the caller's block ends."""
+    connection = connections[alias]
+    monkeypatch.setattr(connection, "mysql_is_mariadb", False)
+    before = session(alias)
+
+    def fail() -> None:
+        with transaction.atomic(using=alias), atomic_with_lock_wait(1, using=alias):
+            with connection.cursor() as cursor:
+                cursor.execute("ROLLBACK")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert session(alias) == before
