@@ -36,6 +36,15 @@ def answer(alias):
         return cursor.fetchone()
 
 
+def assert_cut(watchdog, alias, link):
+    watchdog.limit = 0.5
+    with watchdog.watching():
+        assert answer(alias) == (1,)
+        link.mode = "blackhole"
+        with pytest.raises(django.db.Error):
+            answer(alias)
+
+
 def test_statement_without_an_answer_is_cut(behind_a_proxy):
     alias, link = behind_a_proxy
     watchdog = Watchdog(using=alias, limit=0.5)
@@ -69,24 +78,14 @@ def test_a_replica_is_cut_too(behind_a_proxy):
     subscriber("late", by_time=True, on_gap="park", read_from=alias)(print)
     subscriber("wrong", by_time=True, on_gap="park", read_from="nowhere")(print)
     watchdog = Runner([subscriber_named("late"), subscriber_named("wrong")])._watchdog
-    watchdog.limit = 0.5
-    with watchdog.watching():
-        assert answer(alias) == (1,)
-        link.mode = "blackhole"
-        with pytest.raises(django.db.Error):
-            answer(alias)
+    assert_cut(watchdog, alias, link)
 
 
 def test_an_inbox_that_is_pruned_elsewhere_is_cut_too(behind_a_proxy, settings):
     alias, link = behind_a_proxy
     settings.OUTBOX = {**settings.OUTBOX, "INBOX_DATABASE": alias}
     watchdog = Retention(using="default")._watchdog
-    watchdog.limit = 0.5
-    with watchdog.watching():
-        assert answer(alias) == (1,)
-        link.mode = "blackhole"
-        with pytest.raises(django.db.Error):
-            answer(alias)
+    assert_cut(watchdog, alias, link)
 
 
 @on("postgres", "mariadb")
