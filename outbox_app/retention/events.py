@@ -25,7 +25,7 @@ from django.db.models import F
 from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..eventlog.reader import LogReader, reads_by_time
-from ..eventlog.registry import all_logs, kept_days, log_named
+from ..eventlog.registry import all_logs, kept_days, log_named, sinks
 from ..eventlog.window import TOMBSTONE
 from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused, Unreachable
 from ..models import Cursor, Event, EventLog, ParkedStream, Subscription
@@ -66,7 +66,7 @@ def prune_events(
 
     Args:
         using: Database alias. Default: that of each log.
-        log: Table or label of one log. Default: all; with an archive ``Event``.
+        log: Table or label of one log. Default: all but those of SINK; with an archive ``Event``.
         older_than: Age in days. Default: the setting EVENT_RETENTION_DAYS.
         batch_size: Rows removed at once.
         dry_run: Remove nothing: say how many would be.
@@ -96,6 +96,9 @@ def prune_events(
         removed, refused = 0, []
         for each in all_logs():
             table = each._meta.db_table
+            if each in sinks():  # or what is not archived yet would be lost
+                write(f"left out log={table}: OUTBOX['SINK'] says when its events go")
+                continue
             try:
                 removed += prune_events(using=using, log=table, write=write, **given)
             except (OutboxError, django.db.Error) as error:  # it stops no other log

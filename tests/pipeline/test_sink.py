@@ -23,7 +23,7 @@ from outbox_app.models import DatabaseNow, Event, Lease, Process
 from outbox_app.monitoring.sinking import sink_status
 from outbox_app.pipeline.table import Archive
 from outbox_app.retention import run as retention
-from outbox_app.retention.run import Sink
+from outbox_app.retention.run import Retention, Sink
 from tests.entities.models import Account, AccountVersion
 from tests.patience import eventually
 
@@ -64,6 +64,21 @@ def test_what_is_archived_sinks_and_the_rest_waits_for_the_archive(alias, folder
     assert left() == young
     assert sink.trouble == ""
     assert len(Archive.load(folder, LOG).files()) == 3
+
+
+def test_the_retention_of_events_leaves_a_log_that_sinks_to_its_sink(
+    alias, folder, old, left, settings
+):
+    """Else what the archive has not got yet is lost, as when the archiver stood for days."""
+    settings.OUTBOX = {**settings.OUTBOX, "EVENT_RETENTION_DAYS": 1}
+    positions = old(3)
+    assert Retention(using=alias).run(once=True) == 0
+    output = StringIO()
+    call_command("outbox_prune", "--events", "--older-than=1", stdout=output)
+    assert left() == positions
+    assert f"left out log={LOG}: OUTBOX['SINK'] says when its events go" in output.getvalue()
+    call_command("outbox_prune", "--events", f"--log={LOG}", stdout=output)
+    assert left() == []  # a person says so
 
 
 @pytest.mark.parametrize("command", ["run_subscriptions", "run_outbox"])

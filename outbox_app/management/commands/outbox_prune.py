@@ -52,7 +52,7 @@ class Command(TeachingCommand):
         add("--fences", action="store_true", help="remove old fences; needs --database")
         add("--events", action="store_true", help="remove old events")
         add("--archived", metavar="DIR", help="remove old events that are in this archive")
-        log = "table of one log (default: with --events all, with --archived outbox_event)"
+        log = "table of one log (default: all but those of SINK; with --archived outbox_event)"
         add("--log", metavar="LOG", help=log)
         age = (
             "age of what is removed, at least 1 (default: that of the kind in OUTBOX: 30 by "
