@@ -137,7 +137,7 @@ class VersionConflict(PublishRefused):
         current: Its version now; 0 where it has no event.
     """
 
-    def __init__(self, message: str, *, stream: str, current: int) -> None:
+    def __init__(self, message: str = "", *, stream: str = "", current: int = 0) -> None:
         super().__init__(message)
         self.stream = stream
         self.current = current

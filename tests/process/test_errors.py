@@ -1,0 +1,31 @@
+"""Errors cross processes: pools, parallel tests and result backends make them anew."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+
+from outbox_app import exceptions
+from outbox_app.exceptions import OutboxError, VersionConflict
+
+FACTS: dict[str, Any] = {"VersionConflict": {"stream": "order-1", "current": 3}}
+FACTS |= {"Overloaded": {"retry_after": 5}, "PeerUnavailable": {"sent": False}}
+ERRORS = [
+    error for _, error in inspect.getmembers(exceptions, inspect.isclass)
+    if issubclass(error, OutboxError)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_is_the_same_in_another_process(error: Any) -> None:
+    raised = error("Why.", **FACTS.get(error.__name__, {}))
+    for made in (pickle.loads(pickle.dumps(raised)), copy.copy(raised)):
+        assert (type(made), str(made), vars(made)) == (error, "Why.", vars(raised))
+
+
+def test_an_error_is_made_of_its_words_alone_as_celery_makes_it() -> None:
+    assert str(VersionConflict("Why.")) == "Why."
