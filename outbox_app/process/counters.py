@@ -26,6 +26,7 @@ from typing import Any
 from uuid import uuid4
 
 import django.db
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections
 
 from ..conf import outbox_settings
@@ -244,9 +245,10 @@ def counting(now: datetime, *, using: str) -> Iterator[Minute]:
 def write_shared(
     using: str, samples: Callable[[], Mapping[str, float] | None] = dict[str, float]
 ) -> None:
-    """Write what threads have counted, if that is due, with samples by name. Raises nothing.
+    """Write what threads have counted, if that is due, with samples by name.
 
-    Where the samples are None it waits for another time.
+    Where the samples are None it waits for another time. Raises nothing but the time limit of the
+    task that this thread executes.
     """
     shared = _shared.get(_key(using))
     if shared is None or not shared.is_due or connections[using].in_atomic_block:
@@ -261,6 +263,8 @@ def write_shared(
                 for name, value in found.items():
                     minute.put(name, value)
         shared.write()
+    except SoftTimeLimitExceeded:
+        raise
     except Exception as error:
         logger.warning("Counters were not written database=%s error=%r", using, error)
     finally:

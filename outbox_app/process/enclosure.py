@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import django.db
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections
 
 from ..exceptions import OutboxError, StatementRefused, TransactionEnded
@@ -156,6 +157,8 @@ def _statements(sql: str, vendor: str) -> list[str]:
 def _failure(step: Callable[[str], None], savepoint: Any) -> Exception | None:
     try:
         step(savepoint)
+    except SoftTimeLimitExceeded:  # of the task that this thread executes
+        raise
     except Exception as error:  # of the driver, or Django's where the connection was closed
         return error
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import InternalError, OperationalError, connections, transaction
 
 from outbox_app.exceptions import TransactionEnded
@@ -36,3 +37,21 @@ def test_a_session_that_the_server_ends_as_its_transaction_takes_long(alias, cod
     monkeypatch.setattr(connections[alias], "savepoint_commit", commit)
     with pytest.raises(OperationalError, match="terminating connection"):
         idle()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("step", "raises"), [("commit", False), ("rollback", True)])
+def test_the_time_limit_of_a_task_is_no_fault_of_the_code(alias, step, raises, monkeypatch):
+    """It comes at any moment: also while the savepoint around the code ends."""
+
+    def limited(savepoint):
+        raise SoftTimeLimitExceeded
+
+    def run():
+        with transaction.atomic(using=alias), enclosed("It", using=alias):
+            if raises:
+                raise ValueError
+
+    monkeypatch.setattr(connections[alias], f"savepoint_{step}", limited)
+    with pytest.raises(SoftTimeLimitExceeded):
+        run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connections
 
 from outbox_app.models import Statistic
@@ -170,3 +171,19 @@ def test_rows_of_others_are_left_alone(alias, written, holder):
     written.of(holder).add("published", 5)
     written.write()
     assert totals(alias) == {"published": 8}
+
+
+def test_the_time_limit_of_a_task_ends_the_task(alias, monkeypatch):
+    """It came while what the task has counted was written, as for a database that is slow."""
+
+    def limited(*args, **options):
+        raise SoftTimeLimitExceeded
+
+    with counters.counting(NOW, using=alias) as minute:
+        minute.add("published", 1)
+    shared = counters._shared[counters._key(alias)]
+    monkeypatch.setattr(shared, "_tried_at", float("-inf"))
+    monkeypatch.setattr(counters, "write_figures", limited)
+    with pytest.raises(SoftTimeLimitExceeded):
+        counters.write_shared(alias)
+    assert not shared.writing.locked()
