@@ -20,7 +20,13 @@ from uuid import UUID, uuid4
 
 import django.db
 from celery import current_app
-from celery.exceptions import Retry, WorkerLostError
+from celery.exceptions import (
+    Retry,
+    SoftTimeLimitExceeded,
+    WorkerLostError,
+    WorkerShutdown,
+    WorkerTerminate,
+)
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
@@ -162,9 +168,10 @@ def execute(task_id: str, celery_task: Any) -> None:
     try:
         row = _begin(task_id, worker=f"{request.hostname}:{os.getpid()}")
         error = _attempt(row, request) if row else None
-    except django.db.Error as unavailable:
+    except (SoftTimeLimitExceeded, django.db.Error) as unavailable:
         if request.is_eager:
             raise
+        connections[outbox_alias()].close()  # with CELERY_DB_REUSE_MAX a dead one would stay
         # Celery takes a task that raises for done: its message would be gone.
         retry_later(celery_task, unavailable)
     if error:
@@ -200,14 +207,15 @@ def _attempt(row: Row, request: Any) -> Exception | None:
         returned = task.call(*context, *result.args, **result.kwargs)
         row.return_value = json.dumps(normalize_json(returned))
         _check_size(row)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, WorkerShutdown, WorkerTerminate):
         raise
     except Retry:
-        _take_back(row)
+        with suppress(SoftTimeLimitExceeded, django.db.Error):  # it was sent, once
+            _take_back(row)
         raise
     except BaseException as error:
-        if isinstance(error, SystemExit) and error.code in _TERMINATED:
-            raise  # with its worker: the message is delivered again
+        if _ends_worker(error):
+            raise  # with it: the message is delivered again
         row.status, row.return_value = Row.Status.FAILED, "null"
         path = f"{type(error).__module__}.{type(error).__qualname__}"
         trace = storable("".join(format_exception(error)))[-MOST_CHARACTERS:]
@@ -217,6 +225,11 @@ def _attempt(row: Row, request: Any) -> Exception | None:
     row.status = Row.Status.SUCCESSFUL
     _finish(row, task)
     return None
+
+
+def _ends_worker(error: BaseException) -> bool:
+    is_killed = type(error).__name__ == "GreenletExit"  # of gevent, or eventlet
+    return is_killed or (isinstance(error, SystemExit) and error.code in _TERMINATED)
 
 
 def _take_back(row: Row) -> None:
@@ -237,12 +250,13 @@ def _finish(row: Row, task: Task[..., Any] | None) -> None:
     unfinished = _rows().filter(pk=row.pk, finished_at=None)
     try:
         changed = unfinished.update(**values)
-    except LOST:
+    except (SoftTimeLimitExceeded, *LOST):
         # The connection may have died while the task ran, which is not to run again for that.
         if connections[unfinished.db].in_atomic_block:
             raise
         connections[unfinished.db].close()
-        changed = unfinished.update(**values)
+        changed = unfinished.update(**values)  # or only the answer was lost
+        changed = changed or _rows().filter(pk=row.pk, finished_at=row.finished_at).count()
     if not changed:
         logger.warning("Another attempt has decided the result task_id=%s", row.task_id)
     elif task:

@@ -10,6 +10,8 @@ from uuid import uuid4
 
 import django
 from asgiref.sync import sync_to_async
+from celery.exceptions import WorkerShutdown, WorkerTerminate
+from greenlet import GreenletExit
 
 from outbox_app import idempotent
 from outbox_app.aliases import outbox_alias
@@ -50,6 +52,11 @@ def leave(code: Any) -> None:
 @task()
 def interrupt() -> None:
     raise KeyboardInterrupt
+
+
+@task()
+def end(error: str) -> None:
+    raise {each.__name__: each for each in (WorkerShutdown, WorkerTerminate, GreenletExit)}[error]
 
 
 @task()

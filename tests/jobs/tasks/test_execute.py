@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from queue import Empty
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from celery.exceptions import WorkerLostError
+from celery.exceptions import (
+    SoftTimeLimitExceeded,
+    WorkerLostError,
+    WorkerShutdown,
+    WorkerTerminate,
+)
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connections, transaction
+from greenlet import GreenletExit
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StagedJob, TaskResult
 from outbox_app.testing import run_staged
+from tests import emptying
+from tests.faults.tools import on
 from tests.jobs.tasks import declared
 from tests.jobs.tasks.declared import add, signals
 
@@ -369,3 +379,95 @@ def test_an_attempt_that_only_waits_for_another_delivery_does_not_count(
     assert run(result).state == "SUCCESS"
     result.refresh()
     assert (result.status, result.attempts) == ("SUCCESSFUL", 1)
+
+
+@pytest.mark.parametrize("when", ["begins", "ends"])
+def test_a_time_limit_while_the_database_does_not_answer(
+    alias: str, enqueue: Any, run: Any, when: str
+) -> None:
+    """What has not begun is put off; what has ended is recorded."""
+    result = enqueue(declared.effect, "once")
+
+    def hang(execute: Any, *rest: Any) -> Any:
+        wrappers().clear()
+        raise SoftTimeLimitExceeded
+
+    if when == "ends":
+        set_failpoint("task_ran", lambda: wrappers().append(hang))
+    else:
+        wrappers().append(hang)
+    try:
+        assert run(result).state == ("SUCCESS" if when == "ends" else "RETRY")
+    finally:
+        set_failpoint("task_ran", None)
+    if when == "begins":
+        assert run(result, retries=1).state == "SUCCESS"
+    result.refresh()
+    assert (result.status, result.attempts) == ("SUCCESSFUL", 1)
+    assert Group.objects.using(alias).count() == 1
+
+
+def test_a_result_whose_update_lost_its_answer(
+    alias: str, enqueue: Any, run: Any, heard: list[Any], caplog: Any
+) -> None:
+    result = enqueue(add, 1, 2)
+
+    def lose(execute: Any, sql: str, *rest: Any) -> Any:
+        wrappers().clear()
+        execute(sql, *rest)
+        raise OperationalError("gone away")
+
+    set_failpoint("task_ran", lambda: wrappers().append(lose))
+    try:
+        assert run(result).state == "SUCCESS"
+    finally:
+        set_failpoint("task_ran", None)
+    assert heard == [("task_started", "RUNNING"), ("task_finished", "SUCCESSFUL")]
+    assert "Another attempt" not in caplog.text
+
+
+@on("postgres", "mariadb")
+def test_a_connection_that_is_kept_although_it_is_dead(alias: str, enqueue: Any, run: Any) -> None:
+    """As by Celery with CELERY_DB_REUSE_MAX, which looks at none for so many tasks."""
+    result = enqueue(add, 1, 2)
+    with closing(connections.create_connection(alias)) as other:
+        emptying._end_other_sessions(other)
+    assert run(result).state == "RETRY"
+    assert run(result, retries=1).state == "SUCCESS"
+
+
+def test_a_retry_that_was_sent_is_sent_once(alias: str, enqueue: Any, run: Any, app: Any) -> None:
+    result = enqueue(declared.effect_once, "once")
+
+    noted: list[str] = []
+
+    def away(execute: Any, sql: str, *rest: Any) -> Any:
+        noted.extend([sql] if "outbox_inbox" in sql else [])
+        if noted:
+            raise OperationalError(1205, "Lock wait timeout exceeded; database is locked")
+        return execute(sql, *rest)
+
+    wrappers().append(away)
+    try:
+        with patch("outbox_app.jobs.idempotent._is_race", lambda error: True):
+            assert run(result).state == "RETRY"
+    finally:
+        wrappers().clear()
+    with app.connection_for_read() as connection:
+        queue = connection.SimpleQueue(app.conf.task_default_queue)
+        queue.get_nowait().ack()
+        with pytest.raises(Empty):
+            queue.get_nowait()
+        queue.close()
+
+
+@pytest.mark.parametrize("ended", [WorkerShutdown, WorkerTerminate, GreenletExit])
+def test_a_worker_that_ends_itself_leaves_it_running(
+    alias: str, enqueue: Any, run: Any, ended: Any
+) -> None:
+    """As by a second Ctrl-C, in a pool whose tasks are threads or greenlets of one process."""
+    result = enqueue(declared.end, ended.__name__)
+    with pytest.raises(ended):
+        run(result)
+    result.refresh()
+    assert (result.status, result.errors, result.attempts) == ("RUNNING", [], 1)
