@@ -35,17 +35,25 @@ def atomic_with_lock_wait(
     the alias or the role has.
     """
     connection: Any = connections[using]
-    sets_level = read_committed and connection.get_autocommit()
+    outermost = connection.get_autocommit()
+    sets_level = read_committed and outermost
     if connection.vendor != "mysql":
+        before = None
         with transaction.atomic(using=using):
             if connection.vendor == "postgresql":
                 with connection.cursor() as cursor:
                     if sets_level:
                         cursor.execute(READ_COMMITTED)
                     if seconds is not None:
+                        if not outermost:  # the savepoint's end would leave the caller this bound
+                            cursor.execute("SHOW lock_timeout")
+                            [before] = cursor.fetchone()
                         milliseconds = max(1, round(seconds * 1000))
                         cursor.execute(f"SET LOCAL lock_timeout = {milliseconds}")
             yield
+            if before is not None and not connection.needs_rollback:
+                with connection.cursor() as cursor:
+                    cursor.execute(f"SET LOCAL lock_timeout = '{before}'")
         return
     if sets_level and connection.isolation_level != "read committed":
         with connection.cursor() as cursor:

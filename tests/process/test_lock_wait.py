@@ -93,3 +93,16 @@ def test_a_session_is_as_it_was_where_the_callers_transaction_is_undone(
     with pytest.raises(ZeroDivisionError):
         fail()
     assert session(alias) == before
+
+
+@on("postgres")
+def test_a_callers_transaction_waits_on_as_it_did(alias: str) -> None:
+    with transaction.atomic(using=alias):
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '7s'")
+        with atomic_with_lock_wait(1, using=alias):
+            assert session(alias) == ("1s",)
+        assert session(alias) == ("7s",)
+        with pytest.raises(ZeroDivisionError), atomic_with_lock_wait(1, using=alias):
+            raise ZeroDivisionError
+        assert session(alias) == ("7s",)
