@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,8 @@ def prepare(using: str, *, answer_seconds: float | None = None) -> None:
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return  # as of a scheduler: no signal comes here
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())
 

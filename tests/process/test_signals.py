@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outbox_app.management.commands.outbox_pipeline import _stopped_by_signals
+from outbox_app.process.foreground import stop_on_signals
 from tests import forking
 from tests.patience import eventually, patience
 
@@ -80,3 +82,11 @@ def test_where_a_process_cannot_be_forked(refused: tuple[int, ...], tmp_path: Pa
     finally:
         parent.kill()
     assert log.read_text().count("ended") == 2
+
+
+def test_where_no_signal_comes_none_is_listened_to() -> None:
+    """As in the thread of a scheduler, which calls ``drain_outbox --once``."""
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(stop_on_signals, lambda: None).result()
+    assert signal.getsignal(signal.SIGTERM) == before
