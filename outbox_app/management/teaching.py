@@ -146,7 +146,7 @@ class TeachingCommand(BaseCommand):
         """Ask a person, and refuse where the answer is not yes."""
         try:
             answer = input(f"{question} [y/N] ")
-        except EOFError:
+        except (EOFError, RuntimeError):  # standard input is closed
             answer = ""
         if answer.strip().lower() not in ("y", "yes"):
             raise CommandError("Not confirmed, so nothing was changed. A script gives --noinput.")

@@ -118,6 +118,16 @@ def test_nothing_is_decided_for_an_empty_argument(
     assert states() == ["undecided"] * 2
 
 
+def test_a_closed_standard_input_confirms_nothing(
+    alias: str, doubtful: Any, states: Any, monkeypatch: Any
+) -> None:
+    [id] = doubtful()
+    monkeypatch.setattr("sys.stdin", None)
+    code, text = run("confirm", id, "--reason", "x")
+    assert (code, "Not confirmed, so nothing was changed." in text) == (1, True)
+    assert states() == ["undecided"]
+
+
 def test_what_a_decision_risks_is_asked_first(
     alias: str, doubtful: Any, in_log: Any, states: Any, monkeypatch: Any
 ) -> None:
@@ -226,6 +236,8 @@ def test_extend_lets_senders_be_asked_for_longer(
     for seconds in (0, -1, 15 * 86400):
         with pytest.raises(InvalidArgument, match="PREPARED_MAX_DECIDE_BY"):
             operations.extend(events, seconds, by="ann", reason="x")
+    code, text = run("extend", id, "--for", "0s", "--reason", "x", "--no-input")
+    assert (code, "got 0." in text) == (2, True)
 
 
 def test_a_person_with_the_name_of_a_route_is_told_from_it(alias: str, doubtful: Any) -> None:

@@ -146,7 +146,7 @@ class Command(TeachingCommand):
         events = self._selected(**options)
         if options["interactive"]:
             self.confirm(f"Extend {_events(counted(events))}?")
-        seconds = time and time.total_seconds()
+        seconds = None if time is None else time.total_seconds()
         count = operations.extend(events, seconds, by=self.user, reason=options["reason"])
         self.write(f"Extended {_events(count)}.")
 
