@@ -131,7 +131,7 @@ def _is_meant(app: Any, name: str, args: Any, kwargs: Any, options: dict[str, An
         return True
     if own_mode(app, called_for(name, args, kwargs)) == "send":
         return True
-    return comes_before_an_error(name, args, options)
+    return comes_before_an_error(options)
 
 
 def _caller() -> FrameType:

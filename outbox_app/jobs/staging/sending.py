@@ -14,14 +14,17 @@ autocommit off, outside ``atomic()``                   refused: it would be sent
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from functools import wraps
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.app import amqp as celery_amqp
+from celery.app.task import Task
 from django.apps import apps
 from django.db import connections
 
@@ -42,7 +45,7 @@ logger = get_logger("outbox_app.shadow")
 # Every hook on Celery; each says why where it is made:
 #
 #   here                Celery.send_task, producer_or_acquire, producer_pool and backend; the class
-#                       of a plain app that ``stage()`` was given
+#                       of a plain app that ``stage()`` was given; Task.on_replace of all apps
 #   results             on_task_call, on_chord_part_return, add_pending_result, wait_for_pending,
 #                       _wait_for_pending and iter_native of a result backend
 #   producer            send_task_message and create_task_message of ``app.amqp``
@@ -74,6 +77,8 @@ _NOT_FORCED = ForcedStaging()
 _forced = ContextVar("outbox_app_forced", default=_NOT_FORCED)
 #: Inside ``send_task``: whether the call is staged.
 _staging_now: ContextVar[bool | None] = ContextVar("outbox_app_staging_now", default=None)
+#: Inside ``Task.replace()``, which raises when it has sent.
+_replacing: ContextVar[bool] = ContextVar("outbox_app_replacing", default=False)
 
 
 def force_staging(
@@ -123,14 +128,14 @@ class StagingMixin:
         task_kwargs = args[1] if len(args) > 1 else options.get("kwargs")
         using = ours.get("using")
         mode = self.outbox_mode(name, task_args, task_kwargs)
-        alias = None if by_hand else self._alias_to_stage(name, task_args, using, options, mode)
+        alias = None if by_hand else self._alias_to_stage(name, using, options, mode)
         if ours.get("ordering_key") and mode != "shadow":
-            self._check_order(name, task_args, alias if mode == "stage" else None, options)
+            self._check_order(name, alias if mode == "stage" else None, options)
         record = None
         if alias is not None:
             options["producer"] = self._staging(name, ours, options, using=alias, mode=mode)
         elif mode == "shadow" and not by_hand:
-            options["producer"] = record = self._recording(name, task_args, ours, options)
+            options["producer"] = record = self._recording(name, ours, options)
         send: Any = super().send_task  # type: ignore[misc]
         with let(_staging_now, alias is not None), record or nullcontext():
             result = send(name, *args, **options)
@@ -157,14 +162,14 @@ class StagingMixin:
         )
 
     def _recording(
-        self, name: str, args: Any, ours: dict[str, Any], options: dict[str, Any]
+        self, name: str, ours: dict[str, Any], options: dict[str, Any]
     ) -> ShadowProducer | None:
         """Return a producer that records what staging would do; None where that would send, too."""
         refused = ""
         try:
             using = ours.get("using") or outbox_alias()
             if not is_expected(name):
-                alias = self._alias_to_stage(name, args, ours.get("using"), options, "stage")
+                alias = self._alias_to_stage(name, ours.get("using"), options, "stage")
                 if alias is None or not is_atomic(alias):
                     return None
             self._check(name, options)
@@ -211,11 +216,11 @@ class StagingMixin:
         return mode_of(self, name, args, kwargs) if self._stages_calls() else "send"
 
     def _alias_to_stage(
-        self, name: str, args: Any, using: str | None, options: dict[str, Any], mode: Mode
+        self, name: str, using: str | None, options: dict[str, Any], mode: Mode
     ) -> str | None:
         """Return the alias to stage on, or None to send."""
         forced = _forced.get().using
-        if not forced and (not self._stages_calls() or comes_before_an_error(name, args, options)):
+        if not forced and (not self._stages_calls() or comes_before_an_error(options)):
             return None
         alias = using or forced or outbox_alias()
         if mode != "stage":
@@ -236,7 +241,7 @@ class StagingMixin:
         follows = options.get("parent_id") or is_chord_part.get()
         return bool(follows or (worker and _follow_up.get()))
 
-    def _check_order(self, name: str, args: Any, alias: str | None, options: Any) -> None:
+    def _check_order(self, name: str, alias: str | None, options: Any) -> None:
         """Refuse an ordering key where the call is sent: it would overtake what is staged.
 
         What a worker sends by itself is sent all the same, or the work would be lost.
@@ -246,7 +251,7 @@ class StagingMixin:
             return
         if not self._stages_calls() or self._follows_a_task(options):
             return
-        if not comes_before_an_error(name, args, options):
+        if not comes_before_an_error(options):
             raise NotAtomic(
                 f"{name} was called with an ordering_key where it is sent at once, ahead of those "
                 "that are staged with it. Open atomic() on the outbox's database, without "
@@ -326,13 +331,22 @@ def make_stageable(app: Any) -> Any:
     return app
 
 
-def comes_before_an_error(name: str, args: Any, options: dict[str, Any]) -> bool:
-    # retry() and replace() raise after they have sent, so a row would be rolled back with the
-    # caller's transaction. Where a task is replaced by a chord that is polled, the body tells.
-    if name == "celery.chord_unlock" and not options.get("retries"):
-        with suppress(LookupError, TypeError):  # called by hand, with anything
-            options = {**args[1]["options"]}
-    return bool(options.get("retries") or options.get("replaced_task_nesting"))
+def comes_before_an_error(options: Mapping[str, Any]) -> bool:
+    """Say whether ``retry()`` or ``replace()`` sends: they raise then, so a row would be undone."""
+    return bool(options.get("retries") or _replacing.get())
+
+
+def _sending_at_once(on_replace: Callable[..., Any]) -> Callable[..., Any]:
+    # Celery marks what it sends for a replacement, but not the tasks of a chain in a chain.
+    @wraps(on_replace)
+    def on_replace_at_once(task: Any, sig: Any) -> Any:
+        with let(_replacing, not task.request.is_eager):
+            return on_replace(task, sig)
+
+    return on_replace_at_once
+
+
+Task.on_replace = _sending_at_once(Task.on_replace)  # type: ignore[method-assign]
 
 
 class _NoNativeDelay:

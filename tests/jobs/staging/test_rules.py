@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 from celery import chain, chord, group
 from celery.contrib.django.task import DjangoTask
+from celery.exceptions import Ignore
 from django.db import transaction
 
 from outbox_app.exceptions import InvalidJob, NotAtomic
@@ -27,6 +28,17 @@ FORMS = {
     "chord": lambda add: chord([add.s(1, 1), add.s(2, 2)], add.s(3)).delay(),
     "chord without a header": lambda add: chord([], add.si(1, 1)).delay(),
     "chunks": lambda add: add.chunks([(1, 1)], 1).group().delay(),
+}
+#: Celery marks the tasks of the outermost chain as a replacement, not those of a chain in it.
+REPLACEMENTS = {
+    "task": lambda add: add.s(1, 1),
+    "group": lambda add: group(add.s(1, 1), add.s(2, 2)),
+    "chord": lambda add: chord([add.s(1, 1), add.s(2, 2)], add.s(3)),
+    "chain": lambda add: add.s(1, 1) | add.s(2),
+    "chain of a chain": lambda add: chain(add.s(1, 1) | add.s(2)),
+    "chain of a chain that ends in a group": lambda add: chain(
+        add.s(1, 1) | group(add.s(2), add.s(3))
+    ),
 }
 #: Where "alias" is such a parameter, and no fixture, the outbox is on "default" all the same.
 on_sqlite = pytest.mark.parametrize("alias", ["default"])
@@ -75,6 +87,25 @@ def test_what_is_sent_on_purpose_before_an_error_leaves_with_a_connection(alias,
 
     assert not staged()
     assert len(sent()) == 1
+
+
+@on_sqlite
+@pytest.mark.parametrize("canvas", REPLACEMENTS.values(), ids=REPLACEMENTS)
+@pytest.mark.parametrize("backend", ["cache+memory://", "file:///tmp"], ids=["counts", "polled"])
+def test_what_replaces_a_task_is_sent_though_its_transaction_is_rolled_back(
+    backend, canvas, alias, app, add, staged, sent
+):
+    app.conf.update(result_backend=backend, task_allow_error_cb_on_chord_header=True)
+    replaced = app.task(name="replaced", bind=True, shared=False)(tasks.bound)
+    rest = {"errbacks": [add.si(8, 8)], "chain": [add.s(9)]}
+    replaced.push_request(id="t-1", called_directly=False, **rest)
+    try:
+        with pytest.raises(Ignore), transaction.atomic(using=alias):
+            replaced.replace(canvas(add))
+    finally:
+        replaced.pop_request()
+
+    assert sent()
 
 
 @pytest.mark.parametrize("form", ["delay", "group", "chord"])
