@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..exceptions import InvalidSchema, Unreachable
+from ..exceptions import InvalidSchema, NoSpark, Unreachable
 from .options import EVENTS, Options
 from .schema import COLUMNS, SCHEMA, SCHEMAS, kind_of, kinds
 
@@ -42,7 +42,13 @@ def connect(options: Options) -> Database:
 
 
 def database_class(options: Options) -> type[Database]:
-    kind: type[Database] = resolve_name(_CLASSES[options.vendor])
+    try:
+        kind: type[Database] = resolve_name(_CLASSES[options.vendor])
+    except ImportError as error:
+        raise NoSpark(
+            f"{error.name}, with which Spark reads {options.vendor}, cannot be imported: pip "
+            "install 'outbox-app[spark]', for MySQL and MariaDB 'outbox-app[mysql]', too."
+        ) from error
     return kind
 
 

@@ -80,8 +80,9 @@ def spark_session(
             f"Pipelines need PySpark, pyarrow and deltalake, and {error.name} cannot be imported: "
             "pip install 'outbox-app[spark]'. Everything else of outbox_app works without."
         ) from error
-    session = SparkSession.getActiveSession()
-    if session is None:
+    if is_running():  # maybe in another thread, which has the active one
+        session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+    else:
         builder = SparkSession.builder.appName(name)
         submitted = "PYSPARK_GATEWAY_PORT" in os.environ
         if not submitted:
@@ -100,12 +101,12 @@ def spark_session(
 
 
 def is_running() -> bool:
-    """Say whether a session is active in this process already, not started by us."""
+    """Say whether Spark runs in this process already, not started by us."""
     try:
-        from pyspark.sql import SparkSession
+        from pyspark import SparkContext
     except ImportError:
         return False
-    return SparkSession.getActiveSession() is not None
+    return SparkContext._active_spark_context is not None
 
 
 def is_local(master: str | None) -> bool:

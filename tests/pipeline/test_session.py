@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.core.management import CommandError, call_command
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from outbox_app.exceptions import NoSpark
 from outbox_app.pipeline import session
-from outbox_app.pipeline.session import is_local, require_java, spark_session
+from outbox_app.pipeline.database import connect
+from outbox_app.pipeline.options import Options
+from outbox_app.pipeline.session import is_local, is_running, require_java, spark_session
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def test_java_home_comes_first(java, monkeypatch, tmp_path):
 def test_a_pipeline_without_java(java, monkeypatch, tmp_path, said):
     java(said) if said else monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     with pytest.raises(CommandError, match=r"Install Java 17.*Everything else") as raised:
         call_command("outbox_pipeline", "archive", "--to", str(tmp_path / "archive"))
     assert raised.value.returncode == 2
@@ -72,10 +75,29 @@ def test_without_pyspark(monkeypatch, name):
         spark_session()
 
 
+@pytest.mark.django_db
+def test_without_the_driver_of_the_database(monkeypatch):
+    """As pyspark, pyarrow and deltalake were installed by hand."""
+    monkeypatch.setitem(sys.modules, "outbox_app.pipeline.databases.sqlite", None)
+    with pytest.raises(NoSpark, match=r"sqlite, cannot be imported: pip install 'outbox-app\[sp"):
+        connect(Options(url="sqlite:///file"))
+
+
 def test_a_session_that_is_there_is_taken_as_it_is(spark):
     assert spark_session(master="local[1]", settings={"spark.app.name": "other"}) is spark
     assert spark.sparkContext.master == "local[2]"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+
+
+def test_a_session_of_another_thread_is_taken_and_left_running(spark):
+    """Spark knows an active session for each thread: it would be stopped as one of the pipeline."""
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(is_running).result()
+        assert (
+            thread.submit(spark_session, settings={"spark.sql.ansi.enabled": "no"}).result()
+            is spark
+        )
+    assert spark.conf.get("spark.sql.ansi.enabled") == "true"
 
 
 def test_settings(monkeypatch):
