@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from py4j.protocol import Py4JNetworkError
 
@@ -27,6 +29,24 @@ def gone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_done_is_done() -> None:
     with pipeline() as run:
         assert run.options.log == "outbox_event"
+
+
+@pytest.mark.django_db
+def test_the_handler_of_ctrl_c_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark's would end a worker in the middle of its work, which ends in its own way."""
+
+    def begin(**_: object) -> Gone:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return Gone()
+
+    monkeypatch.setattr(module, "spark_session", begin)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pipeline():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.django_db

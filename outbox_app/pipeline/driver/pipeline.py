@@ -8,6 +8,7 @@ find it itself, where options of the command say.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -118,6 +119,7 @@ def pipeline(
                 password = connections[each].settings_dict["PASSWORD"]
                 os.environ[_password_variable(each)] = str(password)
     options = log_options(model, using=alias, **given)
+    interrupt: Any = signal.getsignal(signal.SIGINT)
     session = spark_session(master=master, settings=conf)
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -135,6 +137,9 @@ def pipeline(
             # It may be gone: killed, or told to end by the signal that this process was sent, too.
             with suppress(Py4JError, OSError):
                 session.stop()
+            # In the main thread PySpark has put its own handler there.
+            with suppress(ValueError, TypeError):
+                signal.signal(signal.SIGINT, interrupt)
 
 
 def _has_password(using: str) -> bool:
