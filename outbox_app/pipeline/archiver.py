@@ -178,7 +178,7 @@ class Archiver:
             )
             for merged in compact(archive):
                 self.write(f"compacted day={merged.day} rows={merged.rows}")
-        if time.monotonic() - self._vacuumed > VACUUM_SECONDS:
+        if not stopped() and time.monotonic() - self._vacuumed > VACUUM_SECONDS:
             self._vacuumed = time.monotonic()
             if count := archive.vacuum():
                 self.write(f"vacuumed files={count}")

@@ -160,6 +160,20 @@ def test_a_run_beside_one_that_follows(alias, new_log, folder, monkeypatch):
 
 
 @database
+@on("default")
+def test_one_that_is_to_stop_does_not_look_for_old_files(alias, new_log, folder, monkeypatch):
+    """That reads whole days of the archive, and a supervisor kills what takes long to end."""
+    publish_some(alias, 6)
+    vacuumed, said = [], []
+    monkeypatch.setattr(Archive, "vacuum", lambda self: len(vacuumed.append(self) or []))
+    archiver = Archiver(Here(), source(alias), str(folder), max_rows=4, write=said.append)
+    assert archiver.run(lambda: bool(said)) == 4
+    assert vacuumed == []
+    assert archiver.run() == 2
+    assert len(vacuumed) == 1
+
+
+@database
 def test_a_commit_that_is_lost_with_rows_that_were_pruned(alias, new_log, folder):
     """Without its newest commit a table is whole; its rows may be nowhere else."""
     ids = publish_some(alias, 8)
