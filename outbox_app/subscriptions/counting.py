@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 
 from ..eventlog.filter import EventFilter
 from ..eventlog.window import TOMBSTONE
@@ -93,8 +93,14 @@ def drop_pruned(log: type[EventLog], ids: Sequence[int], *, using: str) -> None:
     noted = Cursor.objects.using(using).filter(log=log._meta.db_table, counted__isnull=False)
     for cursor in noted:
         reader = reader_of(cursor, using=using)
-        noted_at = reader.load((cursor.counted or {})["state"])
-        if rows.extra(where=[reader.window.unread(noted_at)]).exists():
+        old = cursor.counted or {}
+        unread = reader.window.unread(reader.load(old["state"]))
+        # What was parked at the note, and skipped since, is counted by its rows, too.
+        skips = Gap.objects.using(using).filter(
+            state=Gap.State.SKIPPED, subscription=cursor.subscription, log=cursor.log,
+            settled_at__gte=datetime.fromisoformat(old["at"]), stream=OuterRef("stream"),
+        )  # fmt: skip
+        if rows.extra(where=[unread]).exists() or rows.filter(Exists(skips)).exists():
             noted.filter(pk=cursor.pk).update(counted=None)
 
 

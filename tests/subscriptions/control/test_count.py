@@ -236,6 +236,21 @@ def test_a_prune_drops_only_counts_of_what_goes(alias, published, run, shop, fig
     assert Cursor.objects.using(alias).get().counted is None
 
 
+def test_a_prune_of_what_was_discarded_is_no_loss(alias, published, run, shop):
+    """It was counted as parked when counting began, and as skipped since."""
+    shop("b", on_error="park")
+    published("b", "a")
+    for _ in range(3):
+        Cursor.objects.using(alias).update(retry_at=None)
+        run("shop")
+    begin(alias)
+    discard_stream("shop", "b", by="a", reason="b", using=alias)
+    Event.objects.using(alias).update(recorded_at="2020-01-01T00:00Z")
+    assert prune_events(using=alias, log="outbox_event", older_than=1) == 2
+    [found] = count_events("shop", using=alias)
+    assert (found.since, found.difference) == ("", 0)
+
+
 def test_other_types_are_another_count(alias, published, run, shop):
     shop(types=["made"])
     published("a")
