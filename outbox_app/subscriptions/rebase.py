@@ -28,7 +28,7 @@ from ..eventlog.transaction_ids import (
     require_unwritten,
 )
 from ..exceptions import DamagedCursor, InvalidArgument, ReadRefused, ReplayRefused
-from ..models import Cursor, EventLog
+from ..models import Cursor, EventLog, ParkedStream
 from ..process.preflight import require_migrated
 from ..text import Write, get_logger
 from .cursors import is_stopped
@@ -163,6 +163,9 @@ def _apply(plan: Plan, *, using: str, dry_run: bool, upgraded: bool, write: Writ
                 counted=None,
                 error=cursor.error if is_stopped(cursor) else "",
             )
+        # From here on their events are given positions that were given out before.
+        parked = ParkedStream.objects.using(using).filter(log=table, position__gt=plan.last)
+        parked.update(position=plan.last + 1)
     write(f"rebased log={table} last_id={plan.last} cursors={len(plan.moves)}")
 
 

@@ -15,6 +15,7 @@ from outbox_app import subscriber
 from outbox_app.checks.logs import check_log_tables
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import Cursor, Event
+from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import rebase_outbox
 from tests.faults.tools import on
 
@@ -115,6 +116,30 @@ def test_what_waits_for_a_person_still_does(alias, published, run, seen, error, 
     rebase()
     cursor = Cursor.objects.using(alias).get()
     assert (cursor.error, cursor.counted) == (left, None)
+
+
+@on("default", "mariadb")
+def test_a_parked_stream_of_what_is_gone_is_not_pruned(alias, published, run):
+    """Its next event gets a position that is lower than that at which it was parked."""
+    poison = ["b"]
+
+    @subscriber("parks", on_error="park")
+    def handle(events):
+        if any(event.stream in poison for event in events):
+            raise ValueError
+
+    published("a", "c", "b")
+    for _ in range(3):
+        Cursor.objects.using(alias).update(retry_at=None)
+        run("parks")
+    cut(alias, Event.objects.using(alias).order_by("id")[0].pk)
+    rebase()
+    published("b", "c")
+    run("parks")
+    rows = Event.objects.using(alias)
+    rows.update(recorded_at="2020-01-01T00:00Z")
+    assert prune_events(using=alias, log="outbox_event", older_than=1) == 1
+    assert list(rows.order_by("id").values_list("stream", flat=True)) == ["b", "c"]
 
 
 @on("default")
