@@ -16,7 +16,6 @@ from math import gcd
 from operator import attrgetter
 from typing import Any
 
-from django.db import transaction
 from django.db.models import Exists
 
 from ..eventlog.newevent import slice_of
@@ -24,6 +23,7 @@ from ..eventlog.reader import LogReader
 from ..exceptions import ReadRefused
 from ..failpoints import failpoint
 from ..models import Cursor, ParkedStream, Subscription
+from ..process.lock_wait import atomic_with_lock_wait
 from .cursors import PartitionsDiffer, is_stopped
 from .handling import decided, joined
 from .subscriber import Subscriber
@@ -50,7 +50,8 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
         states = {table: states_of(readers[table], known.filter(log=table)) for table in readers}
         ends = {table: readers[table].window.move(None, states[table]).dump() for table in readers}
         failpoint("ends_read")
-        with transaction.atomic(using=using):
+        # A snapshot from before the locks would not show what a page that it waits for has parked.
+        with atomic_with_lock_wait(None, using=using, read_committed=True):
             row = rows.select_for_update().get()
             numbers = {row.partitions, *differ.values_list("partitions", flat=True)}
             if numbers == {wanted}:

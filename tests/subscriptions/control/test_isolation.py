@@ -8,8 +8,12 @@ import pytest
 from django.db import connections
 
 from outbox_app import subscriber
+from outbox_app.eventlog.newevent import slice_of
 from outbox_app.models import ParkedStream
 from outbox_app.subscriptions import control
+from outbox_app.subscriptions.repartition import adopt_partitions
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import on
 from tests.patience import patience
 
@@ -74,3 +78,53 @@ def test_a_stream_that_is_parked_while_a_reset_waits_comes_again(
     run("shop")
     assert not ParkedStream.objects.using(alias).exists()
     assert seen == ["last", "bad", "last"]
+
+
+@on("postgres", "mariadb")
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+def test_a_stream_that_is_parked_while_the_number_of_partitions_changes(
+    alias, published, run, request, level
+):
+    """The page of the old number commits after the new code has looked, and before it writes."""
+    seen, errors, locks, threads = [], [], threading.Event(), []
+    bad = next(name for name in map(str, range(99)) if slice_of(name) % 2)
+
+    def note(execute, sql, params, many, context):
+        if "outbox_cursor" in sql and "FOR UPDATE" in sql:
+            locks.set()
+        return execute(sql, params, many, context)
+
+    def adopt():
+        try:
+            with connections[alias].execute_wrapper(note):
+                adopt_partitions(subscriber_named("shop"), using=alias)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connections[alias].close()
+
+    def handle(events):
+        streams = [event.stream for event in events]
+        if bad in streams and not seen:
+            raise ValueError
+        if len(events) == 1 and not threads:  # event by event: the stream is parked by now
+            subscriber("shop", on_error="park", partitions=2)(handle)
+            threads.append(threading.Thread(target=adopt))
+            threads[0].start()
+            assert locks.wait(patience())
+        seen.extend(streams)
+
+    subscriber("shop", on_error="park")(handle)
+    published(bad, "last")
+    old = Runner([subscriber_named("shop")])
+    run("shop")
+    run("shop")
+    if level == "repeatable read":
+        request.getfixturevalue("repeatable_read")
+    old.run(once=True)
+    [thread] = threads
+    thread.join(patience())
+    assert not errors
+    assert ParkedStream.objects.using(alias).get().partition == 1
+    published(bad)
+    assert run("shop") == 0
