@@ -101,13 +101,16 @@ class Parking:
     def repark(
         self, parked: ParkedStream, error: BaseException, events: list[RecordedEvent]
     ) -> None:
-        """Leave it parked: it failed again. The event is kept with the error, where it is known."""
+        """Leave it parked, as it failed again, unless a person has moved it meanwhile.
+
+        The event is kept with the error, where it is known.
+        """
         values: dict[str, Any] = {"released": False, "error": described(error)}
         if len(events) == 1:
             [event] = events
             values["failed_event"] = evidence(event, error)
             values |= {"version": event.version, "position": event.id}
-        ParkedStream.objects.using(self.using).filter(pk=parked.pk).update(**values)
+        parked.compare_and_set(**values)
 
     def due(self, log: str, streams: Sequence[str]) -> list[ParkedStream]:
         """Return the streams of a log that a person has released, and these ones. No statement

@@ -16,6 +16,7 @@ from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream, Subs
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.counting import count_events
+from outbox_app.subscriptions.parking import Parking
 from outbox_app.subscriptions.skips import discard_stream, skip_event, skip_gap
 from outbox_app.subscriptions.version_gaps import give_up
 from tests.eventlog.sessions import Session
@@ -188,6 +189,27 @@ def test_the_event_at_which_a_released_stream_fails_again_can_be_skipped(alias, 
     skip_event("shop", place, by="ann", reason="why", using=alias)
     run("shop")
     assert not ParkedStream.objects.using(alias).exists()
+
+
+def test_a_skip_outlasts_the_attempt_that_fails_meanwhile(
+    alias, published, run, shop, skip, monkeypatch
+):
+    """A person skips the event while its released stream is tried, and waits for that."""
+    shop("s1", on_error="park")
+    published("s0", "s1")
+    for _ in range(3):
+        run("shop")
+    repark = Parking.repark
+
+    def skip_first(self, *args):
+        skip("s1")
+        repark(self, *args)
+
+    monkeypatch.setattr(Parking, "repark", skip_first)
+    control.release("shop", using=alias)
+    run("shop")
+    assert not ParkedStream.objects.using(alias).exists()
+    assert effects(alias) == ["s0@1"]
 
 
 @pytest.mark.parametrize("moved", [{"last": 3}, {"first": 3}])
