@@ -222,7 +222,7 @@ class Rebuild:
             failpoint("rebuild_copied")
             for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
                 own = cursors.filter(log=reader.table)
-                own.move(state=end.dump(), position=position, counted=None)
+                own.move(state=end.dump(), position=position, counted=None, failed_event=None)
             ParkedStream.objects.using(using).filter(subscription=self.name).delete()
             gaps = Gap.objects.using(using).filter(subscription=self.name)
             gaps.filter(kind=Gap.Kind.VERSION).settle(

@@ -274,6 +274,19 @@ def test_events_that_cannot_be_replayed_leave_the_view(alias, published, run, st
     assert status()["b"][0] == "1 2 3 4"
 
 
+def test_an_event_at_which_the_view_failed_is_over(alias, published, run):
+    bad = declare(StatusOf, "status")
+    published("a")
+    published("b", type="bad")
+    run("status")
+    assert Cursor.objects.using(alias).get().failed_event is None
+    run("status")
+    assert Cursor.objects.using(alias).get().failed_event["stream"] == "b"
+    bad.apply = lambda self, event, row: StatusOf.apply(self, event._replace(type="made"), row)
+    rebuild("status")
+    assert Cursor.objects.using(alias).get().failed_event is None
+
+
 def test_gaps_that_nothing_waits_for_any_more_are_closed(alias, published, run, status):
     declare(StatusOf, "status", on_gap="park")
     published("a", "b", "b", "b")
