@@ -62,9 +62,11 @@ class Partition:
         batch_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         shared: SharedPages | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.subscriber = subscriber
         self.shared = shared
+        self.is_stopping = is_stopping
         self.part = part
         self.using = subscriber.using
         self.batch_size = batch_size or subscriber.batch_size or outbox_settings().PAGE_SIZE
@@ -121,7 +123,7 @@ class Partition:
         try:
             more = self._process_due()
             for at in list(self.cursors):
-                if self.resting:
+                if self.resting or self.is_stopping():
                     return False
                 more |= self._process_page(at)
                 self._id_gaps.look(at.reader, at.state)
@@ -218,7 +220,9 @@ class Partition:
                 kept = joined([each for place, each in skips.items() if place not in here])
             events = [event for event in events if event.id not in skips]
         seen = read if self.gaps.active else events
-        if not seen and (not page.more or (shared and page.rows)) and not self._is_stale(at, page):
+        # One with rows of parked streams alone stores a full page: else all would read it for ever.
+        beside = shared and page.rows and not read
+        if not seen and (not page.more or beside) and not self._is_stale(at, page):
             if shared and page.rows:
                 at.passed = page.state
             # The state is not moved in memory either. A server that crashes may give out again
@@ -262,7 +266,7 @@ class Partition:
         more = False
         for at in list(self.cursors):
             for parked in self.gaps.due(at.reader.table):
-                if self.resting:
+                if self.resting or self.is_stopping():
                     return False
                 more |= self._process_held(at, parked)
         return more

@@ -175,7 +175,11 @@ class SubscriptionWorker:
         self._drop(self._moved_by_hand())
         for part in sorted(owned.difference(self.partitions)):
             self.partitions[part] = Partition(
-                self.subscriber, part, batch_size=self.batch_size, shared=self._shared
+                self.subscriber,
+                part,
+                batch_size=self.batch_size,
+                shared=self._shared,
+                is_stopping=self.is_stopping,
             )
 
     def _release(self, why: str) -> None:

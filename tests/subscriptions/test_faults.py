@@ -14,9 +14,18 @@ from django.db import OperationalError, connections
 
 from outbox_app import subscriber
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Event, InboxEntry, Incident, Process, Subscription
+from outbox_app.models import (
+    Cursor,
+    Event,
+    InboxEntry,
+    Incident,
+    ParkedStream,
+    Process,
+    Subscription,
+)
 from outbox_app.process.enclosure import SwallowedError
 from outbox_app.process.lease import LeaseHolder
+from outbox_app.subscriptions.control import release
 from outbox_app.subscriptions.cursors import CursorConflict, StoredRows
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.runner import Runner
@@ -198,6 +207,25 @@ def test_a_stop_waits_for_no_other_partition(alias, published):
     runner = Runner([subscriber_named("stopped")])
     assert runner.run() == 1
     assert not Process.objects.using(alias).exists()
+
+
+def test_a_stop_waits_for_no_other_stream_that_is_released(alias, published, run):
+    poison = ["a", "b", "c"]
+
+    @subscriber("stopped", on_error="park")
+    def handle(events):
+        if poison:
+            raise ValueError
+        runner.stop()
+
+    published(*poison)
+    for _ in range(3):
+        run("stopped")
+    assert release("stopped", using=alias) == 3
+    poison.clear()
+    runner = Runner([subscriber_named("stopped")])
+    assert runner.run() == 1
+    assert ParkedStream.objects.using(alias).count() == 2
 
 
 @on("postgres", "mariadb")

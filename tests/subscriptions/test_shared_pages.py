@@ -210,6 +210,20 @@ def test_one_has_a_parked_stream(handled, published):
     shared.assert_exact()
 
 
+def test_a_parked_stream_that_fills_pages_is_passed(handled, published):
+    """Nobody handles an event of them, and their state is stored all the same."""
+    shared, [bad] = handled(on_error="park", batch_size=5), streams(3)
+    shared.before[bad] = lambda: (_ for _ in ()).throw(ValueError("bad"))
+    for _ in range(2):
+        published(*ALL)
+        for _ in range(5):
+            shared.wait()
+            shared.turn()
+    published(*[bad] * 30, *ALL)
+    shared.turn(10)
+    assert Incident.objects.using(shared.alias).count() == 3 * (len(ALL) - 1)
+
+
 def test_one_is_taken_by_another_process_in_the_middle(handled, published):
     """Partition 3 lost its lease while the handler of partition 0 ran; it comes back later."""
     shared = handled()
