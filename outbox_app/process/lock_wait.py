@@ -73,20 +73,21 @@ def atomic_with_lock_wait(
             yield
         return
     depth = _nesting.depth = getattr(_nesting, "depth", 0) + 1
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"SET @outbox_lock_wait_{depth} = @@SESSION.innodb_lock_wait_timeout, "
-            f"SESSION innodb_lock_wait_timeout = {max(1, math.ceil(seconds))}"
-        )
     try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SET @outbox_lock_wait_{depth} = @@SESSION.innodb_lock_wait_timeout, "
+                f"SESSION innodb_lock_wait_timeout = {max(1, math.ceil(seconds))}"
+            )
         with transaction.atomic(using=using):
             yield
     finally:
         _nesting.depth = depth - 1
         # After a deadlock Django refuses statements, and the session is the caller's.
         broken, connection.needs_rollback = connection.needs_rollback, False
-        with suppress(django.db.Error), connection.cursor() as cursor:  # it may be gone
-            cursor.execute(f"SET SESSION innodb_lock_wait_timeout = @outbox_lock_wait_{depth}")
+        if connection.connection is not None:  # a new one would have its own bound
+            with suppress(django.db.Error), connection.cursor() as cursor:  # it may be gone
+                cursor.execute(f"SET SESSION innodb_lock_wait_timeout = @outbox_lock_wait_{depth}")
         connection.needs_rollback = broken
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connections, transaction
 
 from outbox_app.models import StreamHead
@@ -106,3 +108,26 @@ def test_a_callers_transaction_waits_on_as_it_did(alias: str) -> None:
         with pytest.raises(ZeroDivisionError), atomic_with_lock_wait(1, using=alias):
             raise ZeroDivisionError
         assert session(alias) == ("7s",)
+
+
+@on("mariadb")
+def test_a_session_is_as_it_was_where_a_time_limit_comes_at_its_bound(
+    alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver returns to Python, and to the limit of a task, once the server has answered."""
+    connection = connections[alias]
+    monkeypatch.setattr(connection, "mysql_is_mariadb", False)
+    before = session(alias)
+
+    def limited(execute: Any, sql: Any, *rest: Any) -> Any:
+        execute(sql, *rest)
+        if "SESSION innodb_lock_wait_timeout = 1" in sql:
+            raise SoftTimeLimitExceeded
+
+    with (
+        connection.execute_wrapper(limited),
+        pytest.raises(SoftTimeLimitExceeded),
+        atomic_with_lock_wait(1, using=alias),
+    ):
+        pass
+    assert session(alias) == before
