@@ -96,7 +96,7 @@ def prune_events(
         removed, refused = 0, []
         for each in all_logs():
             table = each._meta.db_table
-            if each in sinks():  # or what is not archived yet would be lost
+            if each in sinks(using):  # or what is not archived yet would be lost
                 write(f"left out log={table}: OUTBOX['SINK'] says when its events go")
                 continue
             try:

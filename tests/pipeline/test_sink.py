@@ -16,12 +16,14 @@ from django.db.models import QuerySet
 
 from outbox_app import subscriber
 from outbox_app.checks.values import check_settings
+from outbox_app.eventlog import registry
 from outbox_app.eventlog.registry import sinks
 from outbox_app.exceptions import ArchiveRefused, UnknownEntity, Unreachable
 from outbox_app.management import together
 from outbox_app.models import DatabaseNow, Event, Lease, Process
 from outbox_app.monitoring.sinking import sink_status
 from outbox_app.pipeline.table import Archive
+from outbox_app.retention import prune_events
 from outbox_app.retention import run as retention
 from outbox_app.retention.run import Retention, Sink
 from tests.entities.models import Account, AccountVersion
@@ -79,6 +81,15 @@ def test_the_retention_of_events_leaves_a_log_that_sinks_to_its_sink(
     assert f"left out log={LOG}: OUTBOX['SINK'] says when its events go" in output.getvalue()
     call_command("outbox_prune", "--events", f"--log={LOG}", stdout=output)
     assert left() == []  # a person says so
+
+
+def test_the_same_log_in_a_database_in_which_it_does_not_sink_is_pruned(
+    alias, folder, old, left, monkeypatch
+):
+    old(3)
+    monkeypatch.setattr(registry, "log_alias", lambda log: "elsewhere")
+    assert prune_events(using=alias, older_than=1) == 3
+    assert left() == []
 
 
 @pytest.mark.parametrize("command", ["run_subscriptions", "run_outbox"])
