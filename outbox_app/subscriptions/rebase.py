@@ -11,12 +11,13 @@ cursors are refused, so the subscriptions are stopped by an error.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import Value
 from django.db.models.functions import Least
 
-from ..aliases import outbox_alias
+from ..aliases import log_alias
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
 from ..eventlog.state import PostgresState, WindowState
@@ -63,7 +64,7 @@ def rebase_outbox(
     """Make the cursors of a restored database continue, exactly.
 
     Args:
-        using: Database alias. Default: the outbox's.
+        using: Database alias. Default: that of each log.
         log: Table or label of one log. Default: all on the alias.
         last_id: Highest position that is from before. Default: the highest there is. Needs ``log``.
         upgraded: The cluster was made by pg_upgrade: only its name is new.
@@ -78,11 +79,14 @@ def rebase_outbox(
         ReadRefused: It is not known what a cursor has passed. Nothing was changed.
         ReplayRefused: A cursor was moved meanwhile. Nothing of its log was changed.
     """
-    using = using or outbox_alias()
     if last_id is not None and (not log or last_id < 0):
         raise InvalidArgument(
             f"--last-id is a position of one log, at least 0; got {last_id}. Give --log, too."
         )
+    if using is None:
+        own = sorted({log_alias(e) for e in ([log_named(log)] if log else all_logs())})
+        given: Any = {"last_id": last_id, "upgraded": upgraded, "dry_run": dry_run, "write": write}
+        return max(rebase_outbox(using=each, log=log, **given) for each in own)
     require_migrated(using)
     tables = connections[using].introspection.table_names()
     logs = [log_named(log)] if log else [e for e in all_logs() if e._meta.db_table in tables]

@@ -43,7 +43,7 @@ class Command(TeachingCommand):
         )
         add("--upgraded", action="store_true", help=upgraded)
         add("--dry-run", action="store_true", help="change nothing")
-        add("--database", metavar="ALIAS", help="alias (default: the outbox's)")
+        add("--database", metavar="ALIAS", help="alias (default: that of each log)")
 
     def handle(self, **options: Any) -> None:
         self.run(rebase_outbox, write=self.write, **options)

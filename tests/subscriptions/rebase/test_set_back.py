@@ -14,7 +14,7 @@ from django.db.models import F
 from outbox_app import subscriber
 from outbox_app.checks.logs import check_log_tables
 from outbox_app.exceptions import InvalidArgument
-from outbox_app.models import Cursor, Event
+from outbox_app.models import Cursor, Event, StagedJob
 from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import rebase_outbox
 from tests.faults.tools import on
@@ -37,6 +37,16 @@ def seen():
         found.extend((event.stream, event.version) for event in events)
 
     return found
+
+
+class Router:
+    """Has the jobs in one database and the log in another."""
+
+    def __init__(self, jobs: str, log: str) -> None:
+        self.jobs, self.log = jobs, log
+
+    def db_for_write(self, model, **hints):
+        return self.jobs if model is StagedJob else self.log
 
 
 def shifted(snapshot: str, by: int) -> str:
@@ -140,6 +150,21 @@ def test_a_parked_stream_of_what_is_gone_is_not_pruned(alias, published, run):
     rows.update(recorded_at="2020-01-01T00:00Z")
     assert prune_events(using=alias, log="outbox_event", older_than=1) == 1
     assert list(rows.order_by("id").values_list("stream", flat=True)) == ["b", "c"]
+
+
+@on("default", "mariadb")
+@pytest.mark.parametrize("arguments", [[], ["--log", "outbox_event"]])
+def test_a_log_in_another_database_than_the_outbox(
+    alias, published, run, seen, settings, arguments
+):
+    """It is looked at where it lives: its readers have said that this command is to be run."""
+    published("a", "b")
+    run("all")
+    last = Event.objects.using(alias).order_by("id")[0].pk
+    cut(alias, last)
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": None}
+    settings.DATABASE_ROUTERS = [Router("elsewhere", alias)]
+    assert f"rebased log=outbox_event last_id={last} cursors=1" in rebase(*arguments)
 
 
 @on("default")
