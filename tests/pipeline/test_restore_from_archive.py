@@ -16,6 +16,7 @@ from outbox_app import publish, subscriber
 from outbox_app.exceptions import ForeignCursor
 from outbox_app.models import DatabaseNow, Event, EventLog
 from outbox_app.pipeline.archiver import Archiver
+from outbox_app.pipeline.driver.archive_lookup import archived_versions
 from outbox_app.pipeline.driver.pipeline import Pipeline
 from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import subscriber as declared
@@ -153,6 +154,8 @@ def test_columns_of_a_logs_own_and_times_are_put_back(
     before = list(rows.values())
     archiver = Archiver(Here(), source(alias, stays), str(tmp_path / "archive"), write=str)
     archiver.run()
+    found = archived_versions(stays, "stay", folder=str(tmp_path / "archive"), using=alias)
+    assert [{name: getattr(row, name) for name in before[0]} for row in found] == before
     stays.objects.using(alias).filter(pk=before[1]["id"])._raw_delete(alias)
     lost = page["lost"](str(tmp_path / "archive"), log=stays, using=alias)
     assert page["put_back"](lost, log=stays, using=alias) == 1

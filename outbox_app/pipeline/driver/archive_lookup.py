@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
-from django.db.models import Field, JSONField
+from django.db.models import DurationField, Field, GenericIPAddressField, JSONField
 
 from ...exceptions import NoSpark, Unreachable
 from ...models import EntityVersion
@@ -119,6 +119,10 @@ def _python_value(field: Field[Any, Any], value: Any, connection: Any) -> Any:
         return None if value is None else json.loads(value, cls=field.decoder)
     if isinstance(value, datetime):
         value = as_stored(value, connection)
+    elif isinstance(field, DurationField) and isinstance(value, int):
+        value = timedelta(microseconds=value)
+    elif isinstance(field, GenericIPAddressField) and value:
+        value = value.partition("/")[0]  # PostgreSQL writes a mask behind it
     return field.to_python(value)
 
 
