@@ -189,13 +189,13 @@ class MysqlPartitions(MysqlCopy, Partitions):
         return "HASH" if isinstance(field, models.IntegerField) else "KEY"
 
     def is_split(self) -> bool:
-        [*found] = self.run(
-            "SELECT partition_method, REPLACE(partition_expression, '`', ''), count(*) "
-            "FROM information_schema.partitions WHERE table_schema = DATABASE() "
-            "AND table_name = %s GROUP BY 1, 2",
+        found = self.run(
+            "SELECT partition_method, partition_expression FROM information_schema.partitions "
+            "WHERE table_schema = DATABASE() AND table_name = %s",
             [self.table],
-        )
-        return found == [(self.method, self.by, self.shards)]
+        )  # its column is quoted as ANSI_QUOTES says
+        names = [(method, str(by).strip('`"')) for method, by in found]
+        return names == [(self.method, self.by)] * self.shards
 
     def obstacles(self) -> list[str]:
         found = self.run(

@@ -187,9 +187,11 @@ class TableCopy:
 
     def sweep(self) -> None:
         """Remove what a run has left: first the triggers, then the tables that they write to."""
-        names = self.connection.introspection.table_names()
-        left = [name for name in names if name.startswith(self.prefix)]
-        if self.table not in names:
+        small = self.connection.features.ignores_table_name_case  # lower_case_table_names
+        kept = str.lower if small else str
+        names = [kept(name) for name in self.connection.introspection.table_names()]
+        left = [name for name in names if name.startswith(kept(self.prefix))]
+        if kept(self.table) not in names:
             raise OutboxError(f"There is no table {self.table}. Is it one of {left}?")
         self.unwatch()
         for name in left:

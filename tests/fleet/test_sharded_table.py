@@ -24,8 +24,10 @@ from outbox_app.transactions import own_connection
 from tests import forking
 from tests.eventlog.sessions import Session
 from tests.faults.test_pgbouncer import pooler as pooler
+from tests.faults.tools import alias_for
 from tests.patience import patience
 from tests.prepared.test_faults import behind
+from tests.servers import MariaDB
 from tests.splitting import partitions_read, partitions_read_by, run_operation
 
 from .splitter import SHARDS, order_model
@@ -624,6 +626,31 @@ def test_a_table_with_a_name_that_is_long_or_odd(alias, name):
     finally:
         with connections[alias].cursor() as cursor:
             cursor.execute(f"DROP TABLE {connections[alias].ops.quote_name(name)}")
+
+
+def test_names_in_double_quotes_and_in_small_letters(django_db_blocker):
+    """ANSI_QUOTES, and a server on Windows: a table that is split is seen to be."""
+
+    class Visit(models.Model):  # noqa: DJ008
+        shop = models.CharField(max_length=20)
+
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = "split_Visit"
+
+    small = MariaDB(extra_arguments=("--lower-case-table-names=1",))
+    with small as server, django_db_blocker.unblock(), alias_for(server.url) as alias:
+        connection = connections[alias]
+        mode = "SET sql_mode = 'STRICT_TRANS_TABLES,ANSI_QUOTES'"
+        connection.settings_dict["OPTIONS"]["init_command"] = mode
+        with connection.schema_editor(atomic=False) as editor:
+            editor.create_model(Visit)
+        for _ in range(2):
+            run_operation(ShardedTable("Visit", by="shop", shards=3), Visit, alias)
+        with CaptureQueriesContext(connection) as seen:
+            run_operation(ShardedTable("Visit", by="shop", shards=3), Visit, alias)
+        assert not [each["sql"] for each in seen if "CREATE" in each["sql"]]
 
 
 OPERATIONS = [
