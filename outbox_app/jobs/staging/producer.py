@@ -240,8 +240,7 @@ class LazyProducer:
                 "another app, which would be sent at once. Stage the tasks of each app apart."
             )
         if self._real is None:
-            pool = self._app.amqp.producer_pool
-            self._real = self._stack.enter_context(pool.acquire(block=True))
+            self._real = self._stack.enter_context(Celery.producer_or_acquire(self._app))
         return getattr(self._real, name)
 
 

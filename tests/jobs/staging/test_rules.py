@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from celery import chain, chord, group
+from celery import VERSION, chain, chord, group
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Ignore
 from django.db import transaction
+from kombu.exceptions import LimitExceeded, OperationalError
 
 from outbox_app.exceptions import InvalidJob, NotAtomic
 from outbox_app.models import StagedJob
@@ -259,6 +260,23 @@ def test_a_producer_taken_by_hand_publishes_at_once(alias, app, add, staged, sen
         assert not staged()
 
     assert staged() == [[1, 1]], "what is not a raw message is staged when the block ends"
+
+
+@on_sqlite
+@pytest.mark.skipif(VERSION < (5, 7), reason="this Celery waits for a producer without a time-out")
+def test_a_producer_taken_by_hand_is_waited_for_as_long_as_celery_would(alias, app, monkeypatch):
+    app.conf.broker_pool_acquire_timeout = 0.01
+    waited = []
+
+    def acquire(*, timeout=None, **options):
+        waited.append(timeout)
+        raise LimitExceeded(1)
+
+    monkeypatch.setattr(app.amqp.producer_pool, "acquire", acquire)
+    refusal = pytest.raises(OperationalError, match="broker_pool_limit")
+    with transaction.atomic(using=alias), app.producer_or_acquire() as producer, refusal:
+        assert not producer.connection
+    assert waited == [0.01]
 
 
 @on_sqlite
