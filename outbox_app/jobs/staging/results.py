@@ -47,6 +47,7 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
     reply_queue = hasattr(backend, "binding")
     on_task_call, note_part = backend.on_task_call, backend.on_chord_part_return
     subscribe: Any = getattr(backend, "add_pending_result", None)  # not of Celery's class Backend
+    remove: Any = getattr(backend, "remove_pending_result", None)
 
     def on_task_call_unless_staging(producer: Any, task_id: str) -> Any:
         if not staging():
@@ -60,6 +61,10 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
             deferred[id(result)] = result
             return result
         return subscribe(result, *args, **kwargs)
+
+    def remove_pending_result(result: Any) -> Any:
+        deferred.pop(id(result), None)
+        return remove(result)
 
     def wait_for_pending(result: Any, **kwargs: Any) -> Any:
         # One by one: other threads may stage more meanwhile.
@@ -77,6 +82,7 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
     backend.on_chord_part_return = on_chord_part_return
     if subscribe is not None:
         backend.add_pending_result = add_pending_result
+        backend.remove_pending_result = remove_pending_result
     if hasattr(backend, "_wait_for_pending"):  # AsyncBackendMixin: all waiting goes through here
         wait = backend._wait_for_pending
         backend._wait_for_pending = wait_for_pending

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from celery import chain, chord, group
+from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, GroupResult
 from django.db import transaction
 
@@ -49,3 +50,20 @@ def test_results_are_of_the_kind_that_celery_returns(alias, app, add):
     assert type(many) is app.GroupResult
     assert len(many) == 2
     assert isinstance(counted.parent, GroupResult)
+
+
+def test_what_was_forgotten_is_not_subscribed_to_when_another_result_is_waited_for(
+    alias, make_app, redis_url
+):
+    app = make_app("memory://", result_backend=redis_url)
+    add = app.task(name="add", shared=False)(tasks.add)
+    with transaction.atomic(using=alias):
+        forgotten, wanted = group(add.s(1, 1), add.s(2, 2)).delay(), add.delay(3, 3)
+    forgotten.forget()
+
+    with pytest.raises(TimeoutError):
+        wanted.get(timeout=0.01)
+    consumer = app.backend.result_consumer
+    assert consumer.subscribed_to == {consumer._get_key_for_task(wanted.id)}
+    wanted.forget()
+    consumer.stop()
