@@ -19,6 +19,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 from celery import Task
 from celery._state import get_current_task
 from celery.backends.base import DisabledBackend
+from celery.exceptions import Reject
 from celery.local import Proxy
 from django.db import OperationalError, connections, transaction
 from kombu.utils import json
@@ -150,6 +151,8 @@ def retry_later(task: Any, error: Exception) -> NoReturn:
     attempts = task.request.retries + 1
     try:
         raise task.retry(exc=error, countdown=RETRY_SECONDS, max_retries=attempts) from error
+    except Reject as refused:  # the broker does not take it, and must not lose this one
+        raise Reject(refused.reason, requeue=True) from error
     finally:
         # Celery keeps it for ``autoretry_for``, as the limit of all jobs of this task in this
         # process.

@@ -19,6 +19,7 @@ from celery.exceptions import (
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connections, transaction
 from greenlet import GreenletExit
+from kombu import Producer
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StagedJob, TaskResult
@@ -254,6 +255,24 @@ def test_a_database_that_is_away_puts_it_off(
     assert run(result, retries=1).state == "SUCCESS"
     result.refresh()
     assert result.return_value == 3
+
+
+def test_a_database_and_a_broker_that_are_away_leave_the_message_where_it_is(
+    alias: str, enqueue: Any, run: Any
+) -> None:
+    result = enqueue(add, 1, 2)
+
+    def away(*_: Any) -> Any:
+        raise OperationalError("away")
+
+    wrappers().append(away)
+    try:
+        with patch.object(Producer, "publish", side_effect=ConnectionError):
+            delivery = run(result)
+    finally:
+        wrappers().clear()
+    assert delivery.state == "REJECTED"
+    assert delivery.value.requeue
 
 
 def test_eagerly_an_error_of_the_database_is_the_callers(alias: str, app: Any) -> None:
