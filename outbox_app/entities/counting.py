@@ -2,7 +2,7 @@
 
 Counting costs a batch some memory and no statement: the minute is that of its own reading of the
 database's clock. What runs in the caller's transaction is counted when that commits. The counters
-are written after the answers are with their callers. Nothing here raises.
+are written after the answers are with their callers. Nothing here raises but a task's time limit.
 
 Each batch has a span of OpenTelemetry, made when it is answered, with links to its callers' spans.
 It belongs to many traces, so it is the root of one of its own; where no caller's trace is sampled
@@ -61,7 +61,7 @@ def count_after_commit(attempt: Attempt) -> None:
 
 
 def write_if_due(using: str) -> None:
-    """Write the counters, unless that was done lately or a transaction is open. Raises nothing."""
+    """Write the counters, unless that was done lately or a transaction is open."""
     counters.write_shared(using, partial(_samples, using))
 
 
