@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
@@ -26,6 +27,7 @@ from outbox_app.pipeline import parquet as writing
 from outbox_app.pipeline import read
 from outbox_app.pipeline.archive_reader import _has_file_system
 from outbox_app.pipeline.archiver import Archiver
+from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.parquet import (
     first_difference,
     read_batches,
@@ -157,6 +159,20 @@ def test_a_server_that_cuts_results_off(alias, new_log, folder):
 
 @database
 @on("mariadb")
+def test_a_server_that_ends_idle_sessions_soon(alias):
+    """One that has planned an audit has nothing to do for as long as Spark counts."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SET GLOBAL wait_timeout = 30")
+        try:
+            with closing(connect(source(alias))) as planner:
+                [(seconds,)] = planner.run("SELECT @@wait_timeout", [])
+        finally:
+            cursor.execute("SET GLOBAL wait_timeout = DEFAULT")
+    assert seconds == 86400
+
+
+@database
+@on("mariadb")
 def test_batches_of_tombstones_are_archived_without_files(alias, new_log, folder):
     ids = publish_some(alias, 40)
     sealed = Event.objects.using(alias).filter(pk__in=ids[:32])
@@ -172,7 +188,7 @@ def test_batches_of_tombstones_are_archived_without_files(alias, new_log, folder
 @database
 def test_a_stop_is_heard_between_batches(alias, new_log, folder):
     publish_some(alias, 12)
-    answers = iter([False, False, True])
+    answers = iter([False, False, True, True])
     archiver = Archiver(Here(), source(alias), str(folder), max_rows=4)
     assert archiver.run(lambda: next(answers)) == 8
     archive(alias, folder)

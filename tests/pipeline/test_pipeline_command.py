@@ -14,9 +14,12 @@ from pyarrow import parquet
 
 from outbox_app import publish
 from outbox_app.models import Event, Gap, InboxEntry, Statistic, StreamHead
+from outbox_app.pipeline.driver import run
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.table import Archive
 from tests.faults.tools import on
+
+from .harness import cut_off
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -195,6 +198,25 @@ def test_a_connection_that_is_lost_is_no_finding(
         call("audit")
     assert lost.value.returncode == 2
     assert "\n" not in str(lost.value)
+
+
+@on("postgres", "mariadb")
+def test_connections_that_are_idle_for_long_are_cut_off(
+    alias: str, call: Call, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An audit may take hours: what it has found is written all the same."""
+    Event.objects.using(alias).filter(pk=events[4].pk).delete()
+    audit = run.audit
+
+    def audited(*arguments: Any, **options: Any) -> Any:
+        result = audit(*arguments, **options)
+        cut_off(alias)
+        return result
+
+    monkeypatch.setattr(run, "audit", audited)
+    with pytest.raises(CommandError, match="has found 1 defect"):
+        call("audit")
+    assert Gap.objects.using(alias).get().first == events[4].version
 
 
 @on("default")

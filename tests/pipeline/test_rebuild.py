@@ -27,6 +27,7 @@ from tests import forking
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
+from tests.pipeline.harness import cut_off
 from tests.pipeline.here import Here
 from tests.pipeline.rebuilds import (
     damage,
@@ -120,6 +121,16 @@ def test_while_writers_write_and_the_subscription_runs(
         running.join(patience())
     run(name)
     assert not runner.trouble
+    assert rows(alias, name) == rebuilt(alias, name)
+
+
+@on("postgres", "mariadb")
+def test_connections_that_are_idle_for_long_are_cut_off(alias, name, spark_rebuilds):
+    """While Spark reads the log, which takes hours maybe, nothing of the database is held open."""
+    work(alias, 5)
+    run(name)
+    set_failpoint("rebuild_folded", lambda: cut_off(alias))
+    spark_rebuilds(name)
     assert rows(alias, name) == rebuilt(alias, name)
 
 

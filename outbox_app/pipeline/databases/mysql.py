@@ -97,8 +97,11 @@ def _connect(options: Options, level: str, **given: Any) -> Any:
     )
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
-        # Spark may take its time between two batches. A bound of the server would cut rows off.
-        cursor.execute(f"SET SESSION net_write_timeout = 3600, sql_select_limit = {2**64 - 1}")
+        # Spark may take its time, between two batches too. A bound would cut rows off.
+        cursor.execute(
+            "SET SESSION net_write_timeout = 3600, wait_timeout = 86400, "
+            f"sql_select_limit = {2**64 - 1}"
+        )
         if options.statement_timeout:
             seconds = options.statement_timeout
             cursor.execute(

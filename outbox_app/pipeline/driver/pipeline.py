@@ -126,8 +126,7 @@ def pipeline(
 
     from ..database import database_class
 
-    if not connections[alias].in_atomic_block:  # whose end would be lost, and what it has written
-        connections[alias].close()  # it may be long before it is needed again
+    disconnect(alias)
     try:
         yield Pipeline(session, options, model, alias)
     except (PySparkException, Py4JError, OSError, *database_class(options).errors) as error:
@@ -140,6 +139,12 @@ def pipeline(
             # In the main thread PySpark has put its own handler there.
             with suppress(ValueError, TypeError):
                 signal.signal(signal.SIGINT, interrupt)
+
+
+def disconnect(using: str) -> None:
+    """Close the connection of this thread, which may be cut off before it is needed again."""
+    if not connections[using].in_atomic_block:  # whose end would be lost, and what it has written
+        connections[using].close()
 
 
 def _has_password(using: str) -> bool:

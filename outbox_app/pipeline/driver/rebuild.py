@@ -37,6 +37,7 @@ from ...projections.rebuild import Rebuild, failing_as_one, rebuildable, require
 from ...projections.shadow_table import shadow_table
 from ...text import Write, get_logger
 from ..session import reason
+from .pipeline import disconnect
 from .rebuild_fold import columns, load_fold
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class SparkRebuild(Rebuild):
 
         for _ in range(PLANS):
             self.write(f"folding name={self.name} parts={len(self.plan.parts)}")
+            self.ask(self._close)
+            disconnect(self.using)
             folded = self._fold().persist(StorageLevel.DISK_ONLY)
             try:
                 events = int(folded.map(lambda each: each if isinstance(each, int) else 0).sum())

@@ -46,7 +46,7 @@ from ..statistics import (
     write_statistics,
 )
 from .audit_gaps import accepted_gaps, record
-from .pipeline import Pipeline
+from .pipeline import Pipeline, disconnect
 from .rebuild_fold import as_stored
 
 #: Audits that are made, one after the other, where the archive gets on and the log is pruned.
@@ -112,6 +112,8 @@ def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
         archived = None
         if table:
             archived = run.read(end=until), run.read(archive=archive, end=until)
+        accepted = accepted_gaps(run.log, using=run.using)
+        disconnect(run.using)
         lowest = f"SELECT min(id) FROM {offsets.scan.source}"
         result = audit(
             run.read(EVENTS_SCHEMA, end=end),
@@ -121,7 +123,7 @@ def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
             archived=archived,
             lowest=(lambda: database.run(lowest, [])[0][0]) if archive or pruned else None,
             whole=not pruned,
-            accepted=accepted_gaps(run.log, using=run.using),
+            accepted=accepted,
         )
         heads.unpersist()
         if plan and table and plan.lowest and not result.sound and not database.has(plan.lowest):
