@@ -152,7 +152,7 @@ def retry_later(task: Any, error: Exception) -> NoReturn:
     try:
         raise task.retry(exc=error, countdown=RETRY_SECONDS, max_retries=attempts) from error
     except Reject as refused:  # the broker does not take it, and must not lose this one
-        raise Reject(*refused.args[:1], requeue=True) from error
+        raise Reject(refused.args[0], requeue=True) from error
     finally:
         # Celery keeps it for ``autoretry_for``, as the limit of all jobs of this task in this
         # process.
