@@ -209,13 +209,14 @@ def test_connections_that_are_idle_for_long_are_cut_off(
     audit = run.audit
 
     def audited(*arguments: Any, **options: Any) -> Any:
+        cut_off(alias)
         result = audit(*arguments, **options)
         cut_off(alias)
         return result
 
     monkeypatch.setattr(run, "audit", audited)
     with pytest.raises(CommandError, match="has found 1 defect"):
-        call("audit")
+        call("audit", "--pruned")
     assert Gap.objects.using(alias).get().first == events[4].version
 
 

@@ -109,28 +109,36 @@ def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
         start = table.end if table else offsets.beginning()
         offsets.verify(start)
         end, until = offsets.end(start).text, start.text
-        archived = None
-        if table:
-            archived = run.read(end=until), run.read(archive=archive, end=until)
-        accepted = accepted_gaps(run.log, using=run.using)
-        disconnect(run.using)
         lowest = f"SELECT min(id) FROM {offsets.scan.source}"
-        result = audit(
-            run.read(EVENTS_SCHEMA, end=end),
-            log=run.options.log,
-            heads=heads,
-            look_again=lambda: run.read(read="heads"),
-            archived=archived,
-            lowest=(lambda: database.run(lowest, [])[0][0]) if archive or pruned else None,
-            whole=not pruned,
-            accepted=accepted,
-        )
-        heads.unpersist()
-        if plan and table and plan.lowest and not result.sound and not database.has(plan.lowest):
-            table.refresh()
-            if table.end != start:
-                return None
+    archived = None
+    if table:
+        archived = run.read(end=until), run.read(archive=archive, end=until)
+    accepted = accepted_gaps(run.log, using=run.using)
+    disconnect(run.using)
+    result = audit(
+        run.read(EVENTS_SCHEMA, end=end),
+        log=run.options.log,
+        heads=heads,
+        look_again=lambda: run.read(read="heads"),
+        archived=archived,
+        lowest=(lambda: _ask(run, lowest)) if archive or pruned else None,
+        whole=not pruned,
+        accepted=accepted,
+    )
+    heads.unpersist()
+    if (plan and table and plan.lowest and not result.sound
+            and _ask(run, f"{lowest} WHERE id = {plan.lowest}") is None):  # fmt: skip
+        table.refresh()
+        if table.end != start:
+            return None
     return result
+
+
+def _ask(run: Pipeline, sql: str) -> int | None:
+    """Ask the database for a number, by a connection that has not been idle meanwhile."""
+    with closing(connect(run.options)) as database:
+        number: int | None = database.run(sql, [])[0][0]
+        return number
 
 
 def _with_entities(result: Audit, entity: Any, *, using: str) -> Audit:
