@@ -95,13 +95,13 @@ class PostgresPartitions(PostgresCopy, Partitions):
                 )
             self.renamed = list(self._make_indexes())
             for (sql,) in self.run(
-                "SELECT format('GRANT %%s%%s ON %%s TO %%s%%s', privilege_type, these, %s, "
+                "SELECT format('GRANT %%s%%s ON %%s TO %%s%%s', privilege_type, these, %s::text, "
                 "CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END, "
                 "CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END) "
                 "FROM (SELECT relacl, '' FROM pg_class WHERE oid = %s::regclass UNION ALL "
                 "SELECT attacl, format(' (%%I)', attname) FROM pg_attribute "
                 "WHERE attrelid = %s::regclass AND NOT attisdropped) AS of (acl, these), "
-                "aclexplode(acl) UNION ALL SELECT format('COMMENT ON TABLE %%s IS %%L', %s, "
+                "aclexplode(acl) UNION ALL SELECT format('COMMENT ON TABLE %%s IS %%L', %s::text, "
                 "obj_description(%s::regclass, 'pg_class'))",
                 [self.n, self.t, self.t, self.n, self.t],
             ):

@@ -660,6 +660,22 @@ OPERATIONS = [
 each_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=["split", "index"])
 
 
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_parameters_that_the_server_binds(alias, order, monkeypatch):
+    """OPTIONS = {"server_side_binding": True}: each parameter has to have a type."""
+    connection = connections[alias]
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "server_side_binding", True)
+    connection.close()
+    try:
+        three_rows(order, alias)
+        for operation in OPERATIONS:
+            run_operation(operation, order, alias)
+        assert find_by_key(order, number="1", using=alias).place == 2
+    finally:
+        connection.close()
+
+
 def three_rows(order, alias):
     """Make the rows "0" to "2"; return those of the table."""
     rows = order._default_manager.using(alias)
