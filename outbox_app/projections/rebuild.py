@@ -31,6 +31,7 @@ from ..models import Cursor, Gap, ParkedStream, StreamHead, Subscription
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..process.preflight import require_migrated
 from ..subscriptions.cursors import begin
+from ..subscriptions.repartition import lock_cursors
 from ..subscriptions.subscriber import subscriber_named
 from ..text import Write, get_logger
 from .projection import Projection
@@ -215,14 +216,17 @@ class Rebuild:
             # First the cursors, as the pull does: a page in flight is waited for, or finds that its
             # cursor was moved. Then the table: pushes and writers of inline events wait, so the log
             # that is read now holds all that the old rows held.
-            cursors.bump_revision()
+            for each in lock_cursors(self.name, using=using):
+                cursors.filter(pk=each.pk).bump_revision()
+            own = list(cursors)
             self._lock_and_empty()
             ends = self.replay(states)
             rows = self._copy()
             failpoint("rebuild_copied")
             for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
-                own = cursors.filter(log=reader.table)
-                own.move(state=end.dump(), position=position, counted=None, failed_event=None)
+                for each in own:  # by its key: MySQL would lock those of others, too
+                    row = cursors.filter(pk=each.pk, log=reader.table)
+                    row.move(state=end.dump(), position=position, counted=None, failed_event=None)
             ParkedStream.objects.using(using).filter(subscription=self.name).delete()
             gaps = Gap.objects.using(using).filter(subscription=self.name)
             gaps.filter(kind=Gap.Kind.VERSION).settle(

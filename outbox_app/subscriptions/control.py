@@ -39,7 +39,7 @@ from ..process.lock_wait import atomic_with_lock_wait
 from ..text import get_logger
 from ..transactions import own_connection
 from .lag import served
-from .repartition import adopt_partitions, replace_cursors, states_of
+from .repartition import adopt_partitions, lock_cursors, replace_cursors, states_of
 from .start_point import Move, StartPoint, position_of
 from .subscriber import Subscriber, all_subscribers, subscriber_named
 
@@ -322,8 +322,7 @@ def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]
         # Called only where there is no row yet.
         partitions = {"partitions": lambda: subscriber_named(name).partitions}
         row, _ = rows.select_for_update().get_or_create(name=name, defaults=partitions)
-        cursors = Cursor.objects.using(using).select_for_update().filter(subscription=name)
-        yield row, list(cursors.order_by("pk"))
+        yield row, lock_cursors(name, using=using)
 
 
 @contextmanager

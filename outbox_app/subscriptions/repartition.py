@@ -60,8 +60,9 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
                 raise PartitionsDiffer.between(name, before, wanted)
             # From here on no page of the old partitions commits, whichever code handles it.
             by_log: dict[str, dict[int, Cursor]] = defaultdict(dict)
-            for cursor in known.exclude(partitions=wanted).select_for_update().order_by("pk"):
-                by_log[cursor.log][cursor.partition] = cursor
+            for cursor in lock_cursors(name, using=using):
+                if cursor.partitions != wanted:
+                    by_log[cursor.log][cursor.partition] = cursor
             for table, parts in by_log.items():
                 reader, end = readers.get(table), ends.get(table, "")
                 places = _places(subscriber, parts, reader, end)
@@ -74,6 +75,16 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     finally:
         for reader in readers.values():
             reader.close()
+
+
+def lock_cursors(name: str, *, using: str) -> list[Cursor]:
+    """Lock the cursors of a subscription, in the open transaction; return them.
+
+    Each by its key: MySQL would walk a small table, and wait for pages of other subscriptions.
+    """
+    rows = Cursor.objects.using(using).select_for_update()
+    keys = list(rows.filter(subscription=name).values_list("pk", flat=True))  # of an index alone
+    return [rows.get(pk=key) for key in sorted(keys)]
 
 
 def states_of(reader: LogReader, cursors: Iterable[Cursor]) -> list[Any]:
@@ -124,7 +135,8 @@ def replace_cursors(old: list[Cursor], places: list[tuple[str, int]]) -> None:
     skips = [event for each in old for event in decided(each.failed_event)]
     stopped = [each for each in old if is_stopped(each)]
     shared = gcd(len(old), len(places))  # partitions that differ by a multiple have common streams
-    cursors.filter(pk__in=[cursor.pk for cursor in old]).delete()
+    for cursor in old:
+        cursor.delete()
     cursors.bulk_create(
         Cursor(
             subscription=old[0].subscription,

@@ -21,6 +21,7 @@ from outbox_app.subscriptions import control
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import forking
+from tests.eventlog.sessions import Session, execute
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
 from tests.projections.declared import SoldOf, StatusOf, declare
@@ -334,6 +335,30 @@ def test_the_takeover_waits_for_locks_and_gives_up_with_everything_as_it_was(
     assert tables_left(alias) == []
     rebuild("sold")
     assert sold() == right
+
+
+@on("postgres", "mariadb")
+def test_other_subscriptions_go_on_during_the_takeover(
+    alias, run, sold, seen_by, in_thread, monkeypatch
+):
+    """MySQL walks a small table from its beginning, and locks each row that it comes by."""
+    monkeypatch.setattr("outbox_app.projections.rebuild.LOCK_WAIT", 1)
+    monkeypatch.setattr("outbox_app.projections.rebuild.ATTEMPTS", 1)
+    seen = seen_by("other", partitions=4)
+    declare(SoldOf, "sold", partitions=4)
+    sell(alias, 3)
+    run("sold", "other")
+    analyze = "ANALYZE TABLE outbox_cursor" if alias == "mariadb" else "ANALYZE outbox_cursor"
+    execute(alias, analyze)
+    with Session(alias).begin() as page:  # one that takes its time
+        page.sql("UPDATE outbox_cursor SET error = '' WHERE subscription = 'other'")
+        rebuild("sold")
+    sell(alias, 2, seed=1)
+    set_failpoint("rebuild_copied", lambda: in_thread(lambda: run("other")).join(patience()))
+    rebuild("sold")
+    assert len(seen) == 15
+    assert sold() == expected_sold(alias)
+    assert run("sold") == 0
 
 
 def test_a_takeover_whose_outcome_was_lost(alias, run, sold, monkeypatch):

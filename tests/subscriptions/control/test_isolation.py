@@ -11,9 +11,11 @@ from outbox_app import subscriber
 from outbox_app.eventlog.newevent import slice_of
 from outbox_app.models import ParkedStream
 from outbox_app.subscriptions import control
+from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.repartition import adopt_partitions
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
+from tests.eventlog.sessions import Session
 from tests.faults.tools import on
 from tests.patience import patience
 
@@ -78,6 +80,31 @@ def test_a_stream_that_is_parked_while_a_reset_waits_comes_again(
     run("shop")
     assert not ParkedStream.objects.using(alias).exists()
     assert seen == ["last", "bad", "last"]
+
+
+@on("postgres", "mariadb")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_page_of_another_subscription_is_not_waited_for(
+    alias, published, run, seen_by, monkeypatch, parts
+):
+    """MySQL walks a small table from its beginning, and waits for each row that is locked."""
+    monkeypatch.setattr(control, "LOCK_SECONDS", 1)
+    published("a", "b", "c")
+    for name in ("first", "shop", "last"):
+        seen_by(name, partitions=parts)
+        run(name)
+    with Session(alias).begin() as page:
+        page.sql("UPDATE outbox_cursor SET error = '' WHERE subscription <> 'shop'")
+        control.pause("shop", using=alias)
+        control.resume("shop", using=alias)
+        control.replay("shop", "beginning", using=alias)
+        run("shop")
+        module._subscribers.pop("shop")
+        seen = seen_by("shop", partitions=3)
+        control.repartition("shop", using=alias)
+        control.replay("shop", "beginning", using=alias)
+        run("shop")
+    assert len(seen) == 3
 
 
 @on("postgres", "mariadb")
