@@ -66,13 +66,18 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
         deferred.pop(id(result), None)
         return remove(result)
 
-    def wait_for_pending(result: Any, **kwargs: Any) -> Any:
-        # One by one: other threads may stage more meanwhile.
-        for each in [reference() for reference in deferred.valuerefs()]:
-            if each is not None:
-                deferred.pop(id(each), None)
-                subscribe(each, weak=True)
-        return wait(result, **kwargs)
+    def subscribing(wait: Callable[..., Any]) -> Callable[..., Any]:
+        # Before Celery looks which results of a group are there: subscribing may find one.
+        @wraps(wait)
+        def subscribe_and_wait(result: Any, *args: Any, **kwargs: Any) -> Any:
+            # One by one: other threads may stage more meanwhile.
+            for each in [reference() for reference in deferred.valuerefs()]:
+                if each is not None:
+                    deferred.pop(id(each), None)
+                    subscribe(each, weak=True)
+            return wait(result, *args, **kwargs)
+
+        return subscribe_and_wait
 
     def on_chord_part_return(*args: Any, **kwargs: Any) -> Any:
         with let(is_chord_part, True):
@@ -83,12 +88,9 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
     if subscribe is not None:
         backend.add_pending_result = add_pending_result
         backend.remove_pending_result = remove_pending_result
-    if hasattr(backend, "_wait_for_pending"):  # AsyncBackendMixin: all waiting goes through here
-        wait = backend._wait_for_pending
-        backend._wait_for_pending = wait_for_pending
     for name in ("wait_for_pending", "iter_native"):
         if hasattr(backend, name):
-            setattr(backend, name, refuse_waiting(getattr(backend, name)))
+            setattr(backend, name, refuse_waiting(subscribing(getattr(backend, name))))
     return backend
 
 

@@ -10,6 +10,7 @@ from django.db import transaction
 
 from outbox_app.models import StagedJob
 from tests.jobs.staging import tasks
+from tests.patience import patience
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -67,3 +68,19 @@ def test_what_was_forgotten_is_not_subscribed_to_when_another_result_is_waited_f
     assert consumer.subscribed_to == {consumer._get_key_for_task(wanted.id)}
     wanted.forget()
     consumer.stop()
+
+
+def test_a_result_that_came_before_it_was_waited_for_is_one_of_its_group(
+    alias, make_app, redis_url
+):
+    """As where one task is a member of two groups: the first wait has kept what it was told."""
+    app = make_app("memory://", result_backend=redis_url)
+    add = app.task(name="add", shared=False)(tasks.add)
+    with transaction.atomic(using=alias):
+        both = group(add.s(1, 1), add.s(2, 2)).delay()
+    for number, result in enumerate(both.results):
+        told = {"task_id": result.id, "status": "SUCCESS", "result": number, "children": []}
+        app.backend._pending_messages.put(result.id, told)
+
+    assert both.join_native(timeout=patience()) == [0, 1]
+    app.backend.result_consumer.stop()

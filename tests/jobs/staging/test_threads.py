@@ -27,7 +27,7 @@ class Backend:
     def add_pending_result(self, result, weak=False):
         self.subscribed.add(result)
 
-    def _wait_for_pending(self, result): ...
+    def wait_for_pending(self, result): ...
 
 
 class Result:
@@ -74,7 +74,7 @@ def test_two_wrap_one_backend(line):
     with at_line(line, wrap_backend, lambda: wrap().add_pending_result(result)):
         wrap()
     now_staging[0] = False
-    backend._wait_for_pending(result)
+    backend.wait_for_pending(result)
     assert backend.subscribed == {result}
 
 
@@ -92,7 +92,7 @@ def test_one_waits_while_another_stages(line):
         backend.add_pending_result(second)
         now_staging[0] = False
 
-    with at_line(line, backend._wait_for_pending, stage_another):
-        backend._wait_for_pending(first)
-    backend._wait_for_pending(first)
+    with at_line(line, backend.wait_for_pending.__wrapped__, stage_another):
+        backend.wait_for_pending(first)
+    backend.wait_for_pending(first)
     assert backend.subscribed == {first, second}
