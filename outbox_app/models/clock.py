@@ -8,7 +8,8 @@ path: it stays here.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import timezone as fixed
 from typing import Any
 
 from django.conf import settings
@@ -30,7 +31,8 @@ class DatabaseNow(Now):
 def stored(moment: datetime, *, using: str | None = None) -> datetime:
     """Return a time as ``DatabaseNow`` has it, by which it is judged.
 
-    Where ``USE_TZ`` is off that is naive, in the project's zone; on an alias of SQLite in UTC.
+    Where ``USE_TZ`` is off that is naive, in the project's zone; on an alias of SQLite in UTC, and
+    of MySQL in the zone of its session.
     """
     if timezone.is_naive(moment):
         moment = timezone.make_aware(moment, timezone.get_default_timezone())
@@ -44,8 +46,15 @@ def aware(moment: datetime, *, using: str) -> datetime:
 
 def _zone(using: str | None) -> tzinfo:
     """Return the zone of times without one, whichever the request under way has activated."""
-    is_sqlite = using is not None and connections[using].vendor == "sqlite"
-    return UTC if is_sqlite else timezone.get_default_timezone()
+    zone = timezone.get_default_timezone()
+    if using is None or connections[using].vendor == "postgresql":
+        return zone
+    if settings.USE_TZ or connections[using].vendor == "sqlite":
+        return UTC
+    with connections[using].cursor() as cursor:  # the zone of the session, which Django leaves
+        cursor.execute("SELECT TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(), NOW())")
+        offset = timedelta(seconds=cursor.fetchone()[0])
+    return zone if offset == datetime.now(zone).utcoffset() else fixed(offset)
 
 
 def database_time(rows: QuerySet[Any]) -> datetime | None:

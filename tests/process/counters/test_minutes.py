@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.db import connections
@@ -134,12 +135,19 @@ def test_without_time_zones_writer_and_reader_agree(settings, monkeypatch):
 
 @pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
 def test_without_time_zones_an_hour_comes_twice(alias, settings, monkeypatch):
+    """The session is in the project's zone, as far as it can be asked."""
     settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Vienna"
     monkeypatch.setattr(series, "_now", lambda using: datetime(2026, 10, 25, 2, 0, 9, tzinfo=UTC))
     row = {"source": "s", "name": "handled", "dimension": "subscription", "label": "a", "value": 1}
     for minute in (datetime(2026, 10, 25, 2, 59), datetime(2026, 10, 25, 3)):
         Statistic.objects.using(alias).create(minute=minute, **row)
-    assert series.handled(using=alias, minutes=2) == {"a": [0, 1]}
+    offset = f"{datetime.now(ZoneInfo('Europe/Vienna')):%z}"
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SET SESSION time_zone = '{offset[:3]}:{offset[3:]}'")
+        try:
+            assert series.handled(using=alias, minutes=2) == {"a": [0, 1]}
+        finally:
+            cursor.execute("SET SESSION time_zone = DEFAULT")
 
 
 class TestStaged:
