@@ -216,17 +216,18 @@ class Rebuild:
             # First the cursors, as the pull does: a page in flight is waited for, or finds that its
             # cursor was moved. Then the table: pushes and writers of inline events wait, so the log
             # that is read now holds all that the old rows held.
-            for each in lock_cursors(self.name, using=using):
+            own = lock_cursors(self.name, using=using)
+            for each in own:
                 cursors.filter(pk=each.pk).bump_revision()
-            own = list(cursors)
             self._lock_and_empty()
             ends = self.replay(states)
             rows = self._copy()
             failpoint("rebuild_copied")
             for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
+                values = {"state": end.dump(), "position": position}
                 for each in own:  # by its key: MySQL would lock those of others, too
-                    row = cursors.filter(pk=each.pk, log=reader.table)
-                    row.move(state=end.dump(), position=position, counted=None, failed_event=None)
+                    if each.log == reader.table:
+                        cursors.filter(pk=each.pk).move(counted=None, failed_event=None, **values)
             ParkedStream.objects.using(using).filter(subscription=self.name).delete()
             gaps = Gap.objects.using(using).filter(subscription=self.name)
             gaps.filter(kind=Gap.Kind.VERSION).settle(
