@@ -47,8 +47,8 @@ logger = get_logger("outbox_app.shadow")
 #   here                Celery.send_task, producer_or_acquire, producer_pool and backend; the class
 #                       of a plain app that ``stage()`` was given; Task.on_replace of all apps
 #   results             on_task_call, on_chord_part_return, add_pending_result,
-#                       remove_pending_result, wait_for_pending, _wait_for_pending and iter_native
-#                       of a result backend
+#                       remove_pending_result, wait_for_pending and iter_native of a result
+#                       backend
 #   producer            send_task_message and create_task_message of ``app.amqp``
 #   message             outbox_configured_queues of ``app.amqp``
 #   publish_signals     the class of after_task_publish and task_sent
