@@ -41,6 +41,9 @@ from .prune import BATCH_SIZE, check_arguments, remove
 
 logger = get_logger("outbox_app.retention")
 
+#: Rows that one DELETE of MySQL lists.
+LISTED = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Hold:
@@ -232,7 +235,16 @@ def prune_steps(
                 ids = [id for id, *_ in free]
                 if not dry_run:
                     drop_pruned(log, ids, using=using)
-                    rows.filter(pk__in=ids)._raw_delete(using)
+                    if connections[using].vendor != "mysql":
+                        rows.filter(pk__in=ids)._raw_delete(using)
+                    else:  # it would walk a small table, and wait for events in flight
+                        for start in range(0, len(ids), LISTED):
+                            some = ids[start : start + LISTED]
+                            listed = " UNION ALL SELECT ".join(f"{id:d} AS id" for id in some)
+                            cursor.execute(
+                                f"DELETE e FROM (SELECT {listed}) AS d STRAIGHT_JOIN {table} AS e "
+                                "FORCE INDEX (PRIMARY) ON e.id = d.id"
+                            )
                 reached = ids[-1]
         yield len(free), reached, held
         if len(free) < batch_size:
