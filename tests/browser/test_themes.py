@@ -48,8 +48,11 @@ def test_a_theme_that_replaces_the_admin_shows_lines_and_fields(open_page: Any) 
     axis = "getComputedStyle(document.querySelector('.outbox-chart text')).fill"
     assert page.evaluate(axis) == "rgb(238, 238, 238)"
     choose(page, LIST.format("deadjob"), "requeue_selected")
+    reason = page.get_by_label("Reason")
+    reason.wait_for()
+    page.wait_for_load_state()  # with its style sheets
     page.evaluate(REPLACED)
-    for field in (page.get_by_label("Reason"), page.locator(".outbox-ask input[type=submit]")):
+    for field in (reason, page.locator(".outbox-ask input[type=submit]")):
         assert field.evaluate("each => getComputedStyle(each).borderTopWidth") == "1px"
 
 
