@@ -18,7 +18,6 @@ from celery.exceptions import (
 )
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connections, transaction
-from greenlet import GreenletExit
 from kombu import Producer
 
 from outbox_app.failpoints import set_failpoint
@@ -28,6 +27,11 @@ from tests import emptying
 from tests.faults.tools import on
 from tests.jobs.tasks import declared
 from tests.jobs.tasks.declared import add, signals
+
+
+class GreenletExit(BaseException):
+    """As gevent raises it, which is told by its name: it may not be installed."""
+
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.django_db(transaction=True)]
 
