@@ -11,7 +11,6 @@ from uuid import uuid4
 import django
 from asgiref.sync import sync_to_async
 from celery.exceptions import WorkerShutdown, WorkerTerminate
-from greenlet import GreenletExit
 
 from outbox_app import idempotent
 from outbox_app.aliases import outbox_alias
@@ -22,6 +21,10 @@ else:
     from django_tasks import exceptions, signals, task, task_backends
 
 __all__ = ["exceptions", "signals", "task_backends"]
+
+
+class GreenletExit(BaseException):
+    """As gevent raises it; it is told by its name, and gevent may not be installed."""
 
 
 @task()

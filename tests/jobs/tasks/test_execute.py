@@ -26,12 +26,7 @@ from outbox_app.testing import run_staged
 from tests import emptying
 from tests.faults.tools import on
 from tests.jobs.tasks import declared
-from tests.jobs.tasks.declared import add, signals
-
-
-class GreenletExit(BaseException):
-    """As gevent raises it, which is told by its name: it may not be installed."""
-
+from tests.jobs.tasks.declared import GreenletExit, add, signals
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.django_db(transaction=True)]
 
