@@ -89,12 +89,18 @@ def reset() -> None:
             connection.close()
         connection.connection = None
     for connection in connections.all():
-        _end_other_sessions(connection)
+        end_other_sessions(connection)
         with contextlib.suppress(django.db.Error):  # a server that is gone fails its own tests
             empty(connection.alias)
 
 
-def _end_other_sessions(connection: Any) -> None:
+def cut_off(alias: str) -> None:
+    """End all sessions of a database, as a server or a firewall does with those long idle."""
+    with contextlib.closing(connections.create_connection(alias)) as other:
+        end_other_sessions(other)
+
+
+def end_other_sessions(connection: Any) -> None:
     if connection.vendor not in _OTHER_SESSIONS:
         return
     with contextlib.suppress(django.db.Error), connection.cursor() as cursor:

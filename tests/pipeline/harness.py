@@ -74,25 +74,6 @@ def publish_some(alias: str, count: int, *, streams: int = 3, **fields: Any) -> 
     return list(found.order_by("pk").values_list("pk", flat=True))
 
 
-def cut_off(alias: str) -> None:
-    """Kill all connections to the database, as a server or a firewall does with those long idle."""
-    killer = connections.create_connection(alias)
-    with killer.cursor() as cursor:
-        if killer.vendor == "postgresql":
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-        else:
-            cursor.execute(
-                "SELECT id FROM information_schema.processlist "
-                "WHERE db = DATABASE() AND id <> CONNECTION_ID()"
-            )
-            for (id,) in cursor.fetchall():
-                cursor.execute(f"KILL {id}")
-    killer.close()
-
-
 def logged(alias: str, log: type[EventLog] = Event) -> list[Row]:
     """Return the rows of a log, in order, as Django sees them."""
     rows = log.objects.using(alias).exclude(type=TOMBSTONE).order_by("pk")

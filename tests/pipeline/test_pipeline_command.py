@@ -17,9 +17,8 @@ from outbox_app.models import Event, Gap, InboxEntry, Statistic, StreamHead
 from outbox_app.pipeline.driver import run
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.table import Archive
+from tests.emptying import cut_off
 from tests.faults.tools import on
-
-from .harness import cut_off
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

@@ -24,10 +24,10 @@ from outbox_app.projections.rows import ProjectionTable
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import forking
+from tests.emptying import cut_off
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
-from tests.pipeline.harness import cut_off
 from tests.pipeline.here import Here
 from tests.pipeline.rebuilds import (
     damage,

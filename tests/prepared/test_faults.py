@@ -280,7 +280,7 @@ def test_the_keeper_loses_its_sessions(
     try:
         for number in range(3):
             eventually(lambda: Lease.objects.using(alias).filter(owner__isnull=False).exists())
-            emptying._end_other_sessions(connections[alias])
+            emptying.end_other_sessions(connections[alias])
             pay(make(f"order-{number}"))
             eventually(lambda n=number: states() == ["confirmed"] * (n + 1))
     finally:

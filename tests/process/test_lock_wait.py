@@ -45,6 +45,15 @@ def held(alias: str) -> Iterator[None]:
     thread.join(patience())
 
 
+@pytest.fixture
+def mysql_session(alias: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """MySQL knows no ``SET STATEMENT``: its session has a bound, and has to be as it was."""
+    monkeypatch.setattr(connections[alias], "mysql_is_mariadb", False)
+    before = session(alias)
+    yield
+    assert session(alias) == before
+
+
 def session(alias: str) -> object:
     with connections[alias].cursor() as cursor:
         cursor.execute(SETTING[connections[alias].vendor])
@@ -69,32 +78,24 @@ def test_a_wait_is_bounded(alias: str, held: None) -> None:
 
 
 @on("mariadb")
-def test_a_wait_is_bounded_by_the_session_on_mysql(
-    alias: str, held: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MySQL knows no ``SET STATEMENT``."""
-    monkeypatch.setattr(connections[alias], "mysql_is_mariadb", False)
+@pytest.mark.usefixtures("held", "mysql_session")
+def test_a_wait_is_bounded_by_the_session_on_mysql(alias: str) -> None:
     wait_twice(alias)
 
 
 @on("mariadb")
-def test_a_session_is_as_it_was_where_the_callers_transaction_is_undone(
-    alias: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("mysql_session")
+def test_a_session_is_as_it_was_where_the_callers_transaction_is_undone(alias: str) -> None:
     """As by a deadlock, after which Django refuses statements until the caller's block ends."""
-    connection = connections[alias]
-    monkeypatch.setattr(connection, "mysql_is_mariadb", False)
-    before = session(alias)
 
     def fail() -> None:
         with transaction.atomic(using=alias), atomic_with_lock_wait(1, using=alias):
-            with connection.cursor() as cursor:
+            with connections[alias].cursor() as cursor:
                 cursor.execute("ROLLBACK")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert session(alias) == before
 
 
 @on("postgres")
@@ -111,13 +112,9 @@ def test_a_callers_transaction_waits_on_as_it_did(alias: str) -> None:
 
 
 @on("mariadb")
-def test_a_session_is_as_it_was_where_a_time_limit_comes_at_its_bound(
-    alias: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("mysql_session")
+def test_a_session_is_as_it_was_where_a_time_limit_comes_at_its_bound(alias: str) -> None:
     """The driver returns to Python, and to the limit of a task, once the server has answered."""
-    connection = connections[alias]
-    monkeypatch.setattr(connection, "mysql_is_mariadb", False)
-    before = session(alias)
 
     def limited(execute: Any, sql: Any, *rest: Any) -> Any:
         execute(sql, *rest)
@@ -125,9 +122,8 @@ def test_a_session_is_as_it_was_where_a_time_limit_comes_at_its_bound(
             raise SoftTimeLimitExceeded
 
     with (
-        connection.execute_wrapper(limited),
+        connections[alias].execute_wrapper(limited),
         pytest.raises(SoftTimeLimitExceeded),
         atomic_with_lock_wait(1, using=alias),
     ):
         pass
-    assert session(alias) == before

@@ -211,7 +211,7 @@ def test_one_has_a_parked_stream(handled, published):
 
 
 def test_a_parked_stream_that_fills_pages_is_passed(handled, published):
-    """Nobody handles an event of them, and their state is stored all the same."""
+    """No event of them is handled, and their state is stored all the same."""
     shared, [bad] = handled(on_error="park", batch_size=5), streams(3)
     shared.before[bad] = lambda: (_ for _ in ()).throw(ValueError("bad"))
     for _ in range(2):

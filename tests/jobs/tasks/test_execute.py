@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import contextmanager
 from queue import Empty
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,7 @@ from kombu import Producer
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StagedJob, TaskResult
 from outbox_app.testing import run_staged
-from tests import emptying
+from tests.emptying import cut_off
 from tests.faults.tools import on
 from tests.jobs.tasks import declared
 from tests.jobs.tasks.declared import GreenletExit, add, signals
@@ -238,15 +238,8 @@ def test_a_database_that_is_away_puts_it_off(
             raise OperationalError("away")
         return execute(sql, *rest)
 
-    if when == "ends":
-        set_failpoint("task_ran", lambda: wrappers().append(away))
-    else:
-        wrappers().append(away)
-    try:
+    with statements_go_through(away, from_its=when):
         assert run(result).state == "RETRY"
-    finally:
-        set_failpoint("task_ran", None)
-        wrappers().clear()
     with app.connection_for_read() as connection:
         queue = connection.SimpleQueue(app.conf.task_default_queue)
         assert queue.get_nowait().headers["id"] == result.id
@@ -264,12 +257,9 @@ def test_a_database_and_a_broker_that_are_away_leave_the_message_where_it_is(
     def away(*_: Any) -> Any:
         raise OperationalError("away")
 
-    wrappers().append(away)
-    try:
-        with patch.object(Producer, "publish", side_effect=ConnectionError):
-            delivery = run(result)
-    finally:
-        wrappers().clear()
+    broken = patch.object(Producer, "publish", side_effect=ConnectionError)
+    with statements_go_through(away, from_its="begins"), broken:
+        delivery = run(result)
     assert delivery.state == "REJECTED"
     assert delivery.value.requeue
 
@@ -283,18 +273,10 @@ def test_eagerly_an_error_of_the_database_is_the_callers(alias: str, app: Any) -
             raise OperationalError("locked")
         return execute(sql, *rest)
 
-    set_failpoint("task_ran", lambda: wrappers().append(refuse))
-    try:
-        with transaction.atomic(using=alias):
-            with (
-                pytest.raises(OperationalError, match="locked"),
-                transaction.atomic(using=alias),
-            ):
-                add.enqueue(1, 2)
-            Group.objects.using(alias).create(name="kept")
-    finally:
-        set_failpoint("task_ran", None)
-        wrappers().clear()
+    with statements_go_through(refuse), transaction.atomic(using=alias):
+        with pytest.raises(OperationalError, match="locked"), transaction.atomic(using=alias):
+            add.enqueue(1, 2)
+        Group.objects.using(alias).create(name="kept")
     assert Group.objects.using(alias).filter(name="kept").exists()
 
 
@@ -304,6 +286,20 @@ def wrappers() -> list[Any]:
     return connections[outbox_alias()].execute_wrappers
 
 
+@contextmanager
+def statements_go_through(wrapper: Any, *, from_its: str = "ends") -> Iterator[None]:
+    """Let statements go through a wrapper from the moment at which the task begins, or ends."""
+    if from_its == "ends":
+        set_failpoint("task_ran", lambda: wrappers().append(wrapper))
+    else:
+        wrappers().append(wrapper)
+    try:
+        yield
+    finally:
+        set_failpoint("task_ran", None)
+        wrappers().clear()
+
+
 def test_a_connection_that_died_while_the_task_ran(alias: str, enqueue: Any, run: Any) -> None:
     result = enqueue(declared.effect, "once")
 
@@ -311,11 +307,8 @@ def test_a_connection_that_died_while_the_task_ran(alias: str, enqueue: Any, run
         wrappers().clear()
         raise OperationalError("gone away")
 
-    set_failpoint("task_ran", lambda: wrappers().append(cut))
-    try:
+    with statements_go_through(cut):
         assert run(result).state == "SUCCESS"
-    finally:
-        set_failpoint("task_ran", None)
     result.refresh()
     assert (result.status, result.attempts) == ("SUCCESSFUL", 1)
 
@@ -410,14 +403,8 @@ def test_a_time_limit_while_the_database_does_not_answer(
         wrappers().clear()
         raise SoftTimeLimitExceeded
 
-    if when == "ends":
-        set_failpoint("task_ran", lambda: wrappers().append(hang))
-    else:
-        wrappers().append(hang)
-    try:
+    with statements_go_through(hang, from_its=when):
         assert run(result).state == ("SUCCESS" if when == "ends" else "RETRY")
-    finally:
-        set_failpoint("task_ran", None)
     if when == "begins":
         assert run(result, retries=1).state == "SUCCESS"
     result.refresh()
@@ -435,11 +422,8 @@ def test_a_result_whose_update_lost_its_answer(
         execute(sql, *rest)
         raise OperationalError("gone away")
 
-    set_failpoint("task_ran", lambda: wrappers().append(lose))
-    try:
+    with statements_go_through(lose):
         assert run(result).state == "SUCCESS"
-    finally:
-        set_failpoint("task_ran", None)
     assert heard == [("task_started", "RUNNING"), ("task_finished", "SUCCESSFUL")]
     assert "Another attempt" not in caplog.text
 
@@ -448,8 +432,7 @@ def test_a_result_whose_update_lost_its_answer(
 def test_a_connection_that_is_kept_although_it_is_dead(alias: str, enqueue: Any, run: Any) -> None:
     """As by Celery with CELERY_DB_REUSE_MAX, which looks at none for so many tasks."""
     result = enqueue(add, 1, 2)
-    with closing(connections.create_connection(alias)) as other:
-        emptying._end_other_sessions(other)
+    cut_off(alias)
     assert run(result).state == "RETRY"
     assert run(result, retries=1).state == "SUCCESS"
 
@@ -465,12 +448,9 @@ def test_a_retry_that_was_sent_is_sent_once(alias: str, enqueue: Any, run: Any, 
             raise OperationalError(1205, "Lock wait timeout exceeded; database is locked")
         return execute(sql, *rest)
 
-    wrappers().append(away)
-    try:
-        with patch("outbox_app.jobs.idempotent._is_race", lambda error: True):
-            assert run(result).state == "RETRY"
-    finally:
-        wrappers().clear()
+    race = patch("outbox_app.jobs.idempotent._is_race", lambda error: True)
+    with statements_go_through(away, from_its="begins"), race:
+        assert run(result).state == "RETRY"
     with app.connection_for_read() as connection:
         queue = connection.SimpleQueue(app.conf.task_default_queue)
         queue.get_nowait().ack()
