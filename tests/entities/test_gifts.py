@@ -130,7 +130,7 @@ def test_what_an_atomic_command_gives_goes_with_its_own_savepoints(
                 self.stage(add, [undone, 0])
                 self.publish("undone" if undone else "kept", stream="b")
                 assert not undone or 1 / 0
-        savepoint = transaction.savepoint(using=alias)
+        savepoint = transaction.get_connection(alias).savepoint()
         self.publish("undone")
         transaction.savepoint_rollback(savepoint, using=alias)
 
