@@ -12,10 +12,11 @@ other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from celery import current_app
 from django.db import transaction
 from django.db.models import Max, Min, QuerySet
 
@@ -26,7 +27,10 @@ from ..text import get_logger
 from . import bulk
 from .bulk import BATCH_SIZE, BulkResult, Moment, run_for
 from .drain.incidents import record_requeue
+from .message import Message, moment
 from .staging import insert
+from .staging.producer import held_until
+from .staging.sending import celery_app
 
 logger = get_logger("outbox_app.dead")
 
@@ -155,8 +159,10 @@ def _requeue_batch(
         staged = [StagedJob(**job.copied()) for job in jobs]
         for job in staged:  # as it was, unless it was edited by hand
             job.shard = insert.shard_of(job.ordering_key, job.task_id)
+            job.available_at = _held_until(job, using=using)
         insert.write(staged, using=using, with_ids=True)  # wakes the drainers after the commit
-        TaskResult.objects.using(using).keep_from(DatabaseNow(), staged)
+        ready = [job for job in staged if job.available_at is None]
+        TaskResult.objects.using(using).keep_from(DatabaseNow(), ready)
         incident = record_requeue(
             shards={job.shard for job in staged},
             ids=_written(staged, using=using),
@@ -166,6 +172,15 @@ def _requeue_batch(
         )
     incidents.append(incident)  # not before it is committed
     return len(staged)
+
+
+def _held_until(job: StagedJob, *, using: str) -> datetime | None:
+    app = celery_app(job.app) or current_app
+    try:
+        eta = moment(Message.loads(job.envelope).headers.get("eta"), app)
+    except Exception:  # damaged: the drain says so
+        return None
+    return held_until(eta, app, using=using)
 
 
 def _discard_batch(ids: list[int], *, asked: Moment, using: str) -> int:

@@ -11,7 +11,7 @@ is lost, and requeueing it is an incident as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from .drain.batch import apps_with_rows
 from .immediate import leave_out
 from .message import Message
 from .staging.insert import shard_of
-from .staging.producer import hold_horizon
+from .staging.producer import held_until
 from .staging.sending import celery_app
 from .staging.validation import check_eta
 
@@ -116,7 +116,6 @@ def reschedule(
     if is_naive(eta):
         raise InvalidJob(f"eta {eta.isoformat()} has no time zone. Make it aware.")
     check_eta(eta)
-    ahead = (eta - datetime.now(UTC)).total_seconds()
     changed, jobs = 0, _of_task(task_id, ordering_key, using)
     with transaction.atomic(using=using):
         for job in jobs:
@@ -126,8 +125,8 @@ def reschedule(
             if (envelope := _with_eta(job.envelope, eta.isoformat())) is None:
                 changed += held.filter(available_at__lt=due).update(available_at=due)
                 continue
-            is_far = ahead > hold_horizon(celery_app(job.app) or current_app)
-            changed += held.update(available_at=due if is_far else None, envelope=envelope)
+            until = held_until(eta, celery_app(job.app) or current_app, using=using)
+            changed += held.update(available_at=until, envelope=envelope)
         if changed:
             TaskResult.objects.using(using).keep_from(stored(eta, using=using), jobs)
         wake_after_commit(using, JOBS)

@@ -14,6 +14,7 @@ from outbox_app import cancel, reschedule, stage
 from outbox_app.exceptions import InvalidJob
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import Drain
+from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.staged import move_to_dead_for, release_for
 from outbox_app.models import DatabaseNow, DeadJob, StagedJob, counting
 from tests import tasks
@@ -230,6 +231,19 @@ def test_a_job_whose_time_has_come_is_not_put_off(alias, staged):
     id = staged(countdown=86400)
     StagedJob.objects.using(alias).update(available_at=DatabaseNow() - HOUR)
     assert not reschedule(id, eta=timezone.now() + DAY, using=alias)
+
+
+def test_a_held_job_that_comes_back_from_the_dead_is_held_again(alias, staged):
+    """Redis would deliver it again and again to workers that hold it for so long."""
+    staged(countdown=86400), staged(countdown=60), staged()
+    before = rows(alias)
+    jobs = StagedJob.objects.using(alias).all()
+    move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="not before I say so")
+    assert requeue_dead(DeadJob.objects.all(), using=alias) == 3
+    after = rows(alias)
+    assert [job.task_id for job in after] == [job.task_id for job in before]
+    assert [job.available_at for job in after] == [job.available_at for job in before]
+    assert before[0].available_at is not None
 
 
 def test_a_rollback_leaves_the_old_time(alias, staged):

@@ -41,7 +41,6 @@ class StagingProducer(Producer):
         *,
         using: str,
         ordering_key: str,
-        hold: float = 0,
         immediate: bool = False,
         mode: str = "stage",
     ) -> None:
@@ -49,7 +48,6 @@ class StagingProducer(Producer):
         self.app = app
         self.using = using
         self.ordering_key = ordering_key
-        self.hold = hold
         self.immediate = immediate
         self.mode = mode
         self.task = ""
@@ -99,7 +97,6 @@ class StagingProducer(Producer):
         *ignored: Any,
     ) -> None:
         from ...models import StagedJob
-        from ...models.clock import stored
 
         message = Message(
             exchange=exchange,
@@ -136,8 +133,7 @@ class StagingProducer(Producer):
         except (TypeError, ValueError) as error:
             raise InvalidJob(f"The message of {job} cannot be stored: {error}") from error
         validation.check_eta(eta)
-        if eta is not None and eta - datetime.now(UTC) > timedelta(seconds=self.hold):
-            job.available_at = stored(eta, using=self.using)
+        job.available_at = held_until(eta, self.app, using=self.using)
         if self.immediate and not self.ordering_key and eta is None:
             job.is_immediate = True
         validation.check_job(job, message, self.app)
@@ -146,11 +142,19 @@ class StagingProducer(Producer):
         self.write(job)
 
 
-def hold_horizon(app: Any) -> float:
-    """Return how many seconds ahead a job may leave: with quorum queues no worker can hold it."""
+def held_until(eta: datetime | None, app: Any, *, using: str) -> datetime | None:
+    """Return until when a job is held, as its row has it; None: it leaves, and a worker holds it.
+
+    With quorum queues no worker can hold it.
+    """
+    from ...models.clock import stored
+
+    if eta is None:
+        return None
     driver_type = app.amqp.producer_pool.connections.connection.transport.driver_type
     native_delay, _ = detect_quorum_queues(app, driver_type)
-    return 0 if native_delay else outbox_settings().HOLD_HORIZON
+    horizon = timedelta(seconds=0 if native_delay else outbox_settings().HOLD_HORIZON)
+    return stored(eta, using=using) if eta - datetime.now(UTC) > horizon else None
 
 
 def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:

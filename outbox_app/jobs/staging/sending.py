@@ -36,7 +36,7 @@ from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transa
 from ..context import let
 from . import validation
 from .modes import Mode, is_by_hand, loaded_task, mode_of
-from .producer import LazyProducer, StagingProducer, hold_horizon, or_staged, with_quick_reprs
+from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
 from .results import is_chord_part, remember_staged, wrap_backend
 from .shadow import ShadowProducer, is_expected
 
@@ -157,7 +157,6 @@ class StagingMixin:
             self,  # type: ignore[arg-type]
             using=using,
             ordering_key=ours.get("ordering_key") or _forced.get().ordering_key,
-            hold=hold_horizon(self) if options.get("eta") or options.get("countdown") else 0,
             immediate=self._is_immediate(name, ours.get("immediate")),
             mode=mode,
         )

@@ -12,9 +12,10 @@ from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
 from outbox_app.exceptions import InvalidJob, NotAtomic
+from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.message import Message
-from outbox_app.jobs.staged import cancel
-from outbox_app.models import StagedJob, TaskResult
+from outbox_app.jobs.staged import cancel, move_to_dead_for
+from outbox_app.models import DatabaseNow, DeadJob, StagedJob, TaskResult
 from tests.jobs.tasks import declared
 from tests.jobs.tasks.declared import add, add_async, exceptions, signals
 
@@ -159,6 +160,12 @@ def test_a_task_that_is_to_run_later_is_held(alias: str) -> None:
     assert job.available_at == due
     assert datetime.fromisoformat(envelope.headers["eta"]) == due
     assert add.get_result(result.id).task.run_after == due
+    assert TaskResult.objects.using(alias).get().kept_from == due
+
+    jobs = StagedJob.objects.using(alias).all()
+    move_to_dead_for(jobs, until=job.pk, asked=DatabaseNow(), reason="not yet")
+    requeue_dead(DeadJob.objects.using(alias).all(), using=alias)
+    assert StagedJob.objects.using(alias).get().available_at == due
     assert TaskResult.objects.using(alias).get().kept_from == due
 
 
