@@ -161,10 +161,11 @@ def key_of(instance: OutboxMixin, refusal: type[OutboxError], without: str) -> s
     """
     family = _family(type(instance))
     meta = next((m for m in reversed(family) if issubclass(m, OutboxMixin)), family[0])._meta
-    key = getattr(instance, meta.pk.attname)
-    if key is None:
+    if not instance._is_pk_set(meta):  # type: ignore[attr-defined]
         raise refusal(f"This {instance._meta.label} has no primary key yet, so {without}")
-    return f"{meta.label_lower}:{key}"
+    # As it is read: a form has given "7" for 7, and a part of a composite key is written by repr.
+    key = [field.to_python(getattr(instance, field.attname)) for field in meta.pk_fields]
+    return f"{meta.label_lower}:{key[0] if len(key) == 1 else tuple(key)}"
 
 
 def _family(model: type[models.Model]) -> list[type[models.Model]]:

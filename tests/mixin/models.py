@@ -80,3 +80,11 @@ class Diner(Restaurant):
     """The third table, and a declaration more."""
 
     outbox = [*Restaurant.outbox, on_delete("mixin.closed")]
+
+
+class Seat(OutboxMixin, models.Model):
+    """Its key is of two columns."""
+
+    pk = models.CompositePrimaryKey("show", "number")
+    show = models.UUIDField()
+    number = models.IntegerField()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 from django.db import transaction
 
 from outbox_app import NO_STREAM
-from outbox_app.exceptions import InvalidEvent, VersionConflict
+from outbox_app.exceptions import InvalidEvent, InvalidJob, VersionConflict
 from outbox_app.models import Event
-from tests.mixin.models import Order
+from tests.mixin.models import Order, Seat
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_atomic")]
 
@@ -32,6 +34,16 @@ def test_the_stream_is_the_row(alias):
 def test_a_row_that_is_not_saved_has_no_stream(alias):
     with pytest.raises(InvalidEvent, match="Save it before you publish"):
         Order().publish("order.placed")
+
+
+def test_a_row_with_a_composite_key_has_one_stream(alias):
+    """As a form gives its key, and as the database returns it."""
+    show = uuid4()
+    given = Seat.objects.using(alias).create(show=str(show), number="7").publish("seat.sold")
+    read = Seat.objects.using(alias).get(show=show).publish("seat.returned")
+    assert (given.stream, given.version, read.version) == (f"mixin.seat:({show!r}, 7)", 1, 2)
+    with pytest.raises(InvalidJob, match=r"Seat has no primary key"):
+        Seat(show=show).stage("mixin.created", ordered=True, using=alias)
 
 
 @pytest.mark.django_db(databases=["default", "postgres"])
