@@ -90,9 +90,7 @@ class Attempt:
             self._load(head)
             failpoint("entity_loaded")
             self._look_up()
-            new = any(call.command_id not in self.answered for call in self.calls)
-            if new and self.locked and self.version != head:
-                raise self._damaged()
+            self.is_damaged = self.locked and self.version != head
             left = self._handle_all()
             while left and self.last is None:  # what those before it have done is written first
                 self._write()
@@ -206,6 +204,8 @@ class Attempt:
         return replace(outcome, response=deepcopy(outcome.response), replayed=True)
 
     def _handle(self, call: Call) -> Outcome:
+        if self.is_damaged:
+            raise self._damaged()
         spec = self.types.commands.get(call.command)
         if spec is None:
             raise errors.InvalidCommand(
@@ -336,7 +336,8 @@ class Attempt:
         alike = attrgetter("command", "language", "zone")  # what it says is for its callers
         first = alike(self.calls[start])
         spec = self.types.commands.get(first[0])
-        if spec is None or not spec.batch or self.text is None or self.entity.states != "last":
+        takes = spec is not None and spec.batch and self.entity.states == "last"
+        if not takes or self.text is None or self.is_damaged:
             return []
         run: dict[str, Call] = {}
         for call in self.calls[start:]:

@@ -29,7 +29,7 @@ from django.db import Error, IntegrityError, connections, transaction
 from django.utils.module_loading import import_string
 
 from ..conf import outbox_settings
-from ..exceptions import DamagedEntity, EntityContended, InvalidCommand, NotAtomic
+from ..exceptions import EntityContended, InvalidCommand, NotAtomic
 from ..failpoints import failpoint
 from ..process.enclosure import LOST
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict, sqlstate
@@ -96,7 +96,9 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     except SoftTimeLimitExceeded:  # of the task that this thread executes
         raise
     except Exception as error:
-        if len(calls) == 1 or _blames_none(error, calls, using):
+        # The connection is gone, or others hold what each of them needs.
+        blames_none = isinstance(error, LOST) and (is_conflict(error) or not _is_alive(using))
+        if len(calls) == 1 or blames_none:
             for call in calls:
                 own = error if len(calls) == 1 else _own(error)
                 # One with a new answer was looked for, and is refused while it is written.
@@ -108,13 +110,6 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
         left = answer(entity, calls[:half], using=using)
         rest = calls[half:]
         return [*left, *rest] if left else answer(entity, rest, using=using)
-
-
-def _blames_none(error: Exception, calls: Sequence[Call], using: str) -> bool:
-    if isinstance(error, LOST):
-        return is_conflict(error) or not _is_alive(using)
-    # One that may have been executed is looked for alone.
-    return isinstance(error, DamagedEntity) and not any(call.begun for call in calls)
 
 
 def _own(error: Exception) -> Exception:

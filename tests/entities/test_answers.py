@@ -25,7 +25,7 @@ from outbox_app.exceptions import (
     WrittenByCommands,
 )
 from outbox_app.models import StreamHead
-from tests.entities.models import Account, AccountVersion
+from tests.entities.models import Account, AccountVersion, Stock
 from tests.mysql import is_mysql
 
 commits = pytest.mark.django_db(transaction=True)
@@ -248,6 +248,19 @@ def test_a_row_that_was_edited_by_hand_is_found(alias, account, ask, rows):
     with pytest.raises(DamagedEntity, match=r"hand.*Run manage.py outbox_entities verify"):
         ask("withdraw", {"amount": 1})
     assert len(rows()) == 1
+
+
+@commits
+def test_a_row_that_was_edited_by_hand_hides_no_answer_of_before(alias):
+    """Beside a new command, too, which ends with an error of its own."""
+    fill = Command("x", "fill", {"pieces": 9}, command_id="fill")
+    first, *new = (Command("x", "sell", {"pieces": 1}, command_id=id) for id in "abc")
+    Stock.execute_many([fill, first], using=alias)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE stock SET version = 7 WHERE id = 'x'")
+    known, *refused = Stock.execute_many([first, *new], using=alias, return_exceptions=True)
+    assert (known.version, known.replayed) == (2, True)
+    assert [type(each) for each in refused] == [DamagedEntity] * 2
 
 
 @commits
