@@ -58,9 +58,12 @@ def own_connection(using: str, *, seconds: float) -> Iterator[None]:
     """Use another connection for an alias, in this thread, as long as the block runs.
 
     What is written in it is committed, also if the transaction that is open outside rolls back. On
-    SQLite, which has one writer, the caller itself maybe, it waits for so many seconds.
+    SQLite, which has one writer, the caller itself maybe, it waits for so many seconds. Its
+    settings are its own, without Django's pool: threads that have all of that one wait for it.
     """
     outer, own = connections[using], connections.create_connection(using)
+    options = {k: v for k, v in own.settings_dict["OPTIONS"].items() if k != "pool"}
+    own.settings_dict = {**own.settings_dict, "OPTIONS": options}
     connections[using] = own
     try:
         if not own.settings_dict["AUTOCOMMIT"]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from django.db import connections, transaction
 
+from outbox_app.ids import Snowflakes
 from outbox_app.models import Process, StagedJob
 
 from .tools import assert_handed_back, eventually, listeners, on
@@ -43,3 +45,18 @@ def test_all_parts_of_a_process_run(alias, redis_url, make_named_app, start_drai
     assert process.stop() == 0
     assert_handed_back(alias)
     assert "Unavailable" not in process.output
+
+
+def test_what_is_committed_apart_takes_none_of_the_pool(alias, monkeypatch):
+    """Threads that had all of its connections, and waited for ids, got none."""
+    connection = connections[alias]
+    connection.close()
+    options = connection.settings_dict["OPTIONS"]
+    monkeypatch.setitem(options, "pool", {"min_size": 1, "max_size": 1})
+    try:
+        with transaction.atomic(using=alias):
+            assert not StagedJob.objects.using(alias).exists()
+            assert Snowflakes().make()
+    finally:
+        connection.close()
+        connection.close_pool()

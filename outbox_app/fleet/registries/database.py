@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from copy import deepcopy
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db import connections
 from django.db.models import Q, QuerySet
 
 from ...aliases import outbox_alias
@@ -81,8 +79,6 @@ class DatabaseRegistry(Registry):
         watchdog = Watchdog(using=self.using, limit=seconds)
         waiting = waiter(stop, using=self.using, watchdog=watchdog, channel=FLEET)
         with own_connection(self.using, seconds=seconds), closing(waiting):
-            own = connections[self.using]
-            own.settings_dict = deepcopy(own.settings_dict)
             set_timeouts(self.using)  # of this connection only
             with watchdog.watching():
                 yield waiting
