@@ -76,7 +76,7 @@ def compare(*, using: str) -> int:
             judged[job.task, Outcome.NEVER_SENT].append(job)
         for (task, outcome), halves in sorted(judged.items()):
             _count(task, outcome, halves, using=using)
-        # Another comparison that read them too waits here for the first, and finds fewer.
+        # Another comparison that read them too finds fewer: the first has locked them.
         for model, halves in ((ShadowNote, found), (ShadowJob, [*rows.values(), *lost])):
             ids = [(half.id, half.task_id) for half in halves]
             if delete(ids, model=model, using=using) < len(ids):

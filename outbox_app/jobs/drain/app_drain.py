@@ -6,7 +6,7 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import datetime
 
 from ...conf import outbox_settings
@@ -44,8 +44,8 @@ class AppDrain:
         else:
             self.backoff.succeeded()
 
-    def read(self, shards: Iterable[int]) -> list[Row]:
-        rows = self._reader.read(shards, go_on=self.all_left)
+    def read(self, shards: Iterable[int], *, but: Container[int]) -> list[Row]:
+        rows = self._reader.read(shards, go_on=self.all_left, but=but)
         self.all_left = False
         return rows
 

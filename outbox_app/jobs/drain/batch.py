@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -85,19 +85,23 @@ class BatchReader:
         self._ids: list[int] = []
         self._until = 0.0
         self._owned: set[int] = set()
+        self._but: Container[int] = ()
         self._share, self._found = FEW, 0
         #: Where a later job of a key was found, the earlier one was, too.
         self._is_cut = False
 
-    def read(self, shards: Iterable[int], *, go_on: bool = False) -> list[Row]:
+    def read(
+        self, shards: Iterable[int], *, go_on: bool = False, but: Container[int] = ()
+    ) -> list[Row]:
         """Return the next rows, in id order; [] when none is ready or due.
 
         Args:
             shards: Those that the drainer owns.
+            but: Ids to leave out.
             go_on: Every row of the batch before has left, so that the last look may still serve.
                 Where a row stays, a new look finds it before the later jobs of its ordering key.
         """
-        owned = set(shards)
+        owned, self._but = set(shards), but
         # Of a shard that was given up, and is back, the look has passed over earlier jobs.
         go_on, self._owned = go_on and owned <= self._owned, owned
         rows = self._next(owned) if go_on and time.monotonic() < self._until else []
@@ -130,7 +134,7 @@ class BatchReader:
         connection = connections[self.using]
         with connection.cursor() as cursor:
             cursor.execute(*_ids(connection, self.app, sorted(shards), self._share))
-            return sorted(id for (id,) in cursor.fetchall())
+            return sorted(id for (id,) in cursor.fetchall() if id not in self._but)
 
     def _next(self, shards: set[int]) -> list[Row]:
         rows: list[Row] = []
@@ -209,24 +213,33 @@ def release(held: Sequence[tuple[int, str]], *, using: str) -> None:
 def _each(
     rows: Sequence[tuple[int, str]], statement: str, *, using: str, model: type[Model]
 ) -> int:
-    """Execute a statement for rows of a model. Returns how many it found."""
+    """Execute a statement for rows of a model. Returns how many it found.
+
+    Those that another transaction has locked, to cancel them, say, count as not found: it may be
+    open for long.
+    """
     count = 0
     connection: Any = connections[using]
     table = connection.ops.quote_name(model._meta.db_table)
+    skips = connection.features.has_select_for_update_skip_locked
+    lock = f" {connection.ops.for_update_sql(skip_locked=True)}" if skips else ""
     for start in range(0, len(rows), DELETED_AT_ONCE):
         some = rows[start : start + DELETED_AT_ONCE]
         # Integers of our own are written out, for one look-up each; no engine's limit on parameters
         # applies: MySQL's driver writes them out, too, and the others get one.
         if connection.vendor == "mysql":
             # A scan would wait for the rows of others' open transactions, and MySQL scans where the
-            # ids are most of the table, or many. A forced join in this order looks up each.
+            # ids are most of the table, or many. A forced join in this order looks up each. Without
+            # LIMIT it would make one join of the two, and skip nothing.
             listed = " UNION ALL SELECT ".join(f"{id:d} AS id, %s AS task_id" for id, _ in some)
             compared = COLLATIONS[connection.mysql_is_mariadb]
-            joined = (
-                f"(SELECT {listed}) AS d "
-                f"STRAIGHT_JOIN {table} AS j FORCE INDEX (PRIMARY) ON j.id = d.id "
-                f"AND j.task_id = CONVERT(d.task_id USING utf8mb4) COLLATE {compared}"
+            forced = f"STRAIGHT_JOIN {table} AS {{0}} FORCE INDEX (PRIMARY) ON {{0}}.id = {{1}}.id"
+            free = (
+                f"SELECT l.id FROM (SELECT {listed}) AS d {forced.format('l', 'd')} "
+                f"AND l.task_id = CONVERT(d.task_id USING utf8mb4) COLLATE {compared} "
+                f"LIMIT {len(some)}{lock}"
             )
+            joined = f"({free}) AS f {forced.format('j', 'f')}"
             sql = statement.format(j="j", rows=joined, found="TRUE")
             params: list[Any] = [task_id for _, task_id in some]
         else:
@@ -237,6 +250,8 @@ def _each(
             is_listed = f"IN ({ids})" if is_sqlite else f"= ANY('{{{ids}}}'::bigint[])"
             one_of = "IN (SELECT value FROM json_each(%s))" if is_sqlite else "= ANY(%s::text[])"
             found = f"id {is_listed} AND id || ':' || task_id {one_of}"
+            if not is_sqlite:
+                found = f"id = ANY(ARRAY(SELECT id FROM {table} WHERE {found}{lock}))"
             sql = statement.format(j="", rows=table, found=found)
             params = [json.dumps(pairs) if is_sqlite else _array(pairs)]
         with connection.cursor() as cursor:

@@ -212,7 +212,7 @@ class Drain(ProcessLoop):
 
     def _drain(self, app: AppDrain) -> bool:
         self._counters.reading()
-        rows = app.read(self.holder.owned)
+        rows = app.read(self.holder.owned, but=self._unsettled.locked)
         if self._last is not None:
             rows = [row for row in rows if row.id <= self._last]
         if not rows:

@@ -133,6 +133,8 @@ class Unsettled:
         self.using = using
         self._published: list[tuple[int, str]] = []
         self._incidents: list[dict[str, Any]] = []
+        #: Ids of those that were published, and cannot be deleted at present.
+        self.locked: set[int] = set()
         #: What was sent since the last heartbeat: its shards, its first and its last id.
         self._shards: set[int] = set()
         self._span: list[int] = []
@@ -170,9 +172,23 @@ class Unsettled:
         self._incidents.append({"kind": kind, "shards": shards, "ids": ids, **words})
 
     def flush(self) -> None:
-        """Write the incidents, then delete. After a ``django.db.Error`` the rest is kept."""
+        """Write the incidents, then delete. After a ``django.db.Error`` the rest is kept.
+
+        So are rows that another transaction has locked: they are not read again, and an incident
+        tells that the next owner of their shards may do so.
+        """
         while self._incidents:
             record_incident(**self._incidents[0], using=self.using)
             del self._incidents[0]
-        delete(self._published, using=self.using)
-        self._published = []
+        left: list[tuple[int, str, int]] = []
+        if delete(self._published, using=self.using) < len(self._published):
+            rows = StagedJob.objects.using(self.using).filter(pk__in=dict(self._published))
+            there = rows.values_list("id", "task_id", "shard")
+            left = [row for row in there if row[:2] in self._published]
+        known, self.locked = self.locked, {id for id, *_ in left}
+        self._published = [row[:2] for row in left]
+        if new := [row for row in left if row[0] not in known]:
+            shards, ids = {shard for *_, shard in new}, [id for id, *_ in new]
+            detail = "Published while another transaction had locked them, to cancel them, say."
+            self._record(Incident.Kind.UNKNOWN, shards, ids, detail=detail)
+            self.flush()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from django.db import OperationalError, connections, transaction
 
+from outbox_app import cancel
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.incidents import Unsettled
 from outbox_app.models import Incident, Lease, Process, StagedJob
+from outbox_app.transactions import own_connection
 from tests import tasks
 
 from .test_main_path import received
@@ -143,6 +145,39 @@ def test_shards_are_handed_back_at_the_second_attempt(alias, staged):
         set_failpoint("deleted", None)
     assert len(failed) == 2
     assert not Process.objects.using(alias).exists()
+
+
+BOUND = {"postgresql": "SET lock_timeout = 1000", "mysql": "SET innodb_lock_wait_timeout = 1"}
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_transaction_that_cancels_a_job_holds_up_no_other(alias, staged, end):
+    """A drainer that waited for its row would lose its lease, and others would wait as well."""
+    job = StagedJob.objects.using(alias).order_by("id")[50]
+    drain, other = Drain(using=alias, batch_size=20), Drain(using=alias)
+    with transaction.atomic(using=alias):
+        assert cancel(job.task_id, using=alias, app=staged.app)
+        with own_connection(alias, seconds=1), connections[alias].cursor() as cursor:
+            cursor.execute(BOUND[connections[alias].vendor])
+            while drain.run_once():
+                pass
+            assert drain.tally.published == 100
+            assert StagedJob.objects.using(alias).get() == job
+            # Who gets its shard may publish it again.
+            incident = Incident.objects.using(alias).get()
+            assert (incident.first_id, incident.last_id) == (job.id, job.id)
+            assert incident.shards == [job.shard]
+            other.holder.join()
+            drain.holder._shared_at = float("-inf")
+            assert not drain.run_once()
+            assert len(drain.holder.owned) == 64
+            assert Incident.objects.using(alias).count() == 1
+        if end == "rollback":
+            transaction.set_rollback(True, using=alias)
+    drain.run_once()
+    assert not StagedJob.objects.using(alias).exists()
+    assert len(received(staged.app)) == 100
 
 
 def test_an_incident_is_owed_until_it_is_written(alias, redis_url, make_app):
