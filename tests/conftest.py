@@ -75,6 +75,19 @@ def alias(request: pytest.FixtureRequest, settings: Settings) -> str:
 
 
 @pytest.fixture
+def pool_of_one(alias: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The alias, of PostgreSQL, has Django's pool, which has one connection."""
+    pytest.importorskip("psycopg_pool")
+    connection: Any = connections[alias]
+    connection.close()
+    pool = {"min_size": 1, "max_size": 1, "timeout": 20}
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "pool", pool)
+    yield
+    connection.close()
+    connection.close_pool()
+
+
+@pytest.fixture
 def in_atomic(request: pytest.FixtureRequest) -> Iterator[None]:
     """The test runs inside an ``atomic()`` of the code, as that of the test itself does not count.
 

@@ -27,6 +27,7 @@ from django.utils.asyncio import async_unsafe
 from ..conf import outbox_settings
 from ..exceptions import InvalidCommand, Overloaded
 from ..failpoints import failpoint
+from ..process.background import hand_back
 from ..text import get_logger
 from . import counting
 from .execution import answer, in_callers_transaction, scope_of
@@ -277,6 +278,7 @@ class Queues:
                 self._start()
             try:
                 self.lead(line)
+                hand_back(connections[line.key.using])
             except BaseException:
                 logger.exception("A batch of %s was broken off.", line.key.entity.__name__)
             with self.lock:

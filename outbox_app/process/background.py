@@ -108,6 +108,13 @@ class Background:
         for connection in connections.all(initialized_only=True):
             if connection.errors_occurred:  # it may be dead, and is opened anew
                 connection.close()
+            hand_back(connection)
         for _ in taken:
             waiting.task_done()
         return True
+
+
+def hand_back(connection: Any) -> None:
+    """Give the connection of a thread that lives on to Django's pool, if it comes from there."""
+    if getattr(connection, "pool", None):
+        connection.close()

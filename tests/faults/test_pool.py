@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 
+from outbox_app.entities import queue
 from outbox_app.ids import Snowflakes
 from outbox_app.models import Process, StagedJob
+from outbox_app.process import background
+from tests.entities.models import Account
 
 from .tools import assert_handed_back, eventually, listeners, on
 
@@ -47,16 +51,22 @@ def test_all_parts_of_a_process_run(alias, redis_url, make_named_app, start_drai
     assert "Unavailable" not in process.output
 
 
-def test_what_is_committed_apart_takes_none_of_the_pool(alias, monkeypatch):
+def test_what_is_committed_apart_takes_none_of_the_pool(alias, pool_of_one):
     """Threads that had all of its connections, and waited for ids, got none."""
-    connection = connections[alias]
-    connection.close()
-    options = connection.settings_dict["OPTIONS"]
-    monkeypatch.setitem(options, "pool", {"min_size": 1, "max_size": 1})
+    with transaction.atomic(using=alias):
+        assert not StagedJob.objects.using(alias).exists()
+        assert Snowflakes().make()
+
+
+def test_threads_that_live_on_keep_none_of_the_pool(alias, pool_of_one, fresh, monkeypatch):
+    """They had all of its connections for as long as there was work."""
+    monkeypatch.setattr(queue, "IDLE", 60)
+    monkeypatch.setattr(background, "IDLE", 60)
+    calls, seen = background.Background("test", threads=1, longest=1, together=1, at_exit=0), []
     try:
-        with transaction.atomic(using=alias):
-            assert not StagedJob.objects.using(alias).exists()
-            assert Snowflakes().make()
+        asyncio.run(Account.aexecute("a", "open", {"owner": "ann"}, command_id="x", using=alias))
+        calls.send(lambda items: seen.append(StagedJob.objects.using(alias).count()), [1])
+        assert calls.drain(20)
+        assert seen == [StagedJob.objects.using(alias).count()]
     finally:
-        connection.close()
-        connection.close_pool()
+        fresh.close()
