@@ -50,7 +50,7 @@ FEW = 1000
 def cancel(
     task_id: str, *, ordering_key: str = "", using: str | None = None, app: Celery | None = None
 ) -> bool:
-    """Take back a job: it is deleted if it is staged, and Celery is asked to revoke it.
+    """Take back a job: it is deleted if it is staged or dead, and Celery is asked to revoke it.
 
     Both happen at the commit, if a transaction is open. Workers are told in any case, as a drainer
     may be publishing the job at this moment: those that run then skip it, unless they have begun.
@@ -62,12 +62,12 @@ def cancel(
         app: The Celery app whose workers are told. Default: the job's, or else the current app.
 
     Returns:
-        Whether it was staged. False: it has left, and Celery alone can stop it.
+        Whether it was staged or dead. False: it has left, and Celery alone can stop it.
 
     Raises:
         NotAtomic: Autocommit is off, and no ``atomic()`` is open.
         OperationalError: kombu's, where it has left and the broker does not answer. Inside a
-            transaction, and where it was staged, that is logged.
+            transaction, and where it was deleted, that is logged.
     """
     using = using or outbox_alias()
     if lacks_autocommit(connections[using]):
@@ -76,12 +76,15 @@ def cancel(
             f"nothing tells workers at the commit. Open transaction.atomic(using={using!r})."
         )
     in_transaction = is_atomic(using)
-    found = _of_task(task_id, ordering_key, using)
+    found, dead = _of_task(task_id, ordering_key, using), DeadJob.objects.using(using)
+    ready = TaskResult.objects.using(using).filter(status=TaskResult.Status.READY)
+    # Looked for before: a DELETE of what is not there would lock its place on MySQL.
+    died, results = (list(rows.filter(task_id=task_id)[:FEW]) for rows in (dead, ready))
     with transaction.atomic(using=using):
         taken = _taken(StagedJob.objects.using(using), found)
         leave_out((job.pk for job in taken), using=using)
-        ready = TaskResult.objects.using(using).filter(status=TaskResult.Status.READY)
-        ready.filter(task_id=task_id).delete()  # without it no worker begins a task of django.tasks
+        taken += _taken(dead, died)
+        _taken(ready, results)  # without it no worker begins a task of django.tasks
     names = {job.app for job in taken}
     apps = [app] if app else [celery_app(name) or current_app for name in names] or [current_app]
 
@@ -237,8 +240,8 @@ def _move_to_dead(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob], *, reaso
     return len(dead)
 
 
-def _taken(rows: QuerySet[StagedJob], jobs: Iterable[StagedJob]) -> list[StagedJob]:
-    """Delete jobs; return those that were there.
+def _taken(rows: QuerySet[Any], jobs: Iterable[Any]) -> list[Any]:
+    """Delete jobs, say; return those that were there.
 
     One by one: which of them a drainer has deleted first has to be known, and MySQL would lock
     others' rows where it scans for many.

@@ -17,7 +17,8 @@ from django.utils import timezone
 
 from outbox_app.jobs import staged
 from outbox_app.jobs.drain import incidents
-from outbox_app.models import DatabaseNow, StagedJob
+from outbox_app.models import DatabaseNow, StagedJob, TaskResult
+from outbox_app.transactions import own_connection
 from tests import tasks
 from tests.patience import patience
 
@@ -182,3 +183,14 @@ def test_a_job_leaves_while_it_is_decided_on(alias, isolation, make_app, decisio
     with connections[alias].execute_wrapper(before_others):
         assert decision(rows, app, last) == outcome
     assert drainer.ident
+
+
+@on("mariadb")
+def test_who_cancels_keeps_no_task_of_others_waiting(alias, isolation, make_app):
+    """A DELETE that finds no result would lock its place, and with it those of new ones."""
+    times = dict.fromkeys(("enqueued_at", "kept_from"), timezone.now())
+    with transaction.atomic(using=alias):
+        staged.cancel("that-has-left", using=alias, app=make_app())
+        with own_connection(alias, seconds=1):
+            TaskResult.objects.using(alias).create(task_id="another", status="READY", **times)
+    assert TaskResult.objects.using(alias).get().task_id == "another"

@@ -246,6 +246,18 @@ def test_a_held_job_that_comes_back_from_the_dead_is_held_again(alias, staged):
     assert before[0].available_at is not None
 
 
+def test_a_dead_job_is_taken_back(alias, staged, revoked, task):
+    """A person who requeues the others would send it."""
+    taken, other = staged(), staged()
+    jobs = StagedJob.objects.using(alias).all()
+    move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why")
+    assert cancel(taken, using=alias, app=task.app)
+    assert revoked == [taken]
+    assert not cancel(taken, using=alias, app=task.app)
+    assert requeue_dead(DeadJob.objects.all(), using=alias) == 1
+    assert [job.task_id for job in rows(alias)] == [other]
+
+
 def test_a_rollback_leaves_the_old_time(alias, staged):
     id = staged(countdown=86400)
     [before] = rows(alias)
