@@ -202,7 +202,7 @@ def problem_lines(
 def _subject(site: str, code: str, subject: Subject) -> tuple[str, str, str]:
     link = ""
     if code in ("subscription", "paused"):
-        link = address(site, "subscription", subject.key)
+        link = address(site, "subscription", subject.key) if subject.key else ""
     elif code == "parked":
         link = _place(site, code, subscription=subject.key)
     elif code == "sender_silent":

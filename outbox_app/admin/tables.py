@@ -116,7 +116,7 @@ def subscriptions(site: str, lags: list[SubscriptionLag]) -> Table:
     handled = series.handled(using=log_alias(Event), minutes=2)
     rows = [
         (
-            link(address(site, "subscription", each.name), one_line(each.name, 80)),
+            link(address(site, "subscription", each.key), name) if each.key else name,
             each.state,
             each.shown,
             duration(each.oldest_seconds) if each.behind else "-",
@@ -126,6 +126,7 @@ def subscriptions(site: str, lags: list[SubscriptionLag]) -> Table:
             masked_line(each.error, 200) or "-",
         )
         for each in lags
+        for name in [one_line(each.name, 80)]
     ]
     group = Group(columns, rows, [bool(each.error) for each in lags])
     return Table(_("Subscriptions"), [group], address(site, "subscription"))

@@ -335,4 +335,4 @@ def _drainer(each: DrainerStatus, why: str) -> Subject:
 
 
 def _subscription(each: SubscriptionLag, why: str) -> Subject:
-    return Subject(each.name, why, each.oldest_seconds if each.behind else None, each.name)
+    return Subject(each.name, why, each.oldest_seconds if each.behind else None, each.key)

@@ -70,6 +70,8 @@ class SubscriptionLag:
     """One subscription: what the command, the status, the metrics and the admin show of it."""
 
     name: str
+    #: Primary key of its row; none where it has never run.
+    key: str = ""
     #: One word: paused, failing, running, stopped (no process runs it), waiting (never run).
     state: str = "waiting"
     #: Whether the code of this process declares it.
@@ -109,7 +111,7 @@ class SubscriptionLag:
     def as_json(self) -> dict[str, Any]:
         """Return the facts, without the cursors. Keys are only added, from release to release."""
         names = [each.name for each in fields(self)]
-        left_out = {"fault", "partitions", "reads", "cursors"}
+        left_out = {"key", "fault", "partitions", "reads", "cursors"}
         return {name: getattr(self, name) for name in names if name not in left_out}
 
 
@@ -167,6 +169,7 @@ def _lag(row: Subscription, cursors: list[CursorLag], **facts: Any) -> Subscript
     lag = SubscriptionLag(
         name=row.name, partitions=row.partitions, reads=row.reads, cursors=cursors, **facts
     )
+    lag.key = "" if row._state.adding else row.name
     lag.behind = sum(each.behind.rows for each in cursors if each.behind)
     lag.complete = all(each.behind and each.behind.complete for each in cursors)
     lag.oldest_seconds = max((each.seconds for each in cursors), default=0.0)

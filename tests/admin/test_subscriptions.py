@@ -338,6 +338,10 @@ def test_never_run_subscriptions_are_on_the_overview(alias, superuser):
         pass
 
     assert "young waiting" in text(superuser.get(OVERVIEW))
+    publish(alias, "s")
+    shown = superuser.get(OVERVIEW)
+    assert "it has never run" in text(shown)
+    assert b"subscription/young/" not in shown.content  # it has no page yet
     control.pause("young")
     assert "young paused" in text(superuser.get(OVERVIEW))
 
