@@ -108,10 +108,11 @@ class Attempt:
     def _lock(self) -> int:
         """Lock the head; return its version."""
         heads = StreamHead.objects.using(self.using).filter(log=self.table, stream=self.id)
-        seen = heads.values_list("version", flat=True).first() or 0
-        if not seen or self.connection.vendor == "sqlite":
+        writes = self.connection.vendor == "sqlite"  # no lock but that, refused at once after a read
+        seen = 0 if writes else heads.values_list("version", flat=True).first() or 0
+        if not seen:
             # A head that is absent is made: a lock on it would be one on a gap, where others
-            # insert, and would hold off no other creator. SQLite has no other lock than a write.
+            # insert, and would hold off no other creator.
             bump_versions(self.table, {self.id: 0}, {}, using=self.using)
         head = heads.select_for_update().values_list("version", flat=True).get()
         if self.wait is None and self.connection.vendor == "mysql":

@@ -387,3 +387,24 @@ def test_after_a_command_of_its_own_the_snapshot_of_a_caller_hides_the_twin(
         outcome = ask("withdraw", {"amount": 4}, command_id="x", expected_version=1)
         assert (outcome.replayed, outcome.version) == (True, 2)
     assert len(rows()) == (2 if undone else 4)
+
+
+@pytest.mark.parametrize("alias", [pytest.param("default", id="sqlite")], indirect=True)
+def test_an_attempt_with_a_lock_begins_with_a_write_on_sqlite(
+    alias, account, ask, rows, elsewhere, monkeypatch
+):
+    """Django's default begins no write: one that comes after a read is refused, not waited for."""
+    connection, seen = connections[alias], [""]
+    monkeypatch.setattr(connection, "transaction_mode", None)
+
+    def follow(execute, sql, *args):
+        result = execute(sql, *args)
+        if seen[-1] == "BEGIN" and sql.startswith("SELECT"):
+            elsewhere("date", {}, f"other-{len(seen)}")
+        seen.append(sql)
+        return result
+
+    with connection.execute_wrapper(follow):
+        ask("look_around", {"using": alias})
+    assert "BEGIN" in seen
+    assert [command for _, command, *_ in rows()] == ["open", "look_around"]
