@@ -57,6 +57,27 @@ def old(alias, published):
     return make
 
 
+@on("mariadb")
+def test_positions_that_are_sealed_after_a_prune_hold_nothing_up(
+    alias, old, left, settings, monkeypatch
+):
+    monkeypatch.setattr("outbox_app.subscriptions.partition.STORE_SECONDS", -1.0)
+    settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 0.0, "TOMBSTONES": True}
+    old("a", "b", "c", days=100)
+    kept = old("a", "b", days=50)
+    seen = declare("all")
+    page("all", 10)
+    prune("--older-than=90")
+    assert left() == kept
+    control.replay("all", "beginning")
+    for _ in range(3):
+        page("all", 10)
+    assert seen[-2:] == kept
+    assert len(left()) > len(kept)
+    prune("--older-than=40")
+    assert left() == []
+
+
 @pytest.fixture
 def left(alias):
     """``left()``: positions that are kept."""

@@ -221,10 +221,13 @@ class MysqlWindow(Window[MysqlState]):
         names = "".join(f", `{name}`" for name in own[0])
         values = ", ".join(
             f"({id}, 0, '', '{TOMBSTONE}', {id}, '{TOMBSTONE}', '{{}}', '{{}}', 0, "
-            f"REPLACE(UUID(), '-', ''), UTC_TIMESTAMP(6){', %s' * len(own[0])})"
+            f"REPLACE(UUID(), '-', ''), COALESCE(@outbox, UTC_TIMESTAMP(6)){', %s' * len(own[0])})"
             for id in range(first, last + 1)
         )
+        # As old as the next event, or those in the place of pruned ones would hold the retention.
+        after = f"SELECT recorded_at FROM {self.source} WHERE id > {last} ORDER BY id LIMIT 1"
         try:
+            self.run(f"SET @outbox = ({after})", [])
             self.run(
                 f"INSERT INTO {self.source} (id, txid, topic, stream, version, type, data, "
                 f"metadata, slice, message_id, recorded_at{names}) VALUES {values}",
