@@ -35,7 +35,7 @@ from ..models import (
     Subscription,
     counting,
 )
-from ..process.lock_wait import atomic_with_lock_wait
+from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..text import get_logger
 from ..transactions import own_connection
 from .lag import served
@@ -330,6 +330,8 @@ def _refusing_locked(name: str) -> Iterator[None]:
     try:
         yield
     except django.db.OperationalError as error:
+        if not is_conflict(error):  # the database is away
+            raise
         raise ReplayRefused(
             f"Nothing was changed: the rows of subscription {name!r} could not be locked "
             f"({error}). A page that is being handled has to end first. Try again."

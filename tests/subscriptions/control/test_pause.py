@@ -12,6 +12,7 @@ from outbox_app import subscriber
 from outbox_app.exceptions import ReplayRefused, UnknownSubscription
 from outbox_app.models import Cursor, Subscription
 from outbox_app.subscriptions import control
+from tests.emptying import cut_off
 from tests.eventlog.sessions import Session
 from tests.faults.tools import eventually, on
 from tests.patience import patience
@@ -173,6 +174,13 @@ def test_a_page_that_does_not_end_is_not_waited_for_for_ever(
             assert not Subscription.objects.using(alias).get().paused
         finally:
             go_on.set()
+
+
+@on("postgres", "mariadb")
+def test_a_connection_that_is_lost_is_no_page_that_is_handled(alias):
+    Subscription.objects.using(alias).create(name="old")
+    with pytest.raises(OperationalError), control.locked("old", alias):
+        cut_off(alias)
 
 
 @on("postgres", "mariadb")
