@@ -143,7 +143,8 @@ class ProcessLoop(ABC):
         try:
             step(*args)
         except (django.db.Error, LeaseLost) as error:
-            self.logger.warning("Step failed what=%s step=%r error=%r", self, step, error)
+            name = getattr(step, "__name__", type(step).__name__)
+            self.logger.warning("Step failed what=%s step=%s error=%r", self, name, error)
             self._disconnect()
             return False
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DatabaseNow, Incident, Process, StagedJob
@@ -95,6 +95,14 @@ def test_a_second_time(alias, note):
     assert drain.run(once=True).published == 3
     stage(note, alias, 3)
     assert drain.run(once=True).published == 6
+
+
+def test_a_step_that_fails_is_logged_by_its_name(alias, caplog):
+    def shown(drain):
+        raise OperationalError("away")
+
+    Drain(using=alias, on_turn=shown).run(once=True)
+    assert "step=shown error=OperationalError" in caplog.text
 
 
 def test_with_nothing_to_do(alias):
