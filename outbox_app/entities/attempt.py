@@ -108,7 +108,7 @@ class Attempt:
     def _lock(self) -> int:
         """Lock the head; return its version."""
         heads = StreamHead.objects.using(self.using).filter(log=self.table, stream=self.id)
-        writes = self.connection.vendor == "sqlite"  # no lock but that, refused at once after a read
+        writes = self.connection.vendor == "sqlite"  # no other lock; refused after a read
         seen = 0 if writes else heads.values_list("version", flat=True).first() or 0
         if not seen:
             # A head that is absent is made: a lock on it would be one on a gap, where others
