@@ -17,15 +17,16 @@ from functools import partial
 from typing import Any
 
 from celery import current_app
-from django.db import transaction
 from django.db.models import Max, Min, QuerySet
 
 from ..conf import outbox_settings
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult
 from ..models.counting import counted
+from ..process.lock_wait import atomic_with_lock_wait
 from ..text import get_logger
 from . import bulk
 from .bulk import BATCH_SIZE, BulkResult, Moment, run_for
+from .drain.batch import LOCK_SECONDS
 from .drain.incidents import record_requeue
 from .message import Message, moment
 from .staging import insert
@@ -148,7 +149,7 @@ def _to_the_end(decide: Callable[..., BulkResult], jobs: QuerySet[DeadJob], **op
 def _requeue_batch(
     ids: list[int], *, until: int, asked: Moment, using: str, by: str, incidents: list[int]
 ) -> int:
-    with transaction.atomic(using=using):
+    with atomic_with_lock_wait(LOCK_SECONDS, using=using):
         jobs = list(_locked(asked, using=using).filter(pk__in=ids))
         if outbox_settings().DEAD_KEY == "block":
             jobs += _followers(jobs, until=until, asked=asked, using=using)
@@ -184,7 +185,7 @@ def _held_until(job: StagedJob, *, using: str) -> datetime | None:
 
 
 def _discard_batch(ids: list[int], *, asked: Moment, using: str) -> int:
-    with transaction.atomic(using=using):
+    with atomic_with_lock_wait(LOCK_SECONDS, using=using):
         locked = list(_locked(asked, using=using).filter(pk__in=ids).values_list("pk", flat=True))
         return DeadJob.objects.using(using).filter(pk__in=locked).delete()[0]
 

@@ -24,12 +24,13 @@ from ..aliases import outbox_alias
 from ..exceptions import InvalidJob, NotAtomic
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult, counting
 from ..models.clock import stored
+from ..process.lock_wait import atomic_with_lock_wait
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
 from ..text import get_logger, storable
 from ..transactions import after_commit, is_atomic, lacks_autocommit
 from .bulk import BulkResult, Moment, run_for
-from .drain.batch import apps_with_rows
+from .drain.batch import LOCK_SECONDS, apps_with_rows
 from .immediate import leave_out
 from .message import Message
 from .staging.insert import shard_of
@@ -214,13 +215,13 @@ def _named(part: QuerySet[StagedJob], task_id: str, column: str) -> set[int]:
 
 def _cancel(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
     found = list(jobs.only("pk"))
-    with transaction.atomic(using=rows.db):
+    with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
         return len(_taken(rows, found))
 
 
 def _release(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
     released, found = 0, list(jobs)
-    with transaction.atomic(using=rows.db):
+    with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
         for job in found:
             # Not job.save(): a row that is gone by now stays gone.
             held = rows.filter(pk=job.pk, available_at__isnull=False)
@@ -232,7 +233,7 @@ def _release(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
 
 def _move_to_dead(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob], *, reason: str) -> int:
     found = list(jobs)
-    with transaction.atomic(using=rows.db):
+    with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
         dead = [job.as_dead(error=MOVED, reason=reason) for job in _taken(rows, found)]
         DeadJob.objects.using(rows.db).bulk_create(dead)
     for each in dead:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import current_app
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
 from outbox_app import cancel, reschedule, stage
 from outbox_app.exceptions import InvalidJob
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import Drain
-from outbox_app.jobs.dead import requeue_dead
+from outbox_app.jobs.dead import requeue_dead, requeue_for
 from outbox_app.jobs.staged import move_to_dead_for, release_for
 from outbox_app.models import DatabaseNow, DeadJob, StagedJob, counting
 from tests import tasks
 from tests.jobs.drain.test_main_path import received
+from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
@@ -244,6 +246,30 @@ def test_a_held_job_that_comes_back_from_the_dead_is_held_again(alias, staged):
     assert [job.task_id for job in after] == [job.task_id for job in before]
     assert [job.available_at for job in after] == [job.available_at for job in before]
     assert before[0].available_at is not None
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("is_dead", [False, True], ids=["staged", "dead"])
+def test_a_person_waits_shortly_for_a_transaction_that_cancels(alias, staged, task, is_dead):
+    """A web server would end the page of the admin, which could not say why."""
+    job = staged(countdown=86400)
+    jobs, decide = StagedJob.objects.using(alias).all(), release_for
+    if is_dead:
+        move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why")
+        jobs, decide = DeadJob.objects.using(alias).all(), requeue_for
+    found = []
+
+    def press():
+        found.append(decide(jobs, until=10**9, asked=DatabaseNow(), seconds=0))
+        connections[alias].close()
+
+    person = threading.Thread(target=press, daemon=True)
+    with transaction.atomic(using=alias):
+        assert cancel(job, using=alias, app=task.app)
+        person.start()
+        person.join(patience())
+        [result] = found
+    assert (result.done, type(result.error)) == (0, OperationalError)
 
 
 def test_a_dead_job_is_taken_back(alias, staged, revoked, task):

@@ -21,9 +21,10 @@ from django.db.models import Max, Min
 from ...conf import outbox_settings
 from ...exceptions import KeyBlocked
 from ...models import DeadJob, Incident, StagedJob
+from ...process.lock_wait import atomic_with_lock_wait
 from ...signals import incident_recorded, job_dead
 from ...text import storable
-from .batch import Row, delete, release
+from .batch import LOCK_SECONDS, Row, delete, release
 
 
 def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
@@ -31,7 +32,7 @@ def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | Non
     # By its task id as well: see ``batch.delete``.
     staged = StagedJob.objects.using(using).filter(pk=row.id, task_id=row.task_id)
     found = staged.first()  # before the transaction: see ``staged._run``
-    with transaction.atomic(using=using):
+    with atomic_with_lock_wait(LOCK_SECONDS, using=using):
         # The one step that is conditional: of two drainers that hold the row, one deletes it.
         if found is None or not staged._raw_delete(using):
             return None

@@ -194,7 +194,7 @@ def test_a_batch_makes_the_same_number_of_statements_whatever_its_size(alias):
         return len(queries)
 
     assert statements(40) == statements(3)
-    assert statements(3) <= 10
+    assert statements(3) <= 12
 
 
 @pytest.mark.django_db
