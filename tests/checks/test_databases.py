@@ -7,10 +7,13 @@ from django.core.checks import Tags, run_checks
 from django.core.checks.registry import registry
 from django.db import connections
 from django.db.backends.sqlite3.base import DatabaseWrapper
+from django.db.migrations import Migration, RunPython
+from django.db.migrations.writer import MigrationWriter
 
 from outbox_app import stage
 from outbox_app.checks.databases import ROWS, check_databases, check_sessions
 from outbox_app.models import StagedJob
+from outbox_app.models.collation import compare_bytes
 from tests import tasks
 
 
@@ -32,6 +35,15 @@ def run(alias):
 def test_a_migrated_database_is_well(alias):
     assert check_databases(databases=[alias]) == []
     assert check_databases(databases=None) == []
+
+
+def test_a_migration_that_has_tables_compare_bytes_can_be_squashed():
+    migration, squashed = Migration("0002_bytes", "shop"), {}
+    migration.operations = [RunPython(compare_bytes("a", "b"), RunPython.noop, atomic=False)]
+    exec(MigrationWriter(migration).as_string(), squashed)
+    [operation] = squashed["Migration"].operations
+    assert operation.code.func is compare_bytes().func
+    assert operation.code.args == (("a", "b"),)
 
 
 @pytest.mark.usefixtures("in_atomic")
