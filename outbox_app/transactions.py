@@ -58,12 +58,10 @@ def own_connection(using: str, *, seconds: float) -> Iterator[None]:
     """Use another connection for an alias, in this thread, as long as the block runs.
 
     What is written in it is committed, also if the transaction that is open outside rolls back. On
-    SQLite, which has one writer, the caller itself maybe, it waits for so many seconds. Its
-    settings are its own, without Django's pool: threads that have all of that one wait for it.
+    SQLite, which has one writer, the caller itself maybe, it waits for so many seconds.
     """
     outer, own = connections[using], connections.create_connection(using)
-    options = {k: v for k, v in own.settings_dict["OPTIONS"].items() if k != "pool"}
-    own.settings_dict = {**own.settings_dict, "OPTIONS": options}
+    leave_pool(own)
     connections[using] = own
     try:
         if not own.settings_dict["AUTOCOMMIT"]:
@@ -75,6 +73,15 @@ def own_connection(using: str, *, seconds: float) -> Iterator[None]:
     finally:
         connections[using] = outer
         own.close()
+
+
+def leave_pool(connection: BaseDatabaseWrapper) -> None:
+    """Have it opened with settings of its own, beside Django's pool.
+
+    Those who wait for its thread may have all connections of the pool.
+    """
+    options = {k: v for k, v in connection.settings_dict["OPTIONS"].items() if k != "pool"}
+    connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
 
 
 def open_transactions() -> list[str]:

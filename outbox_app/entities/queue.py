@@ -27,8 +27,8 @@ from django.utils.asyncio import async_unsafe
 from ..conf import outbox_settings
 from ..exceptions import InvalidCommand, Overloaded
 from ..failpoints import failpoint
-from ..process.background import hand_back
 from ..text import get_logger
+from ..transactions import leave_pool
 from . import counting
 from .execution import answer, in_callers_transaction, scope_of
 from .passing import NotPassedOn, leader_of, pass_on
@@ -277,8 +277,8 @@ class Queues:
                 self.threads -= away
                 self._start()
             try:
+                leave_pool(connections[line.key.using])
                 self.lead(line)
-                hand_back(connections[line.key.using])
             except BaseException:
                 logger.exception("A batch of %s was broken off.", line.key.entity.__name__)
             with self.lock:
@@ -343,6 +343,8 @@ def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Ou
         answer(entity, [call], using=using)
         counting.write_if_due(using)
         return call.result()
+    if getattr(connections[using], "pool", None):  # those who wait for who leads may have all of it
+        connections[using].ensure_connection()
     scope = scope_of(using)
     if scope is None and (leader := leader_of(call, entity, using=using)):
         with suppress(NotPassedOn):

@@ -106,15 +106,9 @@ class Background:
         for (call, args), all_items in together.items():
             call(all_items, *args)
         for connection in connections.all(initialized_only=True):
-            if connection.errors_occurred:  # it may be dead, and is opened anew
+            # It may be dead, and is opened anew; or others wait for what Django's pool has.
+            if connection.errors_occurred or getattr(connection, "pool", None):
                 connection.close()
-            hand_back(connection)
         for _ in taken:
             waiting.task_done()
         return True
-
-
-def hand_back(connection: Any) -> None:
-    """Give the connection of a thread that lives on to Django's pool, if it comes from there."""
-    if getattr(connection, "pool", None):
-        connection.close()

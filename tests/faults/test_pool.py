@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
-from outbox_app.entities import queue
 from outbox_app.ids import Snowflakes
 from outbox_app.models import Process, StagedJob
 from outbox_app.process import background
@@ -58,15 +58,37 @@ def test_what_is_committed_apart_takes_none_of_the_pool(alias, pool_of_one):
         assert Snowflakes().make()
 
 
-def test_threads_that_live_on_keep_none_of_the_pool(alias, pool_of_one, fresh, monkeypatch):
+def test_threads_that_live_on_keep_none_of_the_pool(alias, pool_of_one, monkeypatch):
     """They had all of its connections for as long as there was work."""
-    monkeypatch.setattr(queue, "IDLE", 60)
     monkeypatch.setattr(background, "IDLE", 60)
     calls, seen = background.Background("test", threads=1, longest=1, together=1, at_exit=0), []
-    try:
-        asyncio.run(Account.aexecute("a", "open", {"owner": "ann"}, command_id="x", using=alias))
-        calls.send(lambda items: seen.append(StagedJob.objects.using(alias).count()), [1])
-        assert calls.drain(20)
-        assert seen == [StagedJob.objects.using(alias).count()]
-    finally:
-        fresh.close()
+    calls.send(lambda items: seen.append(StagedJob.objects.using(alias).count()), [1])
+    assert calls.drain(20)
+    assert seen == [StagedJob.objects.using(alias).count()]
+
+
+def test_coroutines_whose_requests_have_all_of_the_pool(alias, pool_of_one, fresh):
+    assert not Account.objects.using(alias).exists()  # has the only one
+    asyncio.run(Account.aexecute("a", "refuse_to_open", command_id="x", using=alias))
+
+
+def test_threads_that_wait_for_one_without_a_connection(alias, pool_of_one):
+    """It led, and waited for the connection of those that waited for it."""
+    assert not Account.objects.using(alias).exists()  # has the only one
+    pool = connections[alias].pool
+
+    def ask(command_id):
+        return Account.execute("a", "refuse_to_open", command_id=command_id, using=alias).version
+
+    def ask_there():
+        try:
+            return ask("x")
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as executor:
+        other = executor.submit(ask_there)
+        eventually(lambda: pool.get_stats().get("requests_waiting"), "it waits")
+        assert ask("y") == 1
+        connections[alias].close()
+        assert other.result() == 2
