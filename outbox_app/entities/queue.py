@@ -378,12 +378,11 @@ def ask_many(
 ) -> list[Any]:
     """Answer commands in batches of their own, entity by entity, by ``Outcome`` or an error."""
     inside = in_callers_transaction(entity, using=using)
-    deadline = deadline_after(timeout, entity.timeout)
     calls: list[Call | InvalidCommand] = []
     lines: dict[str, Line] = {}
     for each in commands:
         try:
-            call = Call(each, deadline)
+            call = Call(each)
             lines.setdefault(call.id, Line(Key(entity, using, call.id))).waiting[call] = None
             calls.append(call)
         except InvalidCommand as error:
@@ -394,8 +393,7 @@ def ask_many(
             for call in batch:
                 call.deadline = deadline  # each transaction has its own
             began = time.time_ns()
-            left = answer(entity, batch, using=using)
-            line.put_back(left)
+            line.put_back(left := answer(entity, batch, using=using))
             if not inside:
                 counting.trace_batch(entity, [*set(batch).difference(left)], began)
     counting.write_if_due(using)
