@@ -26,7 +26,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from django.db import connections
+from django.db import OperationalError, connections
 from django.utils import timezone
 
 from ..conf import outbox_settings
@@ -35,6 +35,7 @@ from ..failpoints import failpoint
 from ..models import DatabaseNow, StagedJob
 from ..process import counters
 from ..process.backoff import Backoff
+from ..process.lock_wait import is_conflict
 from ..process.wakeup import JOBS, wake
 from ..text import get_logger
 from ..transactions import SavepointsBefore, is_in_test
@@ -157,7 +158,13 @@ class CommitBatch:
         kept.update(row.id for row in accepted)
         left = [(job.pk, job.task_id) for job in self.jobs if job.pk not in kept]
         failpoint("immediate_published")
-        delete([(row.id, row.task_id) for row in accepted], using=self.using)
+        done = [(row.id, row.task_id) for row in accepted]
+        try:
+            delete(done, using=self.using)
+        except OperationalError as error:
+            if not is_conflict(error):  # of what others commit, at SERIALIZABLE
+                raise
+            delete(done, using=self.using)
         failpoint("immediate_deleted")
         if left:
             release(left, using=self.using)

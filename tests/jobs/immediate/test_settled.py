@@ -315,6 +315,27 @@ def test_threads_have_connections_of_their_own(alias, broker_url, make_named_app
     assert not StagedJob.objects.using(alias).exists()
 
 
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_conflict_with_what_others_commit_leaves_no_row(alias, app, states):
+    """At SERIALIZABLE any statement may be refused for that, the DELETE too."""
+    connection, refused = connections[alias], []
+    refusals = {
+        "postgresql": "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$",
+        "mysql": "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213",
+    }
+
+    def refuse_once(execute, sql, params, many, context):
+        if sql.startswith("DELETE") and not refused:
+            refused.append(sql)
+            sql, params = refusals[connection.vendor], None
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(refuse_once):
+        _call(app, alias, 1)
+    assert len(refused) == 1
+    assert states() == []
+
+
 def test_a_connection_is_kept_for_the_next_commit_where_the_pool_may_hold_it(
     alias, app, states, monkeypatch
 ):
