@@ -26,8 +26,7 @@ from ..process.lock_wait import atomic_with_lock_wait
 from ..text import get_logger
 from . import bulk
 from .bulk import BATCH_SIZE, BulkResult, Moment, run_for
-from .drain.batch import LOCK_SECONDS
-from .drain.incidents import record_requeue
+from .drain.incidents import LOCK_SECONDS, record_requeue
 from .message import Message, moment
 from .staging import insert
 from .staging.producer import held_until

@@ -30,7 +30,8 @@ from ..signals import job_dead
 from ..text import get_logger, storable
 from ..transactions import after_commit, is_atomic, lacks_autocommit
 from .bulk import BulkResult, Moment, run_for
-from .drain.batch import LOCK_SECONDS, apps_with_rows
+from .drain.batch import apps_with_rows
+from .drain.incidents import LOCK_SECONDS
 from .immediate import leave_out
 from .message import Message
 from .staging.insert import shard_of
@@ -242,7 +243,7 @@ def _move_to_dead(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob], *, reaso
 
 
 def _taken(rows: QuerySet[Any], jobs: Iterable[Any]) -> list[Any]:
-    """Delete jobs, say; return those that were there.
+    """Delete rows; return those that were there.
 
     One by one: which of them a drainer has deleted first has to be known, and MySQL would lock
     others' rows where it scans for many.

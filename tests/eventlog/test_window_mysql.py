@@ -319,6 +319,17 @@ def test_a_run_that_is_too_long_is_closed_without_tombstones(alias, settings, mo
         assert Event.objects.using(alias).count() == 3
 
 
+def test_an_event_in_flight_behind_a_run_is_not_waited_for(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "TOMBSTONES": True}
+    execute(alias, "SET SESSION innodb_lock_wait_timeout = 1")
+    with reading(alias) as reader, Session(alias) as slow:
+        first, last = rolled_back(alias)
+        slow.begin().publish("slow")
+        assert reader.window._seal(first, last)
+        assert Event.objects.using(alias).get().pk == first
+    connections[alias].close()  # with its bound
+
+
 def test_a_row_that_came_while_it_was_to_be_sealed(alias, settings):
     settings.OUTBOX = {**settings.OUTBOX, "TOMBSTONES": True}
     with reading(alias) as reader:

@@ -219,15 +219,17 @@ class MysqlWindow(Window[MysqlState]):
             return True
         own = [self.own_values() for _ in range(first, last + 1)]
         names = "".join(f", `{name}`" for name in own[0])
+        # As old as the next event, or those in the place of pruned ones would hold the retention.
+        # Asked for apart: as a part of another statement it would wait for an event in flight.
+        time = f"SELECT CAST(recorded_at AS CHAR) FROM {self.source}"
+        after = self.run(f"{time} WHERE id > {last} ORDER BY id LIMIT 1", [])
+        at = f"'{after[0][0]}'" if after else "UTC_TIMESTAMP(6)"
         values = ", ".join(
             f"({id}, 0, '', '{TOMBSTONE}', {id}, '{TOMBSTONE}', '{{}}', '{{}}', 0, "
-            f"REPLACE(UUID(), '-', ''), COALESCE(@outbox, UTC_TIMESTAMP(6)){', %s' * len(own[0])})"
+            f"REPLACE(UUID(), '-', ''), {at}{', %s' * len(own[0])})"
             for id in range(first, last + 1)
         )
-        # As old as the next event, or those in the place of pruned ones would hold the retention.
-        after = f"SELECT recorded_at FROM {self.source} WHERE id > {last} ORDER BY id LIMIT 1"
         try:
-            self.run(f"SET @outbox = ({after})", [])
             self.run(
                 f"INSERT INTO {self.source} (id, txid, topic, stream, version, type, data, "
                 f"metadata, slice, message_id, recorded_at{names}) VALUES {values}",

@@ -33,8 +33,6 @@ SERVES = 20
 READ_AT_ONCE = 900
 #: Rows of one DELETE.
 DELETED_AT_ONCE = 2000
-#: Seconds for which a decision waits for a row that another transaction has locked, at most.
-LOCK_SECONDS = 2.0
 _NAMES = ("id", "shard", "ordering_key", "app", "task", "task_id", "queue")
 _MESSAGE = ("body", "envelope")
 _IS_SMALL = f"LENGTH(body) + LENGTH(envelope) <= {SMALL_BYTES}"

@@ -24,7 +24,10 @@ from ...models import DeadJob, Incident, StagedJob
 from ...process.lock_wait import atomic_with_lock_wait
 from ...signals import incident_recorded, job_dead
 from ...text import storable
-from .batch import LOCK_SECONDS, Row, delete, release
+from .batch import Row, delete, release
+
+#: Seconds for which a decision waits for a row that another transaction has locked, at most.
+LOCK_SECONDS = 2.0
 
 
 def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
