@@ -144,6 +144,16 @@ def test_late_commits_come_once_and_rollbacks_never(alias, new_log, folder):
 
 
 @database
+@on("postgres")
+def test_texts_survive_a_client_that_has_another_encoding(alias, new_log, folder, monkeypatch):
+    """As libpq has it where a database is in Latin 1: both reads of a batch had its bytes."""
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    publish_some(alias, 1, metadata={"by": "Zoë"})
+    archive(alias, folder)
+    assert_exact(alias, folder)
+
+
+@database
 @on("mariadb")
 def test_a_server_that_cuts_results_off(alias, new_log, folder):
     """What both reads of a batch lack is no difference."""

@@ -41,7 +41,8 @@ class Postgres(Database):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         parameters = {"application_name": "outbox_pipeline", "connect_timeout": "10"}
-        parameters |= options.parameters
+        # Arrow's text is UTF-8. In the database's own encoding it would not be, unnoticed.
+        parameters |= options.parameters | {"client_encoding": "UTF8"}
         if options.statement_timeout:
             given = parameters.get("options", "")
             timeout = int(options.statement_timeout * 1000)
