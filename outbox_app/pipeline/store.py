@@ -36,7 +36,7 @@ class Store:
     """
 
     def __init__(self, folder: str) -> None:
-        said = urlsplit(folder) if "://" in folder else None
+        said = urlsplit(folder) if re.match(r"\w+:/", folder) else None
         if said and (said.password is not None or said.query):
             raise ArchiveRefused(
                 "The address of the archive holds a password or parameters, which would be shown "
@@ -55,6 +55,8 @@ class Store:
         self.system, self.root = fs.LocalFileSystem(), self.folder
         if not self.is_local:
             try:
+                if said and not said.netloc:  # without its slashes it would be a folder here
+                    raise ValueError("it names no bucket")
                 self.system, self.root = fs.FileSystem.from_uri(self.folder)
             except (ValueError, NotImplementedError, ImportError, OSError) as error:
                 if "AWS Error" in str(error):  # where it asks for the region of the bucket

@@ -58,6 +58,7 @@ class Postgres(Database):
             (adbc_driver_manager.Error,),
             lambda error: _REFUSED.search(str(error)),
         )
+        self.run("SET idle_session_timeout = 0", [])  # Spark may take its time
 
     def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         """See ``Database``. No statement of ours has parameters here."""
