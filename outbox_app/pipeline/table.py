@@ -38,7 +38,7 @@ from .store import Store, told
 MARK = "outbox"
 #: And that of what tells a commit from all others.
 ATTEMPT = "outbox_attempt"
-#: Commits say how far the log is archived, and checkpoints do not: no commit is ever cleaned up.
+#: Commits say how far the log is archived, and checkpoints do not: ``vacuum`` cleans them up.
 _CONFIGURATION = {"delta.enableExpiredLogCleanup": "false"}
 #: Versions of the protocol that readers and writers need at most.
 _PROTOCOL = (1, 2)
@@ -221,9 +221,12 @@ class Archive:
         """Delete files of ours that the table does not name, a week old. Returns how many.
 
         Those in whose place they were are checked first. What else is in the folder stays: another
-        archive, for one. Raises ``ArchiveRefused``.
+        archive, for one. Commits of more than a month go, too, as each lists all: but the newest.
+        Raises ``ArchiveRefused``.
         """
         with _explained(self.store):
+            if self._newest()[0] == self._table.version():  # with others behind it, it could go
+                self._table.cleanup_metadata()
             names = self._table.vacuum(full=True, dry_run=True)
         # Replaced files that have gone are named again and again.
         there = self.store.list() if names else {}

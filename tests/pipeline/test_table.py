@@ -375,7 +375,7 @@ def test_the_offset_outlives_clean_up(folder):
     then = table.history(1)[0]["timestamp"] / 1000 - 40 * 86400
     for path in Path(folder, "_delta_log").iterdir():
         os.utime(path, (then, then))
-    table.cleanup_metadata()
+    batches.archive.vacuum()
     assert len(list(Path(folder, "_delta_log").glob("0*.json"))) == 1
     Path(folder, "recorded_date=2026-01-01", "left.parquet").touch()
     age(folder)
@@ -387,6 +387,19 @@ def test_the_offset_outlives_clean_up(folder):
     batches.add(2)
     rows = DeltaTable(folder).to_pyarrow_dataset().to_table(columns=["id"])
     assert sorted(rows["id"].to_pylist()) == [row[0] for row in batches.rows]
+
+
+def test_the_offset_outlives_clean_up_where_others_have_committed(folder):
+    batches = Batches(folder)
+    batches.add(*[1] * BATCHES)
+    table = DeltaTable(folder)
+    table.alter.set_table_description("Events")
+    table.create_checkpoint()
+    then = table.history(1)[0]["timestamp"] / 1000 - 40 * 86400
+    for path in Path(folder, "_delta_log").iterdir():
+        os.utime(path, (then, then))
+    Archive.load(folder, LOG).vacuum()
+    assert Archive.load(folder, LOG).end == offset(BATCHES)
 
 
 class Machine(RuleBasedStateMachine):
