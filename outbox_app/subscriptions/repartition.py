@@ -136,7 +136,7 @@ def replace_cursors(old: list[Cursor], places: list[tuple[str, int]]) -> None:
     stopped = [each for each in old if is_stopped(each)]
     shared = gcd(len(old), len(places))  # partitions that differ by a multiple have common streams
     for cursor in old:
-        cursor.delete()
+        cursor.delete(using=cursors.db)
     cursors.bulk_create(
         Cursor(
             subscription=old[0].subscription,

@@ -189,7 +189,7 @@ def _begin(task_id: str, *, worker: str) -> Row | None:
         row.last_attempted_at = row.kept_from = timezone.now()
         row.started_at = row.started_at or row.last_attempted_at
         row.worker_ids = json.dumps([*json.loads(row.worker_ids), worker])
-        row.save()
+        row.save(using=row._state.db)
     return row
 
 

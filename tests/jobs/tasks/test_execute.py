@@ -73,6 +73,23 @@ def test_a_result(alias: str, enqueue: Any, run: Any, task: Any) -> None:
     assert result.worker_ids[0].startswith("worker@here:")
 
 
+class Elsewhere:
+    """A router that has no word on results, as OUTBOX["DATABASE"] says where they are."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "elsewhere"
+
+
+def test_a_project_whose_routers_name_another_database(
+    enqueue: Any, run: Any, settings: Any
+) -> None:
+    settings.DATABASE_ROUTERS = [Elsewhere()]
+    result = enqueue(add, [1], [2])
+    assert run(result).state == "SUCCESS"
+    result.refresh()
+    assert (result.status, result.return_value) == ("SUCCESSFUL", [1, 2])
+
+
 def test_the_context(alias: str, enqueue: Any, run: Any) -> None:
     result = enqueue(declared.attempt)
     TaskResult.objects.using(alias).update(worker_ids=json.dumps(["died"]))

@@ -285,3 +285,25 @@ def test_a_replay_of_a_log_that_was_left_out(alias, published, run, declare, bef
     assert {each for each, count in handled(alias).items() if each[1] == 3 and count == 1} == {
         (stream, 3) for stream in STREAMS
     }
+
+
+class Elsewhere:
+    """A router that has no word on the outbox, as OUTBOX["DATABASE"] says where it is."""
+
+    def db_for_write(self, model, **hints):
+        return "elsewhere"
+
+
+def test_the_setting_and_no_router_says_where_the_cursors_are(
+    alias, published, run, declare, settings
+):
+    settings.DATABASE_ROUTERS = [Elsewhere()]
+    declare(2)
+    published(*STREAMS, using=alias)
+    run("counted")
+    declare(4)
+    published(*STREAMS, using=alias)
+    assert run("counted") == len(STREAMS)
+    declare(3)
+    assert control.repartition("counted") == (4, 3)
+    assert set(handled(alias).values()) == {1}
