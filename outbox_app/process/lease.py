@@ -205,8 +205,8 @@ class LeaseHolder:
         self.owned = frozenset()
         self.joined = False
         return LeaseLost(
-            f"Drainer {self.id} was silent for {self.lease_seconds:g} s, so others have removed it "
-            "and take its shards."
+            f"Process {self.id} was silent for {self.lease_seconds:g} s, so others have removed it "
+            "and take what it held."
         )
 
     def _enter_missing(self, owners: Container[int]) -> dict[int, UUID | None]:
