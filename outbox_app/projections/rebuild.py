@@ -72,8 +72,9 @@ def rebuildable(name: str) -> Projection:
             "what it has written is not known. Replay it: manage.py outbox_subscriptions replay."
         )
     model = projection.model
-    pointing = [str(relation.related_model._meta.label) for relation in model._meta.related_objects]
-    if pointing:
+    relations: Any = model._meta.get_fields(include_hidden=True)  # related_name="+", too
+    far = (each for each in relations if each.auto_created and not each.concrete)
+    if pointing := {each.related_model._meta.label for each in far}:
         raise RebuildRefused(
             f"{', '.join(sorted(pointing))} points at {model._meta.label} with a foreign key, so "
             "its rows cannot be deleted and inserted again. Point at what the rows are about, or "

@@ -70,6 +70,12 @@ class Pointing(models.Model):
     view = models.ForeignKey(Pointed, on_delete=models.CASCADE)
 
 
+class Hinting(models.Model):
+    """Points at a view that does not know of it."""
+
+    view = models.ForeignKey(Pointed, on_delete=models.CASCADE, related_name="+")
+
+
 class Stamped(models.Model):
     """Knows when its rows were made, and when they changed."""
 

@@ -448,7 +448,7 @@ def test_a_log_that_is_pruned_meanwhile_is_refused(alias, published, run, status
     [
         ("nobody", "No subscription is named 'nobody'"),
         ("plain", "'plain' is no projection"),
-        ("pointed", r"projections.Pointing points at projections.Pointed"),
+        ("pointed", r"projections.Hinting, projections.Pointing points at projections.Pointed"),
     ],
 )
 @pytest.mark.django_db
