@@ -8,7 +8,6 @@ succeeds or a person skips it (``subscriptions.skips``).
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from collections.abc import Callable, Iterator
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
@@ -25,7 +24,7 @@ from .subscriber import Subscriber
 
 
 class EndedByHandler(OutboxError):
-    """A handler asked for the end of the process, in which other subscriptions run."""
+    """A handler raised what would end the process, in which other subscriptions run."""
 
 
 class Attempt(NamedTuple):
@@ -57,7 +56,9 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
                 # The error holds a generator inside atomic(), which would leave it later: in the
                 # middle of ours.
                 traceback.clear_frames(error.__traceback__)
-            if isinstance(error, SystemExit | asyncio.CancelledError):
+            # SystemExit, or the panic of a library in Rust; but not what ends this greenlet.
+            ends = isinstance(error, KeyboardInterrupt) or type(error).__name__ == "GreenletExit"
+            if not (ends or isinstance(error, Exception)):
                 raise EndedByHandler(
                     f"The handler of {name!r} raised {error!r}. That ends nothing but its page; "
                     "catch it where it comes from."

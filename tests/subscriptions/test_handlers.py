@@ -467,7 +467,15 @@ def test_one_that_raises_inside_a_generator_of_its_own(alias, published, run_on,
     assert sorted(noted(alias)) == ["a1", "bad1", "c1"]
 
 
-@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError()], ids=["exit", "cancel"])
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(0), asyncio.CancelledError(), PanicException("index out of bounds")],
+    ids=["exit", "cancel", "panic"],
+)
 def test_one_that_wants_to_end_the_process(alias, published, run, error):
     @subscriber("ends")
     def end(events):
