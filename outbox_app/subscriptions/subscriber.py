@@ -57,7 +57,7 @@ class Subscriber:
     def logs(self) -> list[type[EventLog]]:
         """The logs it reads. Raises ``UnknownLog``."""
         try:
-            return [log_named(name) for name in self.log_names]
+            return list(dict.fromkeys(map(log_named, self.log_names)))  # by table and label, too
         except UnknownLog as error:
             raise UnknownLog(f"Subscription {self.name!r} cannot run. {error}") from None
 

@@ -108,6 +108,14 @@ def test_partitions_share_the_streams(alias, published, run, seen_by):
     assert Cursor.objects.using(alias).count() == 4
 
 
+def test_a_log_that_is_named_twice_in_different_ways_is_read_once(alias, published, run, seen_by):
+    seen = seen_by("twice", logs=[Event, "outbox_event", "outbox_app.event"])
+    published("a", "b")
+    assert run("twice") == 2
+    assert seen == [("a", 1), ("b", 1)]
+    assert Cursor.objects.using(alias).filter(subscription="twice").count() == 1
+
+
 def test_from_now_on(alias, published, run, seen_by):
     seen = seen_by("new", start="now")
     published("a")
