@@ -131,7 +131,8 @@ def reschedule(
                 changed += held.filter(available_at__lt=due).update(available_at=due)
                 continue
             until = held_until(eta, celery_app(job.app) or current_app, using=using)
-            changed += held.update(available_at=until, envelope=envelope)
+            # Not None: then it would count as waiting since it was staged.
+            changed += held.update(available_at=until or DatabaseNow(), envelope=envelope)
         if changed:
             TaskResult.objects.using(using).keep_from(stored(eta, using=using), jobs)
         wake_after_commit(using, JOBS)
@@ -225,9 +226,9 @@ def _release(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
     with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
         for job in found:
             # Not job.save(): a row that is gone by now stays gone.
-            held = rows.filter(pk=job.pk, available_at__isnull=False)
+            held = rows.filter(pk=job.pk, available_at__gt=DatabaseNow())
             if (envelope := _with_eta(job.envelope, None)) is not None:
-                released += held.update(available_at=None, envelope=envelope)
+                released += held.update(available_at=DatabaseNow(), envelope=envelope)
         wake_after_commit(rows.db, JOBS)
     return released
 

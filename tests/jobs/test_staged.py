@@ -14,7 +14,7 @@ from django.utils import timezone
 from outbox_app import cancel, reschedule, stage
 from outbox_app.exceptions import InvalidJob
 from outbox_app.failpoints import set_failpoint
-from outbox_app.jobs import Drain
+from outbox_app.jobs import Drain, backlog
 from outbox_app.jobs.dead import requeue_dead, requeue_for
 from outbox_app.jobs.staged import move_to_dead_for, release_for
 from outbox_app.models import DatabaseNow, DeadJob, StagedJob, counting
@@ -233,6 +233,20 @@ def test_a_job_whose_time_has_come_is_not_put_off(alias, staged):
     id = staged(countdown=86400)
     StagedJob.objects.using(alias).update(available_at=DatabaseNow() - HOUR)
     assert not reschedule(id, eta=timezone.now() + DAY, using=alias)
+
+
+@pytest.mark.parametrize("by", ["a person", "the project"])
+def test_a_job_that_leaves_before_its_time_is_late_from_that_moment_on(alias, staged, by):
+    """It would be reported as waiting since it was staged, days ago."""
+    id, jobs = staged(countdown=10 * 86400), StagedJob.objects.using(alias).all()
+    jobs.update(staged_at=DatabaseNow() - 7 * DAY)
+    if by == "a person":
+        assert release_for(jobs, until=10**9, asked=DatabaseNow()).done == 1
+        assert release_for(jobs, until=10**9, asked=DatabaseNow()).done == 0
+    else:
+        assert reschedule(id, eta=timezone.now(), using=alias)
+    assert backlog(using=alias).oldest_seconds < 60
+    assert Drain(using=alias).run(once=True).done == 1
 
 
 def test_a_held_job_that_comes_back_from_the_dead_is_held_again(alias, staged):
