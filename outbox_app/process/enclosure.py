@@ -54,10 +54,19 @@ _UNDONE = (1020, 1205, 1213)
 _TOOK_TOO_LONG = ("25P03", "25P04")
 #: The connection is gone, which the code had no part in.
 LOST = (django.db.OperationalError, django.db.InterfaceError)
+#: Not so where a row is refused for what is in it, by an error that drivers take for such a one:
+#: values that a column, a partition, a trigger or an index does not take.
+_OF_THE_ROW = (1292, 1364, 1365, 1366, 1367, 1411, 1526, 1644, 3140, "54000")
 
 
 class SwallowedError(OutboxError):
     """Code inside a transaction left it in a state in which it cannot be committed."""
+
+
+def is_lost(error: Exception) -> bool:
+    """Say whether an error is the database's, and not that of the row that was to be written."""
+    of_the_row = any(code in _OF_THE_ROW for code in (sqlstate(error), *error.args[:1]))
+    return isinstance(error, LOST) and not of_the_row
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ..eventlog.record import RecordedEvent
 from ..exceptions import LeaseLost, TransactionEnded
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
-from ..process.enclosure import LOST
+from ..process.enclosure import is_lost
 from ..signals import stream_parked
 from .cursors import CursorConflict, evidence
 from .subscriber import Handler, Subscriber
@@ -68,9 +68,9 @@ class Parking:
                 if connections[self.using].vendor == "postgresql":
                     # Deferred constraints now, while it is known whose event it is.
                     connections[self.using].check_constraints()
-        except (LeaseLost, TransactionEnded, *LOST):
-            raise  # not the event's fault; or nothing is left to commit parking with
         except Exception as error:
+            if isinstance(error, LeaseLost | TransactionEnded) or is_lost(error):
+                raise  # not the event's fault; or nothing is left to commit parking with
             self._park_failed(event, error)
             return False
         return True

@@ -28,7 +28,7 @@ from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
-from ..process.enclosure import LOST
+from ..process.enclosure import LOST, is_lost
 from ..signals import page_failed, page_handled
 from .cursors import (
     CursorConflict,
@@ -313,7 +313,7 @@ class Partition:
         self, at: LogCursor, parked: ParkedStream, error: Exception, events: list[RecordedEvent]
     ) -> bool:
         self.cursors = []  # what is in memory was rolled back
-        stops = self.subscriber.on_error == "stop" or isinstance(error, LOST)
+        stops = self.subscriber.on_error == "stop" or is_lost(error)
         if stops and self.gaps.open_of(parked).exists():
             self._fail(at.cursor, error)
             return False

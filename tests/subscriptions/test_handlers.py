@@ -164,6 +164,32 @@ def test_one_that_makes_others_look_guilty(alias, published, run_on):
     assert "no such table" in cursors["breaks"].error
 
 
+@on("postgres", "mariadb")
+def test_a_row_that_the_database_refuses_by_an_operational_error(alias, published, run_on):
+    """As a character that a column of MySQL has no room for, or a key beyond an index's page."""
+    refused = {
+        "postgres": "SELECT repeat('x', 1073741824)",
+        "mariadb": "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no such article'",
+    }
+
+    @subscriber("parks", on_error="park")
+    def park(events):
+        for event in events:
+            if event.stream == "bad":
+                with connections[alias].cursor() as cursor:
+                    cursor.execute(refused[alias])
+            note(alias, event)
+
+    published("a", "bad", "b")
+    run_on("parks")
+    assert noted(alias) == ["a1", "b1"]
+    assert ParkedStream.objects.using(alias).get().error.startswith("OperationalError: ")
+    ParkedStream.objects.using(alias).update(released=True)
+    run_on("parks")
+    parked = ParkedStream.objects.using(alias).get()
+    assert (parked.stream, parked.version, parked.released) == ("bad", 1, False)
+
+
 @on("default", "mariadb")
 def test_a_parked_stream_with_a_row_that_is_nonsense(alias, published, run_on):
     """PostgreSQL refuses such an edit."""
