@@ -37,6 +37,9 @@ class SqliteWindow(Window[SqliteState]):
         )
         full = len(rows) == limit
         pos = rows[-1][columns.index("id")] if full else end
+        if not rows:  # over a gap of any size at once
+            [(first,)] = self.run(f"SELECT MIN(id) FROM {self.source} WHERE id > {end}", [])
+            pos = first - 1 if first else end
         return Page(rows, SqliteState(pos), more=full or end < top, position=pos)
 
     def unread(self, state: SqliteState) -> str:
