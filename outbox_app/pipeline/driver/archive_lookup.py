@@ -123,6 +123,10 @@ def _python_value(field: Field[Any, Any], value: Any, connection: Any) -> Any:
         value = timedelta(microseconds=value)
     elif isinstance(field, GenericIPAddressField) and value:
         value = value.partition("/")[0]  # PostgreSQL writes a mask behind it
+    elif value and str(kind := field.db_type(connection)).endswith(("]", "range")):
+        with connection.cursor() as cursor:  # only PostgreSQL reads its texts of these
+            cursor.execute(f"SELECT %s::{kind}", [value])
+            [value] = cursor.fetchone()
     return field.to_python(value)
 
 
