@@ -10,6 +10,7 @@ import getpass
 import inspect
 import json
 import logging
+import os
 import signal
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
@@ -52,6 +53,9 @@ class TeachingCommand(BaseCommand):
         except KeyboardInterrupt:
             self.stderr.write("Interrupted. Nothing is lost: run it again.")
             raise SystemExit(130) from None
+        except BrokenPipeError:  # of head, which has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more
+            raise SystemExit(141) from None
 
     @property
     def user(self) -> str:
