@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 
 from ..conf import outbox_settings
+from ..text import get_logger
+
+logger = get_logger("outbox_app.wakeup")
 
 #: Channel of the drainers, and channel of the subscriptions.
 JOBS = "outbox_jobs"
@@ -61,7 +64,10 @@ def wake(using: str, channel: str) -> None:
 
 @cache
 def _waker(using: str, channel: str) -> Callable[[], None]:
-    def wake_readers() -> None:  # no partial: where it fails, Django logs its __qualname__
-        wake(using, channel)
+    def wake_readers() -> None:
+        try:
+            wake(using, channel)
+        except Error as error:  # Django would log a traceback, as if the commit had failed
+            logger.warning("Readers not woken, they will poll database=%s error=%r", using, error)
 
     return wake_readers
