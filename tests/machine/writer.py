@@ -68,10 +68,10 @@ class Writer:
         elif spec.kind == REFUSED:
             options["queue"] = REFUSED_QUEUE
         self.tasks[spec.app].apply_async((spec.key, 1), **options)
-        rows = StagedJob.objects.using(self.using).filter(task_id=task_id)
+        rows = StagedJob.objects.using(self.using)
+        id, shard = rows.filter(task_id=task_id).values_list("id", "shard").get()
         if damage := _DAMAGE.get(spec.kind):
-            rows.update(**damage)
-        id, shard = rows.values_list("id", "shard").get()
+            rows.filter(pk=id).update(**damage)  # no index has task ids: it would lock all rows
         self.model.staged(task_id, spec, transaction=transaction, id=id, shard=shard)
         return task_id
 
