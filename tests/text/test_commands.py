@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -316,30 +313,3 @@ def test_ctrl_c_ends_a_command_in_one_line(name: str, monkeypatch: pytest.Monkey
         command.run_from_argv(["manage.py", name, *["list"] * (name != "outbox_status")])
     assert ended.value.code == 130
     assert written.getvalue() == "Interrupted. Nothing is lost: run it again.\n"
-
-
-def test_a_reader_that_has_gone_ends_a_command_without_a_word() -> None:
-    """As head, once it has its lines."""
-    code = """
-import django
-from outbox_app.management.teaching import TeachingCommand
-
-django.setup()
-
-class Command(TeachingCommand):
-    requires_system_checks = []
-
-    def handle(self, **options):
-        self.write("a line")
-
-Command().run_from_argv(["manage.py", "tell"])
-"""
-    read, write = os.pipe()
-    os.close(read)
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
-        stdout=write, stderr=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
-    os.close(write)
-    assert (ended.returncode, ended.stderr) == (141, "")
