@@ -36,7 +36,7 @@ class Store:
     """
 
     def __init__(self, folder: str) -> None:
-        said = urlsplit(folder) if re.match(r"\w+:/", folder) else None
+        said = urlsplit(folder) if re.match(r"[\w+.-]{2,}:/", folder) else None
         if said and (said.password is not None or said.query):
             raise ArchiveRefused(
                 "The address of the archive holds a password or parameters, which would be shown "

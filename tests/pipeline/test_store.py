@@ -54,7 +54,7 @@ def test_a_path_means_the_same_in_every_process(tmp_path, monkeypatch):
     assert Store(f"{tmp_path.as_uri()}/my%20archive/").folder == str(tmp_path / "my archive")
 
 
-@pytest.mark.parametrize("folder", ["nowhere://x", "nowhere://x/y", "s3://", "s3:/x", "gs:///x"])
+@pytest.mark.parametrize("folder", ["nowhere://x", "no+where://x/y", "s3://", "s3:/x", "gs:///x"])
 def test_an_address_that_makes_no_sense(folder):
     with pytest.raises(ArchiveRefused, match=r"cannot be opened.*Expected a path"):
         Store(folder)
