@@ -300,19 +300,23 @@ class Attempt:
         return outcome
 
     def _write(self) -> None:
+        step = None
+        # Where an index may refuse the row, its statement has nothing else that one could refuse.
+        if self.connection.vendor == "postgresql" and self.existed and self.last is None:
+            step = self.unwritten[0] if len(self.unwritten) == 1 else None
         try:
-            self._write_entity()
+            self._write_entity(step)
         except IntegrityError as error:
             if self.last is None or self.last.refused[1:]:
                 raise
             self.last.refused += (error,)
             raise Moved from error
-        write_versions(self.cursor, self.entity, self.unwritten)
+        write_versions(self.cursor, self.entity, self.unwritten, inserted=step is not None)
         self.gifts.write()
         self.steps += self.unwritten
         self.unwritten, self.existed = [], self.text is not None
 
-    def _write_entity(self) -> None:
+    def _write_entity(self, step: Call | None) -> None:
         count, at = len(self.unwritten), self.loaded + len(self.steps)
         given: dict[str, Any] = {}
         if not all(step.rejected for step in self.unwritten):
@@ -320,7 +324,7 @@ class Attempt:
             given = {"state": self.text, "changed_at": self.now}
             given |= {name: self.values[name] for name in own}
         if self.existed:
-            done: Any = update(self.cursor, self.entity, self.id, at, count, given)
+            done: Any = update(self.cursor, self.entity, self.id, at, count, given, step=step)
         elif self.locked or self.loaded:
             done = add_versions(self.cursor, self.table, self.id, count, at=at)
         else:

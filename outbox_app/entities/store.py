@@ -100,11 +100,19 @@ def load(
 
 
 def update(
-    cursor: Any, entity: Any, id: str, version: int, count: int, values: Mapping[str, Any]
+    cursor: Any,
+    entity: Any,
+    id: str,
+    version: int,
+    count: int,
+    values: Mapping[str, Any],
+    *,
+    step: Call | None,
 ) -> bool:
     """Bump the head, then the row, and write its values, the state as JSON.
 
-    Say whether both were at the version. On PostgreSQL that is one statement, as in ``publish()``.
+    Say whether both were at the version. On PostgreSQL that is one statement, as in ``publish()``;
+    ``step``, which is for PostgreSQL alone, is the version to insert by it, too.
     """
     connection, meta, log = cursor.db, entity._meta, entity.versions._meta.db_table
     quote = connection.ops.quote_name
@@ -117,9 +125,16 @@ def update(
     )
     params = [count, *params, id, version]
     if connection.vendor == "postgresql":
-        head, of_head = bump_sql(log, id, expected=version, count=count)
-        sql = f"WITH head AS ({head}) {sql} AND EXISTS (SELECT FROM head)"
-        params = [*of_head, *params]
+        with_, of_with = bump_sql(log, id, expected=version, count=count)
+        with_ = f"WITH head AS ({with_})"
+        if step is not None:
+            names, of_step = _rows(entity.versions, connection, [step])
+            into = f"{quote(log)} ({', '.join(map(quote, names))})"
+            slots = ", ".join(["%s"] * len(names))
+            with_ += f", version AS (INSERT INTO {into} SELECT {slots} FROM head)"
+            of_with += of_step
+        sql = f"{with_} {sql} AND EXISTS (SELECT FROM head)"
+        params = [*of_with, *params]
     elif not add_versions(cursor, log, id, count, at=version):
         return False
     cursor.execute(sql, params)
@@ -148,42 +163,50 @@ def _answer(row: Sequence[Any]) -> tuple[Any, ...]:
     return *known, text and json.loads(text)
 
 
-def write_versions(cursor: Any, entity: Any, steps: Sequence[Call]) -> None:
+def write_versions(cursor: Any, entity: Any, steps: Sequence[Call], *, inserted: bool) -> None:
     """Write versions of one entity into the open transaction; receivers see them as rows."""
     log, connection = entity.versions, cursor.db
     using, stream = connection.alias, steps[0].id
     if entity.states == "last":
         for step in steps[:-1]:
             step.state = None
-    same = {"topic": "", "stream": stream, "metadata": "{}", "slice": slice_of(stream)}
     own = own_values(log, using=using, but=VARYING)
     many = len(steps) > 1 and connection.vendor == "postgresql" and not own
-    insert = _insert_json if many else _insert
     sizes = [len(s.text) + len(s.response) + len(s.state or "") for s in steps]
-    columns = len(VARYING) + len(same) + len(own)
+    columns = len(VARYING) + len(_same(stream)) + len(own)
 
     def written(first: int, last: int) -> list[Any]:
         rows: Any = QuerySet(log, using=using)
         return list(rows.filter(stream=stream, version__range=(first, last)).order_by("version"))
 
     for chunk in chunks(steps, sizes, columns=columns, connection=connection):
-        insert(cursor, log, chunk, same)
+        if many:
+            _insert_json(cursor, log, chunk)
+        elif not inserted:
+            insert_rows(cursor, log, *_rows(log, connection, chunk))
         # Not even the query is made: that would take as long as the INSERT.
         events: Any = SimpleLazyObject(partial(written, chunk[0].version, chunk[-1].version))
         events_published.send(log, using=using, events=events)
     wake_after_commit(using, EVENTS)
 
 
-def _insert(cursor: Any, log: Any, steps: Sequence[Call], same: dict[str, Any]) -> None:
-    native = cursor.db.features.has_native_uuid_field
+def _same(stream: str) -> dict[str, Any]:
+    return {"topic": "", "stream": stream, "metadata": "{}", "slice": slice_of(stream)}
+
+
+def _rows(log: Any, connection: Any, steps: Sequence[Call]) -> tuple[list[str], list[Any]]:
+    """Return the columns of versions, and the values of one row after the other."""
+    native, same = connection.features.has_native_uuid_field, _same(steps[0].id)
+    names: list[str] = []
     params: list[Any] = []
     for step, id in zip(steps, _uuids(len(steps)), strict=True):
         params += (step.version, step.type, str(id) if native else id.hex, step.text)
         params += (step.command_id, step.command, step.hash, step.rejected)
         response = None if step.response == "null" else step.response
-        own = own_values(log, using=cursor.db.alias, but=VARYING)  # a default is of one row
+        own = own_values(log, using=connection.alias, but=VARYING)  # a default is of one row
         params += (response, step.state, *same.values(), *own.values())
-    insert_rows(cursor, log, [*VARYING, *same, *own], params)
+        names = [*VARYING, *same, *own]
+    return names, params
 
 
 def _uuids(count: int) -> Iterator[UUID]:
@@ -192,7 +215,7 @@ def _uuids(count: int) -> Iterator[UUID]:
     return (UUID(bytes=random[at : at + 16], version=4) for at in range(0, 16 * count, 16))
 
 
-def _insert_json(cursor: Any, log: Any, steps: Sequence[Call], same: dict[str, Any]) -> None:
+def _insert_json(cursor: Any, log: Any, steps: Sequence[Call]) -> None:
     """Insert the versions from one JSON text.
 
     psycopg looks for placeholders in the text of a statement, and the server parses it: for a
@@ -206,7 +229,7 @@ def _insert_json(cursor: Any, log: Any, steps: Sequence[Call], same: dict[str, A
         f'"state": {step.state or "null"}}}'
         for step, id in zip(steps, _uuids(len(steps)), strict=True)
     )
-    connection = cursor.db
+    connection, same = cursor.db, _same(steps[0].id)
     quote = connection.ops.quote_name
     types = {field.column: field.cast_db_type(connection) for field in log._meta.concrete_fields}
     literals = ", ".join(f"%s::{types[name]}" for name in same)

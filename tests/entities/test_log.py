@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
 from io import StringIO
 from uuid import uuid4
 
@@ -65,13 +67,22 @@ def test_tombstones_seal_versions(alias, account, ask, settings):
 
 
 @commits
-def test_each_version_of_a_batch_has_own_values_of_its_logs_columns(alias):
-    """As each event of ``publish_many()`` has, and each version of a command alone."""
+@pytest.mark.parametrize("binds", [False, True])
+def test_each_version_has_own_values_of_its_logs_columns(alias, binds, monkeypatch):
+    """As each event of ``publish_many()`` has: in a batch, alone, and if the server binds them."""
+    if binds and connections[alias].vendor == "postgresql":
+        options = connections[alias].settings_dict["OPTIONS"]
+        monkeypatch.setitem(options, "server_side_binding", True)
+        connections[alias].close()
     with isolate_apps("tests.entities"):
 
         class SaleVersion(EntityVersion):
             booking = models.UUIDField(default=uuid4)
             note = models.CharField(max_length=20, default="100 %")
+            price = models.DecimalField(max_digits=9, decimal_places=2, default=Decimal("1.50"))
+            on = models.DateField(default=date(2026, 5, 1))
+            extra = models.JSONField(default=list)
+            by = models.IntegerField(null=True, default=None)
 
         class Sale(Entity):
             versions = SaleVersion
@@ -87,6 +98,11 @@ def test_each_version_of_a_batch_has_own_values_of_its_logs_columns(alias):
         asked = [("begin", "a"), ("sell", "b"), ("sell", "c")]
         commands = [Command("a", name, {"left": x}, command_id=x) for name, x in asked]
         Sale.execute_many(commands, using=alias)
-        found = Sale.history("a", using=alias).values_list("booking", "note", "state")
-        assert len({booking for booking, _, _ in found}) == 3
-        assert [each for _, *each in found] == [["100 %", {"left": x}] for x in "abc"]
+        for x in "de":
+            Sale.execute("a", "sell", {"left": x}, command_id=x, using=alias)
+        names = ["booking", "note", "price", "on", "extra", "by", "state"]
+        found = Sale.history("a", using=alias).values_list(*names)
+        assert len({booking for booking, *_ in found}) == 5
+        same = ["100 %", Decimal("1.50"), date(2026, 5, 1), [], None]
+        assert [each for _, *each in found] == [[*same, {"left": x}] for x in "abcde"]
+    connections[alias].close()
