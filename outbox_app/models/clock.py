@@ -2,8 +2,8 @@
 
 Leases, held jobs and ages are compared by this clock only, because the clocks of application hosts
 disagree. Django's own ``Now`` is the local time of the *session* on MySQL; a server that does not
-run in UTC would then see every held job too early or too late. Migrations refer to this class by
-path: it stays here.
+run in UTC would release held jobs too early or too late. Migrations refer to this class by
+path: do not move it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class DatabaseNow(Now):
     """Current time of the database server, in the time zone in which Django stores datetimes."""
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        """UTC instead of the session's zone, as Django stores UTC where ``USE_TZ`` is on."""
+        """Use UTC instead of the session's time zone: with ``USE_TZ`` Django stores UTC."""
         function = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
         return self.as_sql(compiler, connection, template=function, **context)
 
 
 def stored(moment: datetime, *, using: str | None = None) -> datetime:
-    """Return a time as ``DatabaseNow`` has it, by which it is judged.
+    """Return a time in the form of ``DatabaseNow``, so that the two can be compared.
 
-    Where ``USE_TZ`` is off that is naive, in the project's zone; on an alias of SQLite in UTC, and
-    of MySQL in the zone of its session.
+    Without ``USE_TZ`` the result is naive: in UTC on SQLite, in the session's time zone on MySQL,
+    and in the project's time zone elsewhere.
     """
     if timezone.is_naive(moment):
         moment = timezone.make_aware(moment, timezone.get_default_timezone())
@@ -40,24 +40,24 @@ def stored(moment: datetime, *, using: str | None = None) -> datetime:
 
 
 def aware(moment: datetime, *, using: str) -> datetime:
-    """Return a time by a database's clock with its time zone: the inverse of ``stored``."""
+    """Return a time from a database as an aware one: the inverse of ``stored``."""
     return moment if timezone.is_aware(moment) else timezone.make_aware(moment, _zone(using))
 
 
 def _zone(using: str | None) -> tzinfo:
-    """Return the zone of times without one, whichever the request under way has activated."""
+    """Return the time zone of naive times, not the one that a request has activated."""
     zone = timezone.get_default_timezone()
     if using is None or connections[using].vendor == "postgresql":
         return zone
     if settings.USE_TZ or connections[using].vendor == "sqlite":
         return UTC
-    with connections[using].cursor() as cursor:  # the zone of the session, which Django leaves
+    with connections[using].cursor() as cursor:  # Django does not set the session's time zone
         cursor.execute("SELECT TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(), NOW())")
         offset = timedelta(seconds=cursor.fetchone()[0])
     return zone if offset == datetime.now(zone).utcoffset() else fixed(offset)
 
 
 def database_time(rows: QuerySet[Any]) -> datetime | None:
-    """Return the time by the clock of the database of these rows; None where there are none."""
+    """Return the current time of the database, read with one of these rows; None if none exists."""
     time: datetime | None = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()
     return time

@@ -1,8 +1,8 @@
-"""Tables on MySQL and MariaDB: utf8mb4, and keys compared byte by byte.
+"""Converts tables on MySQL and MariaDB to utf8mb4, with keys that are compared byte by byte.
 
 A server's default character set may be latin1, and its default collations call two keys equal that
-differ in case or in a trailing space only. Elsewhere this does nothing. Migrations, of projects
-with logs of their own too, refer to this module and to ``convert`` by path: they stay here.
+differ only in case or in a trailing space. On other databases this does nothing. Do not move the
+module or ``convert``: migrations refer to them by path, those of projects with own logs, too.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-#: Byte by byte, trailing spaces included.
+#: Collations that compare byte by byte, trailing spaces included: MariaDB's and MySQL's.
 COLLATIONS = {True: "utf8mb4_nopad_bin", False: "utf8mb4_0900_bin"}
 
 
 def compare_bytes(*tables: str) -> Any:
-    """Return the code of a ``RunPython`` that converts tables.
+    """Return the function for a ``RunPython`` operation that converts these tables.
 
-    On MySQL a change of a table commits by itself, so give the operation ``atomic=False``.
+    On MySQL an ALTER TABLE commits by itself, so give the operation ``atomic=False``.
 
     Args:
-        tables: Their names.
+        tables: The names of the tables.
     """
-    return partial(convert, tables)  # no closure: squashmigrations writes it out
+    return partial(convert, tables)  # not a closure: squashmigrations serialises it
 
 
 def convert(tables: Sequence[str], apps: Any, schema_editor: Any) -> None:

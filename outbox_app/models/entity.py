@@ -1,9 +1,9 @@
-"""What an entity type is made of: a row for each entity, and a log of its answered commands.
+"""The tables of an entity type: a row for each entity, and a log of its answered commands.
 
-The version table is the truth: what was asked, what was answered, and the state after it. The row
-of an entity holds the newest state, for the ORM and its constraints. Both are written by commands
-only; ``save()``, ``update()`` and their kin are refused, as a row that no command wrote would end
-every later command with ``DamagedEntity``.
+The version table is the truth: each row has a command, its response, and the state after it. The
+entity's own row holds the newest state, for the ORM and its constraints. Only commands write to the
+two tables. ``save()``, ``update()`` and similar methods are refused: after a row that no command
+wrote, every later command would fail with ``DamagedEntity``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .event import EventLog
 
 
 def _refuse(given: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Refuse what writes past the commands, of a row or of a query set."""
+    """Refuse a method, of a row or of a query set, that would write without a command."""
     model = given.model if isinstance(given, models.QuerySet) else type(given)
     raise WrittenByCommands(
         f"{model.__name__} is written by commands only, and so are its versions. Call "
@@ -41,19 +41,19 @@ class _Unsaved(models.Model):
 
 
 class EntityVersion(_Unsaved, EventLog):
-    """Base of the log of an entity type: one row a command that was answered.
+    """Base of the log of an entity type: one row for each answered command.
 
-    A log like any other, so subscriptions, projections, Spark, gaps and retention work on it.
+    It is a log like any other, so subscriptions, projections, Spark, gaps and retention work on it.
     """
 
-    #: Null in rows that no command wrote, such as those that seal a position.
+    #: Null in rows that no command wrote, such as the tombstone of a position.
     command_id = models.CharField(_("command id"), max_length=255, null=True)  # noqa: DJ001
     command = models.CharField(_("command"), max_length=255, null=True)  # noqa: DJ001
-    #: SHA-256 of the command's name and its arguments, in canonical JSON.
+    #: SHA-256 of the command's name and arguments in canonical JSON.
     request_hash = models.CharField(_("request hash"), max_length=64, null=True)  # noqa: DJ001
     rejected = models.BooleanField(_("rejected"), default=False, db_default=False)
     response = models.JSONField(_("response"), null=True, encoder=DjangoJSONEncoder)
-    #: After the command; null where its creation was rejected.
+    #: The state after the command; null after a rejected creation, an erasure, or as ``states`` says.
     state = models.JSONField(_("state"), null=True, encoder=DjangoJSONEncoder)
 
     class Meta(EventLog.Meta):
@@ -83,6 +83,6 @@ class EntityRow(_Unsaved):
     def columns(self) -> dict[str, Any]:
         """Return the values of the type's own fields, from ``self.state``. Default: none.
 
-        It runs after each command, and may touch no database.
+        It is called after each command, and must not query a database.
         """
         return {}

@@ -1,9 +1,9 @@
 """The event log: an append-only table of what happened, read by any number of subscriptions.
 
 A row is there if and only if the transaction that published it committed. ``id`` is the position;
-positions commit out of order and leave gaps, so a reader by "the last id I saw" loses rows:
-``log`` reads it exactly. Versions of a stream are contiguous and commit in their order, because
-``StreamHead`` is locked while they are given out.
+positions commit out of order and leave gaps, so a reader that remembers only the last id it saw
+loses rows; ``eventlog`` reads without a loss. Versions of a stream are contiguous and commit in
+order, because a transaction that assigns one holds a lock on the stream's ``StreamHead``.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from .transaction import CurrentTransaction
 
 
 class EventLog(models.Model):
-    """Base of every log. Derive a concrete model from it for a log of your own; add no fields that
-    must be given, and write to it with ``outbox_app.publish(…, log=YourLog)`` only."""
+    """Base of every log. Derive a concrete model from it for a log of your own. Fields that you
+    add need a default, or null. Write to it with ``outbox_app.publish(…, log=YourLog)`` only."""
 
-    #: The position: what cursors count in.
+    #: The position, which cursors refer to.
     id = models.BigAutoField(primary_key=True)
-    #: The transaction that wrote the row (PostgreSQL; 0 elsewhere). Windows are made of it.
+    #: The transaction that wrote the row (PostgreSQL; 0 elsewhere). Windows are bounded by it.
     txid = models.BigIntegerField(_("transaction"), db_default=CurrentTransaction(), editable=False)
-    #: The publication it belongs to, for example one for each tenant.
+    #: The publication that the event belongs to; a project may have one for each tenant.
     topic = models.CharField(_("topic"), max_length=255, blank=True, default="")
-    #: The aggregate or entity it happened to.
+    #: The aggregate or entity that the event happened to.
     stream = models.CharField(_("stream"), max_length=255)
     #: 1, 2, 3 … inside the stream.
     version = models.BigIntegerField(_("version"))
     type = models.CharField(_("type"), max_length=255)
     data = models.JSONField(_("data"), default=dict, encoder=DjangoJSONEncoder)
     metadata = models.JSONField(_("metadata"), default=dict, encoder=DjangoJSONEncoder)
-    #: CRC-32 of the stream, modulo 1024: what parallel readers share the log by.
+    #: CRC-32 of the stream, modulo 1024. Parallel readers divide the log by slices.
     slice = models.PositiveSmallIntegerField(_("slice"))
-    #: Unique over all events of the log: what receivers deduplicate by.
+    #: Unique among all events of the log. Receivers deduplicate by it.
     message_id = models.UUIDField(_("message id"), unique=True, default=uuid4)
     recorded_at = models.DateTimeField(_("recorded at"), db_default=DatabaseNow(), editable=False)
 
@@ -62,7 +62,7 @@ class EventLog(models.Model):
 def cloudevent(event: Any, *, log: str, source: str = "") -> dict[str, Any]:
     """Return a row of a log, or its record, in the JSON format of CloudEvents 1.0.
 
-    By hand: it is one dictionary, and the SDK would bring dependencies of its own. The stream is
+    Built by hand: it is one dictionary, and the SDK has dependencies of its own. The stream is
     the ``subject``; version, position and topic are the extension attributes ``streamversion``,
     ``position`` and ``topic``, as strings, because CloudEvents' integers have 32 bits. ``source``
     is the URI reference of the publishing system; by default it is the log's table.
@@ -84,7 +84,7 @@ def cloudevent(event: Any, *, log: str, source: str = "") -> dict[str, Any]:
 
 
 class Event(EventLog):
-    """The log that is there without any code: ``publish()`` writes to it by default."""
+    """The default log, to which ``publish()`` writes if no other is given."""
 
     class Meta(EventLog.Meta):
         abstract = False

@@ -1,9 +1,9 @@
-"""Gaps: what is not there although it should be, or may yet come. Only evidence closes one.
+"""Gaps: positions or versions that are missing, or that may still arrive. Only evidence closes one.
 
 An id gap (MySQL) is a range of positions that a cursor has passed without seeing them; a version
-gap is a range of versions missing inside a stream. Rows are written by readers that notice one;
-skipping one is a person's act, with a name and a reason. Events that a person has a subscription
-skip have a row as well, by position: it was never open, and says who decided and why.
+gap is a range of versions missing inside a stream. A reader that notices a gap writes its row; only
+a person can skip a gap, with a name and a reason. If a person makes a subscription skip events,
+the decision is recorded as a gap by position, too: it was never open, and says who decided and why.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .clock import DatabaseNow
 
 
 class GapQuerySet(models.QuerySet["Gap"]):
-    """Gaps by state. One that is settled keeps when, and where a person decided, who and why."""
+    """Gaps by state. A settled gap has the time and, if a person decided, the name and reason."""
 
     def open(self) -> GapQuerySet:
         return self.filter(state=Gap.State.OPEN)
 
     def settle(self, state: str, *, by: str = "", reason: str = "", **columns: Any) -> int:
-        """Settle those that are open. Returns how many were."""
+        """Settle the open gaps; return their number."""
         return self.open().update(**_settled(state, by, reason), **columns)
 
     def record_missing(self, key: dict[str, Any], **columns: Any) -> Gap:
-        """Return the open gap of this key, with these columns; it may have been settled before."""
+        """Return the gap with this key, opened with these columns; it may have been settled."""
         gap, created = self.get_or_create(**key, defaults=columns)
         if not created:
             if gap.state != Gap.State.OPEN:
@@ -40,9 +40,9 @@ class GapQuerySet(models.QuerySet["Gap"]):
     def record_skip(
         self, *, last: int, by: str, reason: str, partition: int = 0, stream: str = "", **key: Any
     ) -> Gap:
-        """Record, in the open transaction, that a person has a subscription skip events of a log.
+        """Record, in the open transaction, that a person has made a subscription skip events.
 
-        The row was never open. A second decision about the same place is written above the first.
+        The gap was never open. A second decision about the same position keeps the first reason.
         """
         key |= {"kind": Gap.Kind.EVENT, "partition": partition, "stream": stream}
         if before := self.filter(**key).first():
@@ -71,7 +71,7 @@ class Gap(models.Model):
         TOMBSTONE = "tombstone", _("sealed with a tombstone")
         SKIPPED = "skipped", _("skipped")
 
-    #: Columns of a gap that is open again.
+    #: The columns that open a settled gap again.
     UNSETTLED: ClassVar = {
         "state": State.OPEN,
         "attempts": 0,

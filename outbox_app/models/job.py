@@ -1,9 +1,9 @@
-"""Jobs: ``StagedJob`` waits for the broker, ``DeadJob`` for a person; what was done, and why twice.
+"""Jobs: staged ones wait for the broker, dead ones for a person; inbox, incidents, task results.
 
 A row of ``StagedJob`` exists if and only if the transaction that staged it committed and the broker
-has not taken it yet: INSERT and DELETE are all that a delivered job costs. The row holds the
-finished message as bytes; nothing here decodes it. Order, leases and publishing live in ``jobs``.
-A row of ``TaskResult`` is written with a job of ``django.tasks``, and changed by its worker.
+has not taken it yet: a delivered job costs one INSERT and one DELETE. The row holds the finished
+message as bytes; nothing here decodes it. Order, leases and publishing are in ``jobs``. A row of
+``TaskResult`` is inserted with each job of ``django.tasks``, and updated by the worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .clock import DatabaseNow
 
 
 class JobMessage(models.Model):
-    """The columns that a job keeps for life, staged or dead."""
+    """The columns that staged and dead jobs have in common."""
 
     id = models.BigAutoField(primary_key=True)
     shard = models.PositiveSmallIntegerField(_("shard"))
@@ -32,7 +32,7 @@ class JobMessage(models.Model):
     queue = models.CharField(_("queue"), max_length=255, blank=True, default="")
     #: The encoded body, exactly the bytes that the broker gets.
     body = models.BinaryField(_("body"))
-    #: Everything else of the message, as kombu's JSON in ASCII: see ``jobs.message.Message``.
+    #: The rest of the message, as kombu's JSON in ASCII: see ``jobs.message.Message``.
     envelope = models.TextField(_("envelope"))
 
     class Meta:
@@ -46,20 +46,20 @@ class JobMessage(models.Model):
         return len(self.body) + len(self.envelope)
 
     def copied(self) -> dict[str, Any]:
-        """Return the columns to copy when the job changes its table, by name, without the id."""
+        """Return the columns, without the id, to copy when the job moves to another table."""
         names = [f.attname for f in JobMessage._meta.get_fields() if f.name != "id"]  # type: ignore[union-attr]
         return {name: getattr(self, name) for name in names}
 
 
 class StagedJobQuerySet(models.QuerySet["StagedJob"]):
-    """States of staged jobs, by the database's clock."""
+    """Staged jobs by state, judged by the database's clock."""
 
     def ready(self) -> StagedJobQuerySet:
-        """Jobs that may leave now, in the order in which they leave."""
+        """Jobs that may be published now, in the order of publication."""
         return self.filter(available_at=None).order_by("shard", "id")
 
     def held(self) -> StagedJobQuerySet:
-        """Jobs that wait for their time, due or not."""
+        """Jobs with a time before which they are not published, due or not."""
         return self.filter(available_at__isnull=False)
 
     def due(self) -> StagedJobQuerySet:
@@ -69,12 +69,12 @@ class StagedJobQuerySet(models.QuerySet["StagedJob"]):
 class StagedJob(JobMessage):
     """A committed job on its way to the broker."""
 
-    #: NULL: ready. Else held until then.
+    #: The time until which the job is held; NULL if it is ready.
     available_at = models.DateTimeField(_("held until"), null=True, blank=True)
     staged_at = models.DateTimeField(_("staged at"), db_default=DatabaseNow(), editable=False)
-    #: Held because the process that staged it publishes it right after the commit. Null: it is not.
+    #: True if it is held for the process that staged it, which publishes it after its commit.
     is_immediate = models.BooleanField(_("immediate"), null=True, editable=False)
-    #: The mode of its call, not stored: only a test stages one of another mode.
+    #: The mode of the call, which is not stored. Only tests stage a job in another mode.
     mode = "stage"
 
     objects = StagedJobQuerySet.as_manager()
@@ -95,12 +95,12 @@ class StagedJob(JobMessage):
             models.Index(fields=["app", "shard", "available_at", "id"], name="outbox_staged_ready"),
         ]
         constraints = [
-            # No drainer owns a shard beyond the last: such a row would wait for ever, unseen.
+            # No drainer owns a shard above the last: a row there would never be published.
             models.CheckConstraint(condition=models.Q(shard__lt=SHARDS), name="outbox_staged_shard")
         ]
 
     def as_dead(self, *, error: str, reason: str) -> DeadJob:
-        """Return the dead job that this one becomes, not yet saved."""
+        """Return this job as a dead job, not saved."""
         message = self.copied()
         return DeadJob(
             **message, staged_id=self.pk, staged_at=self.staged_at, error=error, reason=reason
@@ -114,9 +114,9 @@ class DeadJob(JobMessage):
     staged_id = models.BigIntegerField(_("staged id"))
     staged_at = models.DateTimeField(_("staged at"), null=True)
     died_at = models.DateTimeField(_("died at"), db_default=DatabaseNow(), db_index=True)
-    #: Class of the exception: the part of the reason that is the same for many rows.
+    #: The class of the exception: the part of the reason by which rows are grouped.
     error = models.CharField(_("error"), max_length=255)
-    #: The exception in its own words.
+    #: The message of the exception, or what the person wrote who moved the job.
     reason = models.TextField(_("reason"))
 
     class Meta:
@@ -131,23 +131,23 @@ class DeadJob(JobMessage):
         indexes = [
             models.Index(fields=["error", "task"], name="outbox_dead_error"),
             models.Index(fields=["ordering_key"], name="outbox_dead_key"),
-            # In this order they are requeued.
+            # Dead jobs are requeued in this order.
             models.Index(fields=["staged_id"], name="outbox_dead_staged"),
             models.Index(fields=["task_id"], name="outbox_dead_task_id"),
         ]
 
 
 class InboxEntry(models.Model):
-    """A job that was executed, once.
+    """A job that was executed.
 
-    A worker inserts the id in the same transaction as the effects, so the id is there if and only
-    if they are. The primary key makes two deliveries at the same moment wait for one another.
+    A worker inserts the id in the same transaction as the effects, so both are committed or
+    neither is. The primary key makes two simultaneous deliveries wait for one another.
     """
 
     job_id = models.CharField(_("job id"), max_length=255, primary_key=True)
     task = models.CharField(_("task"), max_length=255)
     handled_at = models.DateTimeField(_("handled at"), db_default=DatabaseNow(), db_index=True)
-    #: What the task returned, in kombu's JSON, where it may be asked for; empty for None.
+    #: The task's return value in kombu's JSON, if callers may ask for it; empty for None.
     result = models.TextField(_("result"), blank=True, default="")
 
     class Meta:
@@ -162,9 +162,9 @@ class InboxEntry(models.Model):
 class Incident(models.Model):
     """One cause for which jobs may have been published more than once (promise P5).
 
-    After a kill it is unknown which rows the broker had taken already. So the cause is recorded,
-    with its shards and the range of ids that it may concern. A job published twice outside every
-    incident is a bug.
+    After a drainer is killed it is unknown which rows the broker has taken already. So the cause is
+    recorded, with the shards and the range of ids that may be affected. A job that was published
+    twice outside all incidents is a bug.
     """
 
     class Kind(models.TextChoices):
@@ -178,7 +178,7 @@ class Incident(models.Model):
     created_at = models.DateTimeField(_("recorded at"), db_default=DatabaseNow(), db_index=True)
     drainer = models.CharField(_("drainer"), max_length=300, blank=True, default="")
     shards = models.JSONField(_("shards"), default=list)
-    #: Ids of staged jobs that may be concerned, both ends included.
+    #: The range of ids of staged jobs that may be affected, both ends included.
     first_id = models.BigIntegerField(_("first id"))
     last_id = models.BigIntegerField(_("last id"))
     detail = models.TextField(_("detail"), blank=True, default="")
@@ -192,30 +192,30 @@ class Incident(models.Model):
         return f"{self.get_kind_display()}: {self.first_id}-{self.last_id}"
 
 
-#: The Celery task that runs those of ``django.tasks``: see ``outbox_app.tasks``.
+#: The Celery task that runs the tasks of ``django.tasks``: see ``outbox_app.tasks``.
 RUN_TASK = "outbox_app.run_task"
 
 
 class TaskResultQuerySet(models.QuerySet["TaskResult"]):
     def keep_from(self, moment: Any, jobs: Iterable[StagedJob]) -> None:
-        """Keep those that have not begun for as long as if they had been called at that time."""
+        """Let the retention of results whose task has not begun count from this time."""
         ids = [job.task_id for job in jobs if job.task == RUN_TASK]
         if ids:
             waiting = self.filter(status=TaskResult.Status.READY, task_id__in=ids)
             waiting.update(kept_from=moment)
 
     def settled(self) -> TaskResultQuerySet:
-        """Those whose job is neither staged nor dead: it has left, or was discarded."""
+        """Results whose job is neither staged nor dead: it was published, or discarded."""
         rows = (each.objects.filter(task_id=OuterRef("task_id")) for each in (StagedJob, DeadJob))
         staged, dead = map(Exists, rows)
         return self.exclude(Q(status=TaskResult.Status.READY) & (staged | dead))
 
 
 class TaskResult(models.Model):
-    """A call of a task of ``django.tasks``, and what became of it."""
+    """A call of a task of ``django.tasks``, and its result."""
 
     class Status(models.TextChoices):
-        """As in ``django.tasks``, which Django 5.2 does not have."""
+        """The states of ``django.tasks``, which Django 5.2 does not have."""
 
         READY = "READY", _("ready")
         RUNNING = "RUNNING", _("running")
@@ -223,22 +223,22 @@ class TaskResult(models.Model):
         SUCCESSFUL = "SUCCESSFUL", _("successful")
 
     id = models.BigAutoField(primary_key=True)
-    #: The id of the result, and of the job: Celery's task id.
+    #: The id of the result and of the job, which is Celery's task id.
     task_id = models.CharField(_("task id"), max_length=36, unique=True)
     #: Module and name of the function.
     task = models.CharField(_("task"), max_length=255)
-    #: Alias of the backend in TASKS, queue, priority, time, and arguments.
+    #: JSON of the backend's alias in TASKS, the queue, priority, time to run after, and arguments.
     call = models.TextField(_("call"))
     status = models.CharField(_("status"), max_length=10, choices=Status.choices)
     enqueued_at = models.DateTimeField(_("enqueued at"))
     started_at = models.DateTimeField(_("started at"), null=True)
     last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)
     finished_at = models.DateTimeField(_("finished at"), null=True)
-    #: When it is due, began last, or finished: the retention counts from here.
+    #: When the task is due, last began, or finished. The retention counts from this time.
     kept_from = models.DateTimeField(_("kept from"), db_index=True)
     return_value = models.TextField(_("return value"), default="null")
     errors = models.TextField(_("errors"), default="[]")
-    #: One for each attempt.
+    #: JSON list with the worker of each attempt.
     worker_ids = models.TextField(_("workers"), default="[]")
 
     objects = TaskResultQuerySet.as_manager()
@@ -261,10 +261,10 @@ class ShadowHalf(models.Model):
     """One half of what shadow mode compares: see ``jobs.staging.shadow``."""
 
     id = models.BigAutoField(primary_key=True)
-    #: The same of both halves.
+    #: The two halves of a comparison have the same key.
     key = models.UUIDField(_("key"), unique=True, default=uuid4, editable=False)
     task = models.CharField(_("task"), max_length=255)
-    #: Empty for a row that was written before its task had an id, by ``delay_on_commit``.
+    #: Empty if ``delay_on_commit`` wrote the row, before its task had an id.
     task_id = models.CharField(_("task id"), max_length=255, blank=True, default="")
     at = models.DateTimeField(_("at"), db_default=DatabaseNow(), db_index=True, editable=False)
 
@@ -277,17 +277,17 @@ class ShadowHalf(models.Model):
 
 
 class ShadowJob(ShadowHalf):
-    """What would be a staged job: it is there if and only if its transaction committed."""
+    """A row in place of a staged job: it exists if and only if its transaction committed."""
 
     class Meta(ShadowHalf.Meta):
         db_table = "outbox_shadowjob"
 
 
 class ShadowNote(ShadowHalf):
-    """The broker has taken the task. On a connection of its own: it stays after a rollback."""
+    """A task that the broker has taken. Its own connection writes the row, so rollbacks keep it."""
 
     in_transaction = models.BooleanField(_("in a transaction"), default=False)
-    #: Why staging would have refused the call; empty: it would not.
+    #: Why staging would have refused the call; empty if it would have accepted it.
     refused = models.CharField(_("refused"), max_length=255, blank=True, default="")
 
     class Meta(ShadowHalf.Meta):
@@ -295,7 +295,7 @@ class ShadowNote(ShadowHalf):
 
 
 class ShadowResult(models.Model):
-    """How often the comparison had an outcome for a task."""
+    """How often the comparison of a task had a certain outcome."""
 
     class Outcome(models.TextChoices):
         MATCHED = "matched", _("sent after its commit")

@@ -1,7 +1,7 @@
-"""Nodes: the part of an id that tells processes apart, and the time of each that is reserved.
+"""Nodes: the part of an id that tells processes apart, and the time reserved for each.
 
-One row for each node, written by the migration. Every millisecond up to ``reserved_ms`` belongs to
-a process, now or in the past. It only grows, except when an owner gives back unused time.
+The migration writes a row for each node. Every millisecond up to ``reserved_ms`` belongs, or did
+belong, to a process. The value only grows, except when an owner gives back unused time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-#: How many datacentres an id tells apart, and nodes in each.
+#: The number of datacentres in an id, and of nodes in each datacentre.
 DATACENTRES, NODES = 8, 32
 
 
 class Milliseconds(models.Func):
-    """Milliseconds since the begin of 2025, in UTC, by the clock of the database server."""
+    """Milliseconds since the start of 2025, in UTC, by the clock of the database server."""
 
     template = "CAST((julianday('now') - 2460676.5) * 86400000 AS bigint)"
     arity = 0
@@ -32,14 +32,14 @@ class Milliseconds(models.Func):
 
 
 class Node(models.Model):
-    """A node of a datacentre, and who makes ids with it."""
+    """A node of a datacentre, and the process that makes ids with it."""
 
     id = models.BigAutoField(primary_key=True)
     datacentre = models.PositiveSmallIntegerField(_("datacentre"))
     node = models.PositiveSmallIntegerField(_("node"))
-    #: Of the process; none once it has given the node back.
+    #: The id of the process; NULL once it has given the node back.
     owner = models.UUIDField(_("owner"), null=True)
-    #: Up to here every millisecond since the begin of 2025 is reserved, or was.
+    #: Every millisecond from the start of 2025 up to this one is, or was, reserved.
     reserved_ms = models.BigIntegerField(_("reserved up to"), default=0)
 
     class Meta:

@@ -1,8 +1,8 @@
-"""Peers: the services that prepared events are exchanged with over HTTP.
+"""Peers: the services with which prepared events are exchanged over HTTP.
 
-A peer is registered here or in the setting ``PEERS``, which wins. Its address is the only one that
-is called, its keys are the only ones that are believed. The row holds no secret: what signs is
-named by reference, an environment variable or a file.
+A peer is registered here or in the setting ``PEERS``, which takes precedence. Only its address is
+called, and only its keys are accepted. The row holds no secret: a signing key is given as a
+reference to an environment variable or a file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class Peer(models.Model):
-    """A service that prepares events here, that keeps ours, or both."""
+    """A service that prepares events here, that keeps our prepared events, or both."""
 
     class Direction(models.TextChoices):
         SENDER = "sender", _("prepares events here")
@@ -21,24 +21,24 @@ class Peer(models.Model):
         BOTH = "both", _("both")
 
     id = models.BigAutoField(primary_key=True)
-    #: Without a colon, which the names of senders that are aliases have.
+    #: A name has no colon, because a colon marks a sender that is a database alias.
     name = models.CharField(
         _("name"), max_length=80, unique=True, validators=[RegexValidator(r"\A[^\s:/]+\Z")]
     )
     direction = models.CharField(_("direction"), max_length=6, choices=Direction.choices)
-    #: Of its door; "prepared/" or "check" follows.
+    #: The URL of the peer's door, to which "prepared/" or "check" is appended.
     address = models.CharField(_("address"), max_length=500)
-    #: Alias of the fences of what it keeps.
+    #: The alias of the database with the fences of the events that the peer keeps.
     database = models.CharField(_("database"), max_length=100, default="default")
-    #: Each with "id" and one of "public", "private" and "secret"; valid "from" and "until".
+    #: A key has an "id", one of "public", "private" and "secret", and is valid "from" and "until".
     keys = models.JSONField(_("keys"), default=list)
-    #: Patterns of what it may prepare: types of events, their topics, tasks of jobs.
+    #: Patterns for what the peer may prepare: event types, their topics, and tasks of jobs.
     types = models.JSONField(_("types"), default=list, blank=True)
     topics = models.JSONField(_("topics"), default=list, blank=True)
     jobs = models.JSONField(_("jobs"), default=list, blank=True)
-    #: Patterns of the commands that it may execute: "bank.account.withdraw".
+    #: Patterns for the commands that the peer may execute, such as "bank.account.withdraw".
     commands = models.JSONField(_("commands"), default=list, blank=True)
-    #: Of one request: "events" and "bytes".
+    #: The limits of one request: "events" and "bytes".
     limits = models.JSONField(_("limits"), default=dict, blank=True)
 
     class Meta:

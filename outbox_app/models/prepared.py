@@ -1,9 +1,9 @@
-"""Prepared events, at the keeper; fences, in the database of each sender.
+"""Prepared events, in the keeper's database; fences, in the database of each sender.
 
-A prepared event is shown to no reader of a log. It is published, or its job staged, in the
-transaction that makes it confirmed; confirmed and cancelled are final. A fence says what became of
-its sender's transaction: who inserts it first has decided, as its primary key is the referee. Rows
-are moved by ``prepared.keeper`` and written by ``prepared.fences`` only.
+No reader of a log sees a prepared event. The transaction that confirms it also publishes it, or
+stages its job. The states confirmed and cancelled are final. A fence says how the sender's
+transaction ended: of two processes that insert it, the primary key lets the first one decide. Only
+``prepared.keeper`` updates prepared events, and only ``prepared.fences`` writes fences.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class PreparedEventQuerySet(models.QuerySet["PreparedEvent"]):
     """Prepared events by state."""
 
     def open(self) -> PreparedEventQuerySet:
-        """Those that may still be confirmed or cancelled."""
+        """Prepared events that may still be confirmed or cancelled."""
         return self.filter(state__in=PreparedEvent.OPEN)
 
     def due(self, sender: str) -> PreparedEventQuerySet:
-        """Those that their sender is to be asked about now, the longest due first."""
+        """Prepared events about which to ask this sender now, the longest due first."""
         due = self.filter(sender=sender, next_check_at__lte=DatabaseNow())
         return due.order_by("next_check_at")
 
@@ -47,37 +47,37 @@ class PreparedEvent(models.Model):
 
     OPEN: ClassVar = (State.PREPARED, State.UNDECIDED)
 
-    # Not the primary key, since Django's admin takes none of two columns.
+    # The key is not (sender, event_id): Django's admin supports no composite primary key.
     id = models.BigAutoField(primary_key=True)
     #: "alias:" and a database alias of this project, or the name of a peer.
     sender = models.CharField(_("sender"), max_length=100)
     event_id = models.UUIDField(_("event id"))
-    #: Table of the log that the event is for; empty for a job.
+    #: The table of the log to which the event is published; empty for a job.
     log = models.CharField(_("log"), max_length=128, blank=True, default="")
     stream = models.CharField(_("stream"), max_length=255, blank=True, default="")
-    #: Of the event, or name of the job's task; empty where it was cancelled before it was prepared.
+    #: The event's type, or the job's task; empty if it was cancelled before it was prepared.
     type = models.CharField(_("type"), max_length=255, blank=True, default="")
     topic = models.CharField(_("topic"), max_length=255, blank=True, default="")
-    #: Data and metadata of an event, args and kwargs of a job.
+    #: The data and metadata of an event, or the args and kwargs of a job.
     content = models.JSONField(_("content"), default=dict, encoder=DjangoJSONEncoder)
-    #: SHA-256 of all that is published.
+    #: SHA-256 of everything that will be published.
     content_hash = models.CharField(_("content hash"), max_length=64, blank=True, default="")
     state = models.CharField(
         _("state"), max_length=9, choices=State.choices, default=State.PREPARED
     )
     policy = models.CharField(_("policy"), max_length=7, choices=Policy.choices, default=Policy.ASK)
     prepared_at = models.DateTimeField(_("prepared at"), db_default=DatabaseNow(), editable=False)
-    #: When its policy decides, if nothing else has.
+    #: The time at which the policy decides, if the event is still undecided.
     decide_by = models.DateTimeField(_("decide by"))
-    #: NULL: its sender is not asked any more.
+    #: When to ask the sender next; NULL if it is not asked any more.
     next_check_at = models.DateTimeField(_("next check at"), null=True, blank=True)
-    #: Questions that were sent, that were answered, and that were not.
+    #: How many questions were sent, were answered without a decision, and got no usable answer.
     asked = models.PositiveIntegerField(_("asked"), default=0)
     answered = models.PositiveIntegerField(_("answered"), default=0)
     unreachable = models.PositiveIntegerField(_("not answered"), default=0)
     last_answer = models.TextField(_("last answer"), blank=True, default="")
     decided_at = models.DateTimeField(_("decided at"), null=True, blank=True)
-    #: "call", "answer", "policy", or a person.
+    #: "call", "answer", "policy", or the name of a person.
     decided_by = models.CharField(_("decided by"), max_length=255, blank=True, default="")
     reason = models.TextField(_("reason"), blank=True, default="")
 
@@ -109,15 +109,15 @@ class PreparedEvent(models.Model):
 
 
 class Fence(models.Model):
-    """What became of a sender's transaction; in the sender's database, committed with its rows."""
+    """The outcome of a sender's transaction, in the sender's database, committed with its rows."""
 
     class Outcome(models.TextChoices):
         COMMITTED = "committed", _("committed")
         ROLLED_BACK = "rolled_back", _("rolled back")
-        #: Of the one row ``MARK``.
+        #: Only the row ``MARK`` has this outcome.
         PRUNED = "pruned", _("pruned")
 
-    #: The id of the row whose ``written_at`` says before when fences have been pruned.
+    #: The id of a special row: fences older than its ``written_at`` have been pruned.
     MARK: ClassVar = UUID(int=0)
 
     event_id = models.UUIDField(_("event id"), primary_key=True)

@@ -1,8 +1,8 @@
-"""Who works on what: one row a process (its heartbeat), one row a part of the work (its owner).
+"""Processes and leases: a row for each process, and a row for each part of the work.
 
-A drainer has a row and leases on shards; a process that runs subscriptions has a row for each of
-them, and leases on their partitions. A live process rewrites only its own row; leases are written
-when they change hands. The protocol that keeps one owner a part is ``process.lease``.
+A drainer has a row, and leases on shards. A process that runs subscriptions has a row for each
+subscription, and leases on partitions. For its heartbeat a process updates only its own row; a
+lease is updated when its owner changes. ``process.lease`` ensures that a part has one owner.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from .clock import DatabaseNow
 
 
 class Process(models.Model):
-    """A running process. The row goes when the process stops, or when its lease has run out."""
+    """A running process. The row is deleted when the process stops, or after its lease expired."""
 
     id = models.UUIDField(primary_key=True)
-    #: What it shares with the others: "jobs", "prepared", "retention", "subscription:" and a name,
+    #: The work that processes share: "jobs", "prepared", "retention", "subscription:" and a name,
     #: "sink:" and a log.
     resource = models.CharField(_("resource"), max_length=100, default="jobs")
     host = models.CharField(_("host"), max_length=255)
     pid = models.PositiveIntegerField(_("process id"))
     started_at = models.DateTimeField(_("started at"), db_default=DatabaseNow())
     heartbeat_at = models.DateTimeField(_("last heartbeat"), db_default=DatabaseNow())
-    #: Seconds after the heartbeat at which others may take over its leases.
+    #: Seconds after the heartbeat at which other processes may take over its leases.
     lease_seconds = models.FloatField(_("lease in seconds"))
-    #: Jobs published, or events handled.
+    #: The number of jobs published, or of events handled.
     done = models.BigIntegerField(_("done"), default=0)
     dead = models.BigIntegerField(_("moved to dead"), default=0)
-    #: What it is waiting for, in the exception's own words; empty when all is well.
+    #: The type and message of the error that the process backs off from; empty without one.
     trouble = models.TextField(_("trouble"), blank=True, default="")
 
     class Meta:
@@ -43,7 +43,7 @@ class Process(models.Model):
 
 
 class Overview(Process):
-    """The overview's place in the menu of the admin: no table, and no permission of its own."""
+    """The overview's entry in the menu of the admin. It has no table and no permissions."""
 
     class Meta:
         proxy = True
@@ -56,7 +56,7 @@ class Lease(models.Model):
 
     resource = models.CharField(_("resource"), max_length=100)
     part = models.PositiveSmallIntegerField(_("part"))
-    #: The id of a Process. No foreign key: a takeover must not wait for a lock on its row.
+    #: The id of a Process. Not a foreign key: a takeover must not wait for a lock on that row.
     owner = models.UUIDField(_("owner"), null=True)
 
     class Meta:

@@ -1,7 +1,7 @@
-"""Processes of the fleet: one row each, kept alive by its own heartbeat.
+"""Processes of the fleet: a row for each, which the process keeps alive by its heartbeat.
 
-A server is called at its address; a client calls only. The row goes when the process ends, or when
-its lease has run out and another process looks. It is a hint: nothing that is true depends on it.
+A server is called at its address; a client only calls. The process deletes its row when it ends;
+other processes delete rows whose lease has expired. A row is a hint: no correctness depends on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .clock import DatabaseNow
 
 
 class Server(models.Model):
-    """A process of a service, as it has registered."""
+    """A registered process of a service."""
 
     class Kind(models.TextChoices):
         SERVER = "server", _("is called")
@@ -25,17 +25,17 @@ class Server(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid4)
     service = models.CharField(_("service"), max_length=80)
     kind = models.CharField(_("kind"), max_length=6, choices=Kind.choices, default=Kind.SERVER)
-    #: Of its door. Processes behind one socket have the same.
+    #: The address of the server's door. Processes that share a socket share the address.
     address = models.CharField(_("address"), max_length=500, blank=True)
-    #: Share of the calls beside the others'; 0: none.
+    #: The server's share of the calls, relative to the other weights; 0 for no calls.
     weight = models.PositiveSmallIntegerField(
         _("weight"), default=100, validators=[MaxValueValidator(100)]
     )
-    #: Host and process id.
+    #: The host and the process id.
     node = models.CharField(_("node"), max_length=255)
-    #: Of outbox_app.
+    #: The version of outbox_app.
     version = models.CharField(_("version"), max_length=40)
-    #: Takes no new calls.
+    #: Whether the server takes no new calls.
     draining = models.BooleanField(_("draining"), default=False)
     started_at = models.DateTimeField(_("started at"), db_default=DatabaseNow())
     heartbeat_at = models.DateTimeField(_("last heartbeat"), db_default=DatabaseNow())

@@ -1,7 +1,7 @@
-"""Statistics: small figures a minute, so that no page has to count history.
+"""Statistics: a few figures for each minute, so that no page has to count past rows.
 
-A row is one figure about one minute. Rows are written whole, by the process that counted: none
-adds to the row of another. What a log's statistics mean is in the reference.
+A row is one figure about one minute. The process that counted writes the whole value; no process
+adds to another one's row. The reference explains the statistics of a log.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from django.utils.translation import gettext_lazy as _
 from .clock import DatabaseNow
 from .upsert import upsert
 
-#: Of a figure; no two rows have the same.
+#: The columns that identify a figure; they are unique together.
 KEY = ("name", "minute", "source", "dimension", "label")
-#: Rows an INSERT.
+#: Rows per INSERT.
 BATCH = 500
-#: More than any name in a log or of a task has, so that those stay as they are.
+#: Longer than the columns of a log, or of a task's name, so that no such name is cut.
 LABEL_LENGTH = 300
 
 
 def label_of(text: str) -> str:
-    """Return a text as a label: a longer one is cut, and ends in a hash of the whole.
+    """Return a text as a label: a text that is too long is cut, and ends in a hash of the whole.
 
-    Two texts never have the same label: only what was cut is as long as the column.
+    Different texts have different labels: only a label that was cut is as long as the column.
     """
     if len(text) < LABEL_LENGTH:
         return text
@@ -36,12 +36,12 @@ def label_of(text: str) -> str:
 
 class Statistic(models.Model):
     id = models.BigAutoField(primary_key=True)
-    #: Of what: the table of a log.
+    #: The table of the log that the figure is about; for a counter the process that counted.
     source = models.CharField(_("source"), max_length=128)
-    #: Its beginning. What is about a whole log bears the minute of the newest event.
+    #: The start of the minute; for a figure about a whole log that of its newest event.
     minute = models.DateTimeField(_("minute"))
     name = models.CharField(_("name"), max_length=40)
-    #: By what it is counted, and which of those: ``type`` and ``OrderPlaced``. Empty: all.
+    #: The grouping and the group: ``type`` and ``OrderPlaced``. Empty for a total.
     dimension = models.CharField(_("dimension"), max_length=20, blank=True, default="")
     label = models.CharField(_("label"), max_length=LABEL_LENGTH, blank=True, default="")
     value = models.FloatField(_("value"))
@@ -53,7 +53,7 @@ class Statistic(models.Model):
         verbose_name_plural = _("statistics")
         default_permissions = ("view",)
         constraints = [
-            # In this order it is also the index for "this name since that minute".
+            # The order of the fields makes this the index for "this name since that minute", too.
             models.UniqueConstraint(fields=KEY, name="outbox_statistic_figure"),
         ]
 
@@ -63,6 +63,6 @@ class Statistic(models.Model):
 
 
 def write_figures(rows: Sequence[Statistic], *, using: str) -> None:
-    """Insert figures; those that are there already get the new value."""
+    """Insert figures; update the value of figures that exist already."""
     table, update = Statistic.objects.using(using), ["value", "written_at"]
     upsert(table, rows, update=update, unique=KEY, batch_size=BATCH)

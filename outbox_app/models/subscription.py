@@ -1,8 +1,8 @@
-"""Where subscriptions stand: one row a subscription, one row a cursor.
+"""Subscriptions and their cursors.
 
-A cursor is written in the same transaction as the effects of the page it has passed, by compare and
-set on ``revision``: of two processes that hold the same page, one commits. What a state means is
-known to the window of the log (``eventlog.state``); nothing here reads it.
+A cursor is updated in the same transaction as the effects of the page that it passes, by compare
+and set on ``revision``: of two processes that handle the same page, only one commits. Only the
+log's window reads the state of a cursor (``eventlog.state``); nothing here does.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Subscription(models.Model):
 
     name = models.CharField(_("name"), max_length=80, primary_key=True)
     partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
-    #: Set by a person: nothing is handled until it is resumed.
+    #: Whether a person has paused it: no event is handled until it is resumed.
     paused = models.BooleanField(_("paused"), default=False)
-    #: Its logs (tables), topics and types as last declared; a list that is null means all.
+    #: The logs (tables), topics and types, as last declared; null in place of a list means all.
     reads = models.JSONField(_("reads"), null=True, editable=False)
     created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow(), editable=False)
 
@@ -41,46 +41,46 @@ class Subscription(models.Model):
 
 
 class CursorQuerySet(models.QuerySet["Cursor"]):
-    """Cursors. A process that holds one of an older revision drops its page."""
+    """Cursors. A process that holds an older revision of a cursor drops its page."""
 
     def bump_revision(self) -> int:
         return self.update(revision=models.F("revision") + 1)
 
     def move(self, **columns: Any) -> int:
-        """Write columns, such as another state, and clear the error."""
+        """Update columns, such as the state, and clear the error."""
         values = {**Cursor.WELL, "revision": models.F("revision") + 1, **columns}
         return self.update(**values)
 
 
 class Cursor(models.Model):
-    """Where one partition of a subscription stands in one log."""
+    """The place of one partition of a subscription in one log."""
 
-    #: Columns of a cursor that does not fail.
+    #: The columns of a cursor that has no error.
     WELL: ClassVar = {"error": "", "failures": 0, "retry_at": None}
 
     id = models.BigAutoField(primary_key=True)
     subscription = models.CharField(_("subscription"), max_length=80)
     partition = models.PositiveSmallIntegerField(_("partition"))
-    #: Of how many.
+    #: The number of partitions of the subscription.
     partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
-    #: Table of the log.
+    #: The table of the log.
     log = models.CharField(_("log"), max_length=128)
-    #: Counts the writes of this row: the condition of the next one.
+    #: Counts the updates of this row; each update compares it.
     revision = models.BigIntegerField(_("revision"), default=0)
     #: The cursor in JSON, as ``eventlog.state`` reads it.
     state = models.TextField(_("state"))
-    #: Highest position handled; for people, and for what must not be pruned.
+    #: The highest position handled. The admin shows it, and pruning respects it.
     position = models.BigIntegerField(_("position"), default=0)
     handled = models.BigIntegerField(_("events handled"), default=0)
     moved_at = models.DateTimeField(_("moved at"), db_default=DatabaseNow())
-    #: Why it has stopped: type, message and notes of the exception; empty while it runs.
+    #: Why the cursor has stopped: type, message and notes of the exception; empty while it runs.
     error = models.TextField(_("error"), blank=True, default="")
     failures = models.PositiveIntegerField(_("failures in a row"), default=0)
-    #: Not before this time is it tried again.
+    #: The time of the next attempt after an error.
     retry_at = models.DateTimeField(_("next attempt"), null=True)
-    #: The event that fails, once it is known (``subscriptions.handling``).
+    #: The event that fails, once the search has found it (``subscriptions.handling``).
     failed_event = models.JSONField(_("failed event"), null=True, editable=False)
-    #: Where it was when counting began (``subscriptions.counting``); null: it is not counted.
+    #: The note of its place when counting began (``subscriptions.counting``); null if not counted.
     counted = models.JSONField(_("counted since"), null=True, editable=False)
 
     objects = CursorQuerySet.as_manager()
@@ -100,22 +100,22 @@ class Cursor(models.Model):
 
 
 class ParkedStream(models.Model):
-    """A stream that one subscription has parked; its other streams are handled."""
+    """A stream that a subscription has parked; the subscription handles its other streams."""
 
     id = models.BigAutoField(primary_key=True)
     subscription = models.CharField(_("subscription"), max_length=80)
     partition = models.PositiveSmallIntegerField(_("partition"))
     log = models.CharField(_("log"), max_length=128)
     stream = models.CharField(_("stream"), max_length=255)
-    #: First version that was not handled.
+    #: The first version that was not handled.
     version = models.BigIntegerField(_("first version not handled"))
-    #: Position of that event; nothing from here on may be pruned.
+    #: The position of that event. Events from this position on may not be pruned.
     position = models.BigIntegerField(_("position"))
     error = models.TextField(_("error"))
-    #: The event that failed, as on a cursor; null where it is not known, or versions are missing.
+    #: The event that failed, as on a cursor; null if it is unknown or versions are missing.
     failed_event = models.JSONField(_("failed event"), null=True, editable=False)
     parked_at = models.DateTimeField(_("parked at"), db_default=DatabaseNow(), editable=False)
-    #: A person has asked for another attempt.
+    #: Whether a person has asked for another attempt.
     released = models.BooleanField(_("released"), default=False)
 
     class Meta:
@@ -132,20 +132,20 @@ class ParkedStream(models.Model):
         return f"{self.stream}@{self.version} of {self.subscription}"
 
     def compare_and_set(self, **columns: Any) -> bool:
-        """Write columns, unless a process or a person has moved the stream since it was read."""
+        """Update columns, unless a process or a person has moved the stream since it was read."""
         rows = ParkedStream.objects.using(self._state.db).filter(pk=self.pk, version=self.version)
         return bool(rows.update(**columns))
 
 
 class DeliveredVersion(models.Model):
-    """How far a reader by time has handled a stream: its cursor alone cannot tell (``by_time``)."""
+    """The last version of a stream that a reader by time has handled: its cursor does not tell."""
 
     id = models.BigAutoField(primary_key=True)
     subscription = models.CharField(_("subscription"), max_length=80)
     log = models.CharField(_("log"), max_length=128)
     stream = models.CharField(_("stream"), max_length=255)
     version = models.BigIntegerField(_("highest version handled"))
-    #: Of the cursor's state; a replay starts another run, and rows of an older one are ignored.
+    #: The run in the cursor's state. A replay starts a new run; rows of older runs are ignored.
     run = models.CharField(_("run"), max_length=32)
 
     class Meta:

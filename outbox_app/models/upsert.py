@@ -1,7 +1,7 @@
-"""Rows by hand, in one statement: new ones; those that may be there already, updated or left.
+"""INSERTs by hand, each in one statement: of new rows, or of rows that may exist already.
 
-A conflict is no error, so it breaks no transaction. On MySQL the IGNORE of an INSERT also cuts what
-is too long in silence: check lengths before.
+A conflict raises no error, so it does not abort the transaction. On MySQL an INSERT IGNORE also
+truncates long values silently: check lengths before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def insert_rows(
     row: str = "",
     tail: str = "",
 ) -> None:
-    """Insert rows by the values of one after the other, each as the SQL ``row``, then ``tail``."""
+    """Insert rows, whose values are all in ``params``: as SQL a ``row`` for each, then ``tail``."""
     quote = cursor.db.ops.quote_name
     row = row or f"({', '.join(['%s'] * len(names))})"
     rows = ", ".join([row] * (len(params) // len(names)))
@@ -50,7 +50,7 @@ def upsert(
     unique: Sequence[str],
     batch_size: int | None = None,
 ) -> None:
-    """Insert rows; of those that are there already, by the ``unique`` fields, ``update`` some."""
+    """Insert rows; update the ``update`` fields of those that exist, by the ``unique`` fields."""
     if batch_size is None and _upsert_plain(table, rows, update, unique):
         return
     named = connections[table.db].features.supports_update_conflicts_with_target
@@ -66,9 +66,9 @@ def upsert(
 def _upsert_plain(
     table: QuerySet[Any], rows: Sequence[Model], update: Sequence[str], unique: Sequence[str]
 ) -> bool:
-    """Do the same by one statement, if that takes all rows as they are; say whether it does.
+    """Upsert by one statement, if no value needs a conversion; return False without effect if not.
 
-    Django prepares each value by itself, on which a page of rows spends most of its time.
+    Django converts each value by itself, which would take most of the time for a page of rows.
     """
     connection, meta = connections[table.db], table.model._meta
     if connection.vendor == "sqlite":
@@ -103,17 +103,17 @@ def _upsert_plain(
 
 
 def array_type(field: Any, using: str) -> str:
-    """Return PostgreSQL's type of arrays of a field in ``PLAIN``; nothing for others."""
+    """Return the array type of a ``PLAIN`` field on PostgreSQL; empty for other fields."""
     if connections[using].vendor != "postgresql" or type(field) not in PLAIN:
         return ""
     return f"{field.db_type(connections[using]).split('(')[0]}[]"
 
 
 def insert_if_missing(model: type[Model], values: dict[str, Any], *, using: str) -> bool:
-    """Insert a row; return False, and change nothing, where its key is there already.
+    """Insert a row; return False, and change nothing, if its key exists already.
 
-    The INSERT waits for another transaction that holds the key: what is read after it, at
-    REPEATABLE READ too, is what that one committed.
+    The INSERT waits for another open transaction that has inserted the key. Reads after it see what
+    that transaction committed, at REPEATABLE READ too.
     """
     connection = connections[using]
     quote, ignore = connection.ops.quote_name, OnConflict.IGNORE
