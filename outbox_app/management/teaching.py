@@ -22,6 +22,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from ..exceptions import InvalidArgument, OutboxError
+from ..models.clock import aware
 from ..process.enclosure import LOST
 from ..text import escaped, get_logger, one_line, storable
 
@@ -165,10 +166,9 @@ class TeachingCommand(BaseCommand):
         self.stdout.write(json.dumps(value, indent=2, default=datetime.isoformat))
 
 
-def when(moment: datetime) -> str:
-    """Return a time for people, in the project's zone: as the admin has it, and options take it."""
-    local = timezone.localtime(moment) if timezone.is_aware(moment) else moment
-    return f"{local:%Y-%m-%d %H:%M:%S}"
+def when(moment: datetime, *, using: str) -> str:
+    """Return a database's time for people, in the project's zone, as options take it."""
+    return f"{timezone.localtime(aware(moment, using=using)):%Y-%m-%d %H:%M:%S}"
 
 
 def _require_sound(options: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from django.db.models.functions import Least
 from ..exceptions import UnknownPrepared
 from ..failpoints import failpoint
 from ..models import DatabaseNow, PreparedEvent
+from ..models.clock import aware, stored
 from ..process.backoff import Backoff, described
 from ..process.lock_wait import is_conflict
 from ..process.loop import LeasedLoop
@@ -67,7 +68,9 @@ def ask(sender: str, questions: Sequence[Question]) -> dict[UUID, str]:
     alias = sender.removeprefix(PREFIX)
     if alias not in connections:
         raise UnknownPrepared(f"There is no sender {sender!r} to ask: no such alias.")
-    return outcomes(questions, using=alias)
+    # In the form of timezone.now(), which functions compare it with.
+    local = [each._replace(prepared_at=stored(each.prepared_at)) for each in questions]
+    return outcomes(local, using=alias)
 
 
 class SenderWorker:
@@ -137,7 +140,10 @@ class SenderWorker:
         self.under_way[future] = rows, time.monotonic()
 
     def _ask(self, rows: Sequence[PreparedEvent]) -> Exception | None:
-        questions = [Question(r.event_id, r.prepared_at, r.stream, r.type) for r in rows]
+        questions = [
+            Question(r.event_id, aware(r.prepared_at, using=self.events.db), r.stream, r.type)
+            for r in rows
+        ]
         try:
             answers = ask(self.name, questions)
         except Exception as error:

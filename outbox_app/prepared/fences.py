@@ -25,6 +25,7 @@ from django.db import IntegrityError, connections, transaction
 from ..exceptions import FencedOut, NotAtomic
 from ..failpoints import failpoint
 from ..models import Fence
+from ..models.clock import aware, stored
 from ..models.upsert import insert_if_missing, insert_rows
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import is_atomic, is_in_test, own_connection
@@ -120,7 +121,7 @@ def _recorded(ids: Iterable[UUID], *, keeper: str, using: str) -> dict[UUID, Any
     found: dict[UUID, Any] = {}
     for id, outcome, by, at in rows.values_list("event_id", "outcome", "keeper", "written_at"):
         if id == Fence.MARK:
-            found[id] = at
+            found[id] = stored(aware(at, using=using))  # as those of questions
         else:
             found[id] = OF_ANOTHER if outcome == COMMITTED and by != keeper else outcome
     return found

@@ -9,10 +9,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import OperationalError, connections, transaction
+from django.utils import timezone
 
 from outbox_app.exceptions import FencedOut
 from outbox_app.models import DatabaseNow, Fence, Incident, PreparedEvent
@@ -594,6 +597,28 @@ def test_functions_of_the_projects_own(
         (event.event_id, stream, "order.paid") for stream, event in events.items()
     }
     assert sorted(fences()) == ["committed", "rolled_back"]
+
+
+@pytest.mark.usefixtures("own")
+def test_functions_are_asked_in_the_zone_of_the_project(
+    alias: str, sender: str, make: Any, ask: Any, fences: Any, settings: Any
+) -> None:
+    """As ``timezone.now()``, also where a database without zones has its times in another one."""
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
+    ages = []
+
+    @check_back("order.*")
+    def answer(question: Any) -> Any:
+        ages.append(timezone.now() - question.prepared_at)
+        return IN_PROGRESS
+
+    make("a")
+    ask()
+    output = StringIO()
+    call_command("outbox_prepared", "list", database=alias, stdout=output)
+    [age] = ages
+    assert abs(age) < timedelta(minutes=30)
+    assert f"prepared {timezone.now() - age:%Y-%m-%d %H}" in output.getvalue()
 
 
 @pytest.mark.usefixtures("own")

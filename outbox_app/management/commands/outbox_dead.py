@@ -126,7 +126,8 @@ class Command(TeachingCommand):
             return
         self.write(f"{'count':>7}  {'newest':<19}  task, error, newest reason")
         for group in groups:
-            self.write(f"{group.count:>7}  {when(group.newest)}  {one_line(group.task, 80)}")
+            newest = when(group.newest, using=jobs.db)
+            self.write(f"{group.count:>7}  {newest}  {one_line(group.task, 80)}")
             self.write(f"{'':30}{one_line(group.error, 80)}")
             self.write(f"{'':30}{one_line(group.reason, 200)}")
         if not is_all:

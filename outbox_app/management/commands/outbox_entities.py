@@ -97,8 +97,9 @@ class Command(TeachingCommand):
             self.write_json(found)
             return
         self.write(f"{found['type']} {id!r} on {found['database']!r}")
-        changed = found["changed_at"] and f", changed {when(found['changed_at'])}"
-        self.write(f"version {found['version']}{changed or ''}")
+        changed = found["changed_at"]
+        since = f", changed {when(changed, using=using)}" if changed else ""
+        self.write(f"version {found['version']}{since}")
         if found["state"] is None:
             kept = ", or a later version of its transaction has it" * (entity.states == "last")
             self.write(f"no state: its creation was rejected, or it was erased{kept}")
@@ -108,7 +109,7 @@ class Command(TeachingCommand):
         for each in found["versions"]:
             answer = "rejected" if each["rejected"] else "accepted"
             what = f"{each['command'] or each['type']} {answer}, id {each['command_id']}"
-            self.write(f"{each['version']:>8}  {when(each['recorded_at'])}  {what}")
+            self.write(f"{each['version']:>8}  {when(each['recorded_at'], using=using)}  {what}")
             for name in ("arguments", "response", "metadata"):
                 if each[name]:
                     self.write(f"          {name} {json.dumps(each[name], ensure_ascii=False)}")

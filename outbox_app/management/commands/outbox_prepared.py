@@ -116,7 +116,8 @@ class Command(TeachingCommand):
             self.write_json(found)
             return
         for each in found:
-            times = (when(datetime.fromisoformat(each[n])) for n in ("prepared_at", "decide_by"))
+            at = (datetime.fromisoformat(each[name]) for name in ("prepared_at", "decide_by"))
+            times = (when(moment, using=using) for moment in at)
             what = f"{one_line(each['type'], 80)} {one_line(each['stream'], 80)}"
             self.write(f"{each['state']:<9}  {each['event_id']}  {what}")
             self.write(

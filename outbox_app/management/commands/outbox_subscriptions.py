@@ -244,7 +244,7 @@ class Command(TeachingCommand):
             self.write("No gap is open.")
         for gap in found[:LISTED]:
             self.write(
-                f"{gap.id:>8}  {when(gap.seen_at)}  "
+                f"{gap.id:>8}  {when(gap.seen_at, using=using)}  "
                 f"{one_line(gap.subscription, 80) or 'an audit'} {gap.log} "
                 f"{one_line(gap.stream, 200) or 'positions'} {gap.first}-{gap.last}, "
                 f"looked for {gap.attempts} times"
