@@ -131,18 +131,22 @@ class Job:
         request = {**self.request, "hostname": gethostname(), "is_eager": True}
         trace = build_tracer(self.task, task, app=app, eager=not request.get("chord"))
         replacements: list[Signature[Any]] = []
+        retries: list[Any] = []
         # What a task sends without naming an app goes to the worker's own.
         with patch.object(_state._tls, "current_app", app):  # type: ignore[attr-defined]
-            with patch.object(task, "on_replace", partial(_keep, replacements)):
+            with (
+                patch.object(task, "on_replace", partial(_keep, replacements)),
+                patch.object(task, "retry", partial(_note, retries, task.retry)),
+            ):
                 info = trace(self.task_id, self.args, self.kwargs, request).info
             for signature in replacements:
                 # Not before the task has ended: it may have been inside a transaction.
                 signature.delay()
-        if info is None or info.state in (states.IGNORED, states.REJECTED):
-            return None
-        if info.state != states.RETRY:
+        if info and info.state not in (states.IGNORED, states.REJECTED, states.RETRY):
             raise info.retval
-        retry = info.retval.sig
+        if not retries:
+            return None
+        retry = retries[-1].sig
         request["retries"] = retry.options["retries"]
         return replace(self, args=retry.args, kwargs=retry.kwargs, request=request)
 
@@ -163,3 +167,10 @@ class Job:
 def _keep(signatures: list[Signature[Any]], signature: Signature[Any]) -> None:
     signatures.append(signature)
     raise Ignore("Replaced by new task")
+
+
+def _note(retries: list[Any], retry: Any, *args: Any, throw: bool = True, **options: Any) -> Any:
+    retries.append(retry(*args, throw=False, **options))
+    if throw:
+        raise retries[-1]
+    return retries[-1]
