@@ -140,7 +140,7 @@ class StagingMixin:
         send: Any = super().send_task  # type: ignore[misc]
         with let(_staging_now, alias is not None), record or nullcontext():
             result = send(name, *args, **options)
-        if alias is not None:
+        if alias is not None and result is not None:  # a class in between may send nothing
             remember_staged(result.id, using=alias)
         return result
 

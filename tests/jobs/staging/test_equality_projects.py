@@ -69,6 +69,17 @@ def test_an_app_class_that_overrides_send_task(classes, send, assert_equal):
     assert_equal(send, classes=classes)
 
 
+@on_sqlite
+def test_an_app_class_that_sends_nothing(alias):
+    class Muted(Celery):
+        def send_task(self, name, *args, **options):
+            return None
+
+    app = type("Staging", (StagingMixin, Muted), {})("muted", set_as_current=False)
+    with transaction.atomic(using=alias):
+        assert app.send_task("elsewhere") is None
+
+
 @pytest.mark.parametrize(
     "count", range(9), ids=["name", "args", "kwargs", "countdown", "eta", "task_id", "6", "7", "8"]
 )
