@@ -1,7 +1,7 @@
 """Which database alias holds the outbox, the inbox and a log.
 
-A setting decides, else the project's routers. A transaction makes a job or an event atomic only
-where it is open on that alias. Nothing here opens a connection.
+The settings decide, or without them the project's routers. A job or an event is atomic with a
+transaction only if that is open on the same alias. Nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from django.db import router
 
 from .conf import outbox_settings
 
-if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
+if TYPE_CHECKING:  # a project's celery.py is imported before Django can load models
     from .models import EventLog
 
 
-#: The alias that a page of the admin shows, in the place of the setting.
+#: The alias that a page of the admin shows. It overrides the setting DATABASE.
 _chosen: ContextVar[str | None] = ContextVar("outbox_alias", default=None)
 
 
 @contextmanager
 def chosen(alias: str) -> Iterator[None]:
-    """Let the block work with the outbox and the logs on this alias: this thread or coroutine."""
+    """Use the outbox and the logs on this alias inside the block, in this thread or coroutine."""
     token = _chosen.set(alias)
     try:
         yield
@@ -39,21 +39,21 @@ def _setting() -> str | None:
 
 
 def outbox_alias() -> str:
-    """Return the alias that the outbox lives on: the setting, else what the routers say."""
+    """Return the alias of the outbox: the setting DATABASE, else what the routers say."""
     if alias := _setting():
         return alias
     try:
         from .models import StagedJob
-    except RuntimeError as error:  # Django's words for it name the model, not the remedy
+    except RuntimeError as error:  # Django's message names the model, not the remedy
         raise ImproperlyConfigured("Add 'outbox_app' to INSTALLED_APPS, and migrate.") from error
     return router.db_for_write(StagedJob)
 
 
 def inbox_alias() -> str:
-    """Return the alias that the inbox lives on: the setting, else the alias of the outbox."""
+    """Return the alias of the inbox: the setting INBOX_DATABASE, else the alias of the outbox."""
     return outbox_settings().INBOX_DATABASE or outbox_alias()
 
 
 def log_alias(log: type[EventLog]) -> str:
-    """Return the alias that a log lives on: the setting DATABASE, else what the routers say."""
+    """Return the alias of a log: the setting DATABASE, else what the routers say."""
     return _setting() or router.db_for_write(log)

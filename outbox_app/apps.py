@@ -1,9 +1,9 @@
 """The Django app.
 
-When Django is ready it registers the system checks, connects the log lines, turns the detector on
-where the setting DETECT says so, and imports the modules named ``subscribers`` of the installed
-apps, and, where Django's admin is installed, those named ``admin``. It reads no database and
-contacts no broker.
+When Django is ready, the app registers the system checks, connects the log lines, turns the
+detector on if the setting DETECT asks for it, and imports the ``subscribers`` modules of the
+installed apps and, if Django's admin is installed, their ``admin`` modules. It reads no database
+and contacts no broker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OutboxAppConfig(AppConfig):
         require_celery()
         checks.register()
         given = getattr(settings, "OUTBOX", None)
-        if isinstance(given, dict) and given.get("DETECT"):  # a check says what is wrong with it
+        if isinstance(given, dict) and given.get("DETECT"):  # a check reports any other type
             from .jobs.staging import detector
 
             detector.install()
@@ -36,15 +36,15 @@ class OutboxAppConfig(AppConfig):
         self._register_entities()
 
     def _register_entities(self) -> None:
-        """Give entity types their pages, after the project's own: it may register them itself."""
+        """Register admin pages for the entity types that the project has not registered itself."""
         if not apps.is_installed("django.contrib.admin"):
             return
-        # Not at the top: Django would take the imported class for the one of this app.
+        # Not imported at the top: Django could take the admin's AppConfig for the one of this app.
         from django.contrib.admin import apps as of_the_admin
         from django.contrib.admin import autodiscover
 
         if isinstance(apps.get_app_config("admin"), of_the_admin.AdminConfig):
             from .admin.entity import register_entities
 
-            autodiscover()  # the admin may be ready after this app
+            autodiscover()  # the admin's own ready() may run after this one
             register_entities()

@@ -1,9 +1,9 @@
-"""Settings: the dictionary ``OUTBOX`` of the Django project, typed and read when asked for.
+"""Settings: the dictionary ``OUTBOX`` of the Django project, typed and read lazily.
 
 Every setting has a default, so the dictionary may be absent. Nothing is read at import.
-``outbox_settings()`` raises ``ImproperlyConfigured`` for a key that does not exist. Values that
-contradict each other are found by the system checks (``outbox_app.checks``), so that ``manage.py
-check`` names all of them at once.
+``outbox_settings()`` raises ``ImproperlyConfigured`` for a key that does not exist. The system
+checks (``outbox_app.checks``) find values that contradict each other, so that ``manage.py check``
+names all of them at once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SHARDS = 128
 SLICES = 1024
 #: Heartbeats in one lease.
 BEATS = 5
-#: The longest that rows are kept, in days: earlier than the first year is no time.
+#: The longest retention, in days. A much longer one would begin before year 1, as datetime has it.
 MAX_DAYS = 365_000
 #: The oldest Celery that is supported.
 CELERY = (5, 5)
 
 
 def require_celery() -> None:
-    """Raise ``ImproperlyConfigured`` where the installed Celery is older than that."""
+    """Raise ``ImproperlyConfigured`` if the installed Celery is older than ``CELERY``."""
     if celery.VERSION < CELERY:
         needed = ".".join(map(str, CELERY))
         raise ImproperlyConfigured(
@@ -43,18 +43,18 @@ def require_celery() -> None:
 
 @dataclass(frozen=True, slots=True)
 class OutboxSettings:
-    """What ``OUTBOX`` may hold. The defaults are the ones of the documentation."""
+    """The keys of ``OUTBOX``, with the defaults that the documentation names."""
 
-    #: Alias whose ``atomic()`` blocks stage jobs. None: what the routers say for writes of
+    #: Alias whose ``atomic()`` blocks stage jobs. None: the alias to which the routers write
     #: StagedJob.
     DATABASE: str | None = None
     #: Aliases whose outboxes the admin offers, beside that of DATABASE.
     ADMIN_DATABASES: tuple[str, ...] = ()
-    #: A ``.delay()`` outside any transaction: "send" as Celery would, "stage" in a transaction of
-    #: its own, or "refuse" with an error.
+    #: What ``.delay()`` does outside any transaction: "send" as Celery does, "stage" in a
+    #: transaction of its own, or "refuse" with an error.
     OUTSIDE: Literal["send", "stage", "refuse"] = "send"
-    #: "stage", "send" or "shadow" by patterns of task names; the first that matches decides. Where
-    #: none does: "stage". The attribute ``outbox`` of a task wins.
+    #: Patterns of task names, each with "stage", "send" or "shadow". The first pattern that matches
+    #: decides; without a match it is "stage". The attribute ``outbox`` of a task takes precedence.
     TASK_MODES: Mapping[str, Literal["stage", "send", "shadow"]] = field(default_factory=dict)
     #: Find tasks that are sent inside a transaction, by plain Celery apps too: log each place once,
     #: warn, or raise in the caller's line. For development and CI.
@@ -71,27 +71,27 @@ class OutboxSettings:
     STRICT_TASK_NAMES: bool = False
     #: Seconds between two polls of an idle drainer. None: 1 where commits wake it, else 0.1.
     INTERVAL: float | None = None
-    #: Seconds between two looks of idle subscriptions. None: as for INTERVAL.
+    #: Seconds between two polls of an idle subscription. None: as for INTERVAL.
     SUBSCRIPTION_INTERVAL: float | None = None
     #: Rows read, published and deleted at once.
     BATCH_SIZE: int = 1000
     #: Seconds after which a silent drainer loses its shards.
     LEASE_SECONDS: float = 10.0
-    #: Bound of each network operation with the broker, in seconds. Shorter than the lease.
+    #: Timeout of each network operation with the broker, in seconds. Shorter than the lease.
     PUBLISH_TIMEOUT: float = 4.0
-    #: Longest pause between two attempts while the broker or the database is away, in seconds.
+    #: Longest pause between two attempts while the broker or database is unreachable, in seconds.
     MAX_BACKOFF: float = 5.0
     #: Seconds between two progress lines of ``drain_outbox``; 0 turns them off.
     PROGRESS_INTERVAL: float = 10.0
-    #: When a job with an ordering key dies: "pass" lets later ones of its key go, "block" lets them
-    #: die after it, so that a person requeues them in order.
+    #: When a job with an ordering key dies, "pass" still sends the later jobs of its key; "block"
+    #: makes them die, too, so that a person requeues all of them in order.
     DEAD_KEY: Literal["pass", "block"] = "pass"
-    #: Publish jobs right after the commit, from the process that committed, and leave to the drain
-    #: what could not be published. For one task or one call: ``immediate=``.
+    #: Publish jobs right after the commit, from the process that committed; the drain publishes the
+    #: jobs for which that failed. ``immediate=`` decides for one task or one call.
     IMMEDIATE: bool = False
-    #: Bound of such a publish, in seconds: a caller waits for it.
+    #: Timeout of an immediate publish, in seconds: the caller waits for it.
     IMMEDIATE_TIMEOUT: float = 0.2
-    #: Seconds after which the drain takes over what such a process has not settled.
+    #: Seconds after which the drain takes over a job that its own process has not settled.
     IMMEDIATE_HOLD: float = 5.0
     #: Wake the drainers after a commit (NOTIFY on PostgreSQL; elsewhere they poll).
     WAKE: bool = True
@@ -107,16 +107,16 @@ class OutboxSettings:
     STATISTICS_RETENTION_HOURS: int = 48
     #: Days for which events are kept once every subscription has passed them. None: without limit.
     EVENT_RETENTION_DAYS: int | None = None
-    #: Logs whose old events leave the database by themselves: by table the folder or address of its
-    #: archive, and the age in days. Only what the archive holds and every subscription has passed.
+    #: Logs whose old events are pruned automatically: by table, the archive's folder or address and
+    #: the age in days. An event stays until it is archived and every subscription has passed it.
     SINK: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    #: Days for which versions of entities are kept at least, and with them the ids of commands.
+    #: Days for which versions of entities, and so the ids of their commands, are kept at least.
     ENTITY_COMMAND_DAYS: int = 30
     #: Largest data and metadata of an event, in bytes of JSON each.
     MAX_EVENT_BYTES: int = 256 * 1024
-    #: Window classes by database vendor, as dotted paths, over the built-in ones.
+    #: Dotted paths of window classes by database vendor. They replace the built-in ones.
     WINDOWS: Mapping[str, str] = field(default_factory=dict)
-    #: MySQL: seconds after which a missing position of which nothing was seen counts as never used.
+    #: MySQL: seconds after which a missing position whose row was never seen counts as never used.
     SETTLE_SECONDS: float = 5.0
     #: MySQL: seal positions that were never used with a tombstone row.
     TOMBSTONES: bool = False
@@ -126,23 +126,23 @@ class OutboxSettings:
     ENTITY_QUEUE: int = 10_000
     #: Threads that execute the commands of coroutines, in one process.
     ENTITY_THREADS: int = 4
-    #: Dotted path of a function that returns what tells apart sessions of which one may not write
-    #: for the other, such as the tenant. None: nothing does.
+    #: Dotted path of a function that names the scope of the caller's session, such as its tenant:
+    #: only commands of one scope share a transaction. None: all of them may.
     ENTITY_SCOPE: str | None = None
-    #: Seconds before which no sender is asked about an event that it has prepared.
+    #: Seconds for which the keeper does not ask the sender about an event that it has prepared.
     PREPARED_IMMUNE: float = 10.0
-    #: Seconds after which the policy of a prepared event decides, and the longest that a sender may
-    #: give instead.
+    #: Seconds after which the policy of a prepared event decides: the default, and the most that a
+    #: sender may ask for.
     PREPARED_DECIDE_BY: float = 86400.0
     PREPARED_MAX_DECIDE_BY: float = 14 * 86400.0
-    #: Days for which decided events are kept by their keeper.
+    #: Days for which the keeper keeps decided events.
     PREPARED_RETENTION_DAYS: int = 30
-    #: Days for which fences are kept by senders. Longer than any keeper may ask for one.
+    #: Days for which a sender keeps fences. Longer than any keeper may still ask about one.
     FENCE_RETENTION_DAYS: int = 30
-    #: Services that events are prepared for, or by, over HTTP: by name the fields of ``Peer``. What
-    #: is here wins over the table.
+    #: The services that prepare events here, or for which this one prepares them, over HTTP: by
+    #: name, the fields of ``Peer``. An entry here takes precedence over the table.
     PEERS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: The processes that serve one another's doors: by name the fields of ``FleetSettings``.
+    #: This process as one of the servers that call one another's doors: see ``FleetSettings``.
     FLEET: Mapping[str, Any] = field(default_factory=dict)
     #: Longest pause before a failed page is tried again, in seconds.
     MAX_RETRY_DELAY: float = 60.0
@@ -155,29 +155,29 @@ class OutboxSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What ``OUTBOX["FLEET"]`` may hold."""
+    """The keys of ``OUTBOX["FLEET"]``."""
 
     #: The service that processes of this project belong to. Empty: they register nowhere.
     SERVICE: str = ""
-    #: Where the door of this process is called. Empty: it is a client, which is never called.
+    #: Address at which others call the door of this process. Empty: it is a client, never called.
     ADDRESS: str = ""
-    #: Its share of the calls beside that of the others, 0 (drained) to 100.
+    #: Its share of the calls, relative to the weights of the other servers: 0 (drained) to 100.
     WEIGHT: int = 100
     #: Dotted path of a ``Registry``.
     REGISTRY: str = "outbox_app.fleet.registries.DatabaseRegistry"
-    #: ToozRegistry: address of Redis, ZooKeeper, …
+    #: For ToozRegistry: the address of Redis, ZooKeeper, …
     REGISTRY_URL: str = ""
-    #: StaticRegistry: addresses by service.
+    #: For StaticRegistry: the servers' addresses by service.
     SERVERS: Mapping[str, Sequence[str]] = field(default_factory=dict)
     BALANCE: Literal["random", "round_robin", "weighted_random"] = "weighted_random"
-    #: One attempt, or several servers one after the other.
+    #: Whether a call tries one server only, or several one after the other.
     CLUSTER: Literal["fail_fast", "fail_over"] = "fail_over"
     #: Seconds for all attempts of a call together.
     DEADLINE: float = 5.0
-    #: Which servers lead the entities of routed types: those that are registered, those that are
-    #: listed here, or none: then each command is executed where it arrives.
+    #: Which servers lead the entities of routed types: "elected" means the registered ones, a list
+    #: names them. None: no server leads, and each command is executed where it arrives.
     TOPOLOGY: Literal["elected"] | Sequence[str] | None = "elected"
-    #: Number of the datacentre, 0 to 7, with whose 32 nodes ids are made. None: with any of 256.
+    #: Number of the datacentre, 0 to 7: ids are made with its 32 nodes. None: with any of all 256.
     DATACENTRE: int | None = None
 
 

@@ -18,8 +18,8 @@
         TransactionEnded, OutcomeUnknown, NoNode, InvalidSubscriber, UnknownSubscription,
         ReplayRefused, GapNotSkippable, RebuildRefused, RebuildFailed
 
-What refuses a job or an event is raised before any statement that could break a transaction.
-A command that one of them ends says its message, and exits with its ``returncode``.
+An error that refuses a job or an event is raised before any statement that could break the
+transaction. A command that ends with an error prints its message and exits with its ``returncode``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from __future__ import annotations
 class OutboxError(Exception):
     """Base of all errors of outbox_app."""
 
-    #: Exit code of a command that it ends: 2 where nothing was tried, as with wrong arguments.
+    #: Exit code of a command that ends with it: 2 if nothing was tried, as with wrong arguments.
     returncode = 1
 
 
@@ -49,21 +49,21 @@ class UnknownTask(StagingRefused, LookupError):
 
 
 class SentInTransaction(OutboxError):
-    """A task was called inside a transaction, where the setting DETECT says "raise"; not sent."""
+    """A task was called in a transaction while the setting DETECT is "raise". It was not sent."""
 
 
 class StillStaged(OutboxError, RuntimeError):
-    """A result was waited for inside the transaction that staged its job."""
+    """The code waits for a result inside the transaction that staged its job."""
 
 
 class InvalidArgument(OutboxError, ValueError):
-    """An argument is out of bounds, or names nothing that there is. Nothing was done."""
+    """An argument is out of bounds, or names something that does not exist. Nothing was done."""
 
     returncode = 2
 
 
 class NotMigrated(OutboxError):
-    """The outbox's own tables do not exist, or not yet where a data migration needs them."""
+    """The outbox's tables do not exist, or do not exist yet when a data migration needs them."""
 
     returncode = 2
 
@@ -75,7 +75,7 @@ class UnfitSession(OutboxError):
 
 
 class BrokerUnavailable(OutboxError):
-    """The broker could not be reached. Nothing of the batch was sent; it is tried again."""
+    """The broker could not be reached, or failed. Jobs without its confirm are tried again."""
 
 
 class UnsafeBroker(OutboxError):
@@ -87,7 +87,7 @@ class LeaseLost(OutboxError):
 
 
 class Undeliverable(OutboxError):
-    """A job cannot leave. Kept as the reason of a dead job; the names are part of the API."""
+    """A job cannot be sent. The dead job keeps the class's name, which is part of the API."""
 
 
 class UnknownApp(Undeliverable, LookupError):
@@ -95,7 +95,7 @@ class UnknownApp(Undeliverable, LookupError):
 
 
 class Unroutable(Undeliverable):
-    """No queue is bound for the message; the broker would drop it without a word."""
+    """No queue is bound for the message; the broker would drop it silently."""
 
 
 class KeyBlocked(Undeliverable):
@@ -103,11 +103,11 @@ class KeyBlocked(Undeliverable):
 
 
 class InboxError(OutboxError):
-    """An idempotent task's id or result cannot be kept, so its effects are not committed."""
+    """An idempotent task's id or result cannot be stored, so its effects are not committed."""
 
 
 class StatementRefused(OutboxError):
-    """A statement that would end the transaction of a handler or task; it was not executed."""
+    """A statement would have ended the transaction of a handler or task. It was not executed."""
 
 
 class TransactionEnded(OutboxError):
@@ -123,7 +123,7 @@ class InvalidEvent(PublishRefused, ValueError):
 
 
 class UnknownLog(PublishRefused, LookupError):
-    """What was given as ``log`` is no concrete model derived from ``EventLog``."""
+    """The argument ``log`` is not a concrete model derived from ``EventLog``."""
 
     returncode = 2
 
@@ -134,7 +134,7 @@ class VersionConflict(PublishRefused):
     Args:
         message: What happened.
         stream: The stream.
-        current: Its version now; 0 where it has no event.
+        current: The stream's version now; 0 if it has no event.
     """
 
     def __init__(self, message: str = "", *, stream: str = "", current: int = 0) -> None:
@@ -144,15 +144,15 @@ class VersionConflict(PublishRefused):
 
 
 class MessageIdConflict(PublishRefused):
-    """The message id was used for an event of other content."""
+    """The message id was used for an event with different content."""
 
 
 class EntityError(OutboxError):
-    """A command of an entity was not answered, and nothing of it was written."""
+    """A command of an entity got no answer, and wrote nothing."""
 
 
 class InvalidCommand(EntityError, ValueError):
-    """Something of a command, or of what it left behind, cannot be stored, or fits no command."""
+    """A part of a command, or of the state that it left, is invalid or cannot be stored."""
 
 
 class UnknownEntity(EntityError, LookupError):
@@ -164,11 +164,11 @@ class CommandIdConflict(EntityError):
 
 
 class EntityContended(EntityError):
-    """Other commands were ahead each time. Send it again."""
+    """Other commands changed the entity during each attempt. Send the command again."""
 
 
 class CommandTimeout(EntityError):
-    """The command was not begun in its time. It is not executed."""
+    """The command was not begun before its timeout. It will not be executed."""
 
 
 class Overloaded(EntityError):
@@ -180,7 +180,7 @@ class Overloaded(EntityError):
 
 
 class DamagedEntity(EntityError):
-    """The row of the entity is not where its versions end: it was edited by hand."""
+    """The row or the head of the entity is not at its newest version: it was edited by hand."""
 
 
 class WrittenByCommands(EntityError, TypeError):
@@ -192,7 +192,7 @@ class OutcomeUnknown(OutboxError):
 
 
 class PreparedError(OutboxError):
-    """A prepared event is not what the call takes it for. The message says what it is."""
+    """A prepared event is not in the state that the call expects. The message says which it is."""
 
 
 class PrepareRefused(PreparedError):
@@ -200,19 +200,19 @@ class PrepareRefused(PreparedError):
 
 
 class InvalidPrepared(PrepareRefused, ValueError):
-    """Something of the event, or of how it is to be decided, is out of bounds."""
+    """A field of the event, or of the request to prepare it, is invalid."""
 
 
 class PreparedConflict(PrepareRefused):
-    """The event id belongs to an event of other content, or to one that is decided already."""
+    """The event id belongs to an event with different content, or to one already decided."""
 
 
 class KeeperUnavailable(PreparedError):
-    """The keeper gave no answer. A check-back finds out what a lost confirm or cancel meant."""
+    """The keeper gave no answer. If a confirm or cancel was lost, a check-back makes up for it."""
 
 
 class FencedOut(PreparedError):
-    """The fence says otherwise: the transaction cannot commit, or has not committed."""
+    """The fence contradicts the call: the transaction cannot commit, or has not committed."""
 
 
 class UnknownPrepared(PreparedError, LookupError):
@@ -220,11 +220,11 @@ class UnknownPrepared(PreparedError, LookupError):
 
 
 class Contradiction(PreparedError):
-    """The event was decided otherwise before. An incident has recorded it."""
+    """The event was decided differently before. An incident records the contradiction."""
 
 
 class PeerError(OutboxError):
-    """Another service cannot be talked to."""
+    """Another service cannot be called."""
 
 
 class InvalidPeer(PeerError):
@@ -234,7 +234,7 @@ class InvalidPeer(PeerError):
 
 
 class PeerUnavailable(PeerError):
-    """The peer gave no answer that can be believed. If ``sent``, the call may have arrived."""
+    """The peer gave no answer that can be trusted. If ``sent``, it may have received the call."""
 
     def __init__(self, message: str = "", *, sent: bool = True) -> None:
         super().__init__(message)
@@ -242,7 +242,7 @@ class PeerUnavailable(PeerError):
 
 
 class NoNode(OutboxError):
-    """No id can be made: every node is taken, or the database that reserves time is away."""
+    """No id can be made: every node is taken, or the database that reserves time is unreachable."""
 
 
 class InvalidSubscriber(OutboxError):
@@ -258,7 +258,7 @@ class UnknownSubscription(OutboxError, LookupError):
 
 
 class ReplayRefused(OutboxError):
-    """What was asked of a subscription cannot be done, or not now. Nothing was changed."""
+    """A request about a subscription cannot be met, or not now. Nothing was changed."""
 
 
 class GapNotSkippable(OutboxError):
@@ -266,7 +266,7 @@ class GapNotSkippable(OutboxError):
 
 
 class RebuildRefused(OutboxError):
-    """A view cannot be rebuilt, or not from what there is. Nothing was written."""
+    """A view cannot be rebuilt, or not from the events that are left. Nothing was written."""
 
     returncode = 2
 
@@ -282,11 +282,11 @@ class ReadRefused(OutboxError):
 
 
 class DamagedCursor(ReadRefused):
-    """A cursor's state is not what the window of its log writes."""
+    """A cursor's stored state is not one that the window of its log has written."""
 
 
 class ForeignCursor(ReadRefused):
-    """The cursor was made in another database cluster, or in a future that was not restored."""
+    """The cursor was made in another database cluster, or after the backup that was restored."""
 
 
 class UnsafeLog(ReadRefused):
@@ -294,11 +294,11 @@ class UnsafeLog(ReadRefused):
 
 
 class TooManyGaps(ReadRefused):
-    """More positions are missing than a cursor may keep; none of them is forgotten."""
+    """More positions are missing than a cursor may keep. The cursor skips none of them."""
 
 
 class PipelineError(OutboxError):
-    """A pipeline on Spark cannot run, or not continue. The log is as it was."""
+    """A pipeline on Spark cannot run or continue. The log is unchanged."""
 
     returncode = 2
 
@@ -316,11 +316,11 @@ class InvalidSchema(PipelineError, ValueError):
 
 
 class Unreachable(PipelineError):
-    """A database or an object store cannot be connected to from here, or refuses.
+    """A database or an object store cannot be reached from here, or refuses the connection.
 
     The message never holds a password.
     """
 
 
 class ArchiveRefused(PipelineError):
-    """A folder is no archive of this log, or a damaged one. Nothing was written to it."""
+    """A folder is not an archive of this log, or is a damaged one. Nothing was written to it."""

@@ -1,7 +1,7 @@
 """Public names of a package, imported when they are first asked for.
 
-So that importing the package imports neither Django nor models: setup tools, Spark's executors and
-``INSTALLED_APPS`` import it too early for them.
+Importing the package therefore imports neither Django nor models: setup tools, Spark's executors
+and ``INSTALLED_APPS`` import it before those can be imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 def lazy(
     package: str, modules: dict[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its modules' names."""
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package with these public names."""
     homes = {name: module for module, names in modules.items() for name in names}
 
     def __getattr__(name: str) -> Any:

@@ -1,12 +1,12 @@
-"""Named points at which tests stop or kill a drainer. Without tests they do nothing.
+"""Named points at which tests stop or kill a process. Without tests they do nothing.
 
-The points, in the order of a batch: ``claimed`` (rows in hand), ``checked`` (the lease holds;
-before each send), ``published_not_deleted`` (the broker took them), ``deleted``. Those of immediate
-delivery: ``immediate_claimed`` (right after the commit), ``immediate_published``,
-``immediate_deleted``. In a worker: ``task_ran`` (before the result of a task of ``django.tasks`` is
-recorded). The environment of a process sets its action:
+A drainer passes, in the order of a batch, ``claimed`` (the rows are read), ``checked`` (before each
+send: the lease holds), ``published_not_deleted`` (the broker has the jobs) and ``deleted``.
+Immediate delivery passes ``immediate_claimed`` (right after the commit), ``immediate_published``
+and ``immediate_deleted``; a worker ``task_ran``, before it records the result of a task of
+``django.tasks``. Other rooms have points of their own. The environment of a process sets an action:
 ``OUTBOX_FAILPOINT=published_not_deleted=kill@3`` kills it at the third pass; ``stop`` sends
-SIGSTOP, ``exit`` raises SystemExit. In one process, ``set_failpoint`` takes a callable.
+SIGSTOP, ``exit`` raises SystemExit. Inside a process, ``set_failpoint`` sets a callable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _actions: dict[str, Callable[[], None]] = {}
 
 
 def failpoint(name: str) -> None:
-    """Do what a test asked for at this point."""
+    """Run the action that a test has set for this point, if any."""
     if action := _actions.get(name):
         action()
 

@@ -1,9 +1,9 @@
-"""Metrics for Prometheus: a collector that reads the facts when it is scraped.
+"""Metrics for Prometheus: a collector that reads the figures when it is scraped.
 
-Needs the extra ``prometheus``; nothing else of the package imports this. It keeps nothing between
-two scrapes, so any process may answer, and several give the same. Names, labels and their number
-are fixed or bounded. Where the database is away, a scrape gives ``outbox_up 0`` and no more, and
-the rest of the registry is served all the same.
+This module needs the extra ``prometheus``; only the view imports it. The collector keeps no state
+between two scrapes, so any process may answer, and all give the same answer. The number of names
+and labels is bounded. If the database is unreachable, a scrape returns ``outbox_up 0`` only, and
+the other metrics of the registry are still served.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .text import get_logger
 
 logger = get_logger("outbox_app.metrics")
 
-#: Name: what it says, and its labels beside ``database``. A name on _total is a counter.
+#: By name, the help text and the labels beside ``database``. Names that end in _total are counters.
 METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "outbox_up": ("Whether the outbox could be asked: 1, or 0.", ()),
     "outbox_problem": ("1 for each problem that there is, 0 for the others.", ("code", "severity")),
@@ -132,8 +132,8 @@ class OutboxCollector(Collector):
             logger.warning("Metrics could not be read database=%s error=%r", alias, error)
             return [("outbox_up", (), 0.0)]
         finally:
-            # A thread of a metrics server has no request at whose end they close. Logs may be on
-            # other aliases.
+            # A thread of a metrics server has no request whose end would close the connections.
+            # Several may be open, as logs may be on other aliases.
             for each in connections.all(initialized_only=True):
                 if each not in was_open:
                     each.close()
@@ -167,7 +167,7 @@ def _samples(facts: OutboxStatus) -> Iterator[Sample]:
     held, rate = facts.held, facts.per_minute
     found = {each.code for each in problems(facts)}
     for code, (severity, *_) in CODES.items():
-        if not code.startswith("max_"):  # there are no limits here: alerts have them
+        if not code.startswith("max_"):  # metrics know no limits: alerts set them
             yield "outbox_problem", (code, severity), code in found
     yield "outbox_backlog_jobs", (), facts.backlog.rows
     yield "outbox_oldest_ready_seconds", (), facts.backlog.oldest_seconds
@@ -243,8 +243,8 @@ def _percentiles(name: str, *values: float | None) -> Iterator[Sample]:
 def _by_process(drainers: list[DrainerStatus]) -> dict[tuple[str, str], DrainerStatus]:
     """Return the drainers by host and process id.
 
-    A container that was killed comes back with the same two while the row of the one before is
-    still there: the one with the later heartbeat counts.
+    A container that was killed restarts with the same host and id while its old row still exists:
+    the row with the later heartbeat is returned.
     """
     by_age = sorted(drainers, key=lambda each: each.silent_seconds, reverse=True)
     return {(each.drainer.host, str(each.drainer.pid)): each for each in by_age}

@@ -1,8 +1,8 @@
 """The pytest fixture ``outbox``, and a report of what the tests send inside transactions.
 
 The fixture is the module ``outbox_app.testing``. pytest loads this module in every run, before
-Django is configured, so it imports nothing but pytest. Whether a test may touch the database is
-left to its marks. With pytest-xdist the findings of the workers are reported together.
+Django is configured, so it imports nothing but pytest. A test's marks decide whether it may use the
+database. With pytest-xdist the findings of the workers are reported together.
 """
 
 from __future__ import annotations
@@ -65,6 +65,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _findings() -> list[Any]:
-    """Return what was found in this process as plain values, which travel between processes."""
+    """Return this process's findings as plain values, which can be sent to another process."""
     detector = sys.modules.get(_DETECTOR)
     return [[list(place), count] for place, count in detector.found.items()] if detector else []

@@ -1,9 +1,9 @@
-"""Signals of the package. Logs and metrics hang off them; the core imports no vendor.
+"""Signals of the package. Logs and metrics connect to them; the core imports no vendor.
 
-A receiver that raises is logged by Django (``send_robust``) and disturbs nothing. Receivers run in
-the process in which the thing happened: ``jobs_staged`` in the caller's transaction, before its
-commit; ``jobs_published`` also in the caller's process, with immediate delivery; all others in the
-drainer.
+If a receiver raises, Django logs the error (``send_robust``) and the sender continues, unless the
+signal says otherwise. Receivers run in the process that does the work: those of ``jobs_staged`` and
+``events_published`` in the caller's transaction, before its commit; those of ``jobs_published`` in
+the drainer or, with immediate delivery, in the caller's process.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Text of strangers, made harmless for terminals, logs, pages and databases.
+"""Untrusted text, made safe for terminals, logs, pages and databases.
 
-Task names, streams, types and reasons come from users of the project's users. Characters that
-cannot be seen (line breaks, terminal codes), text that runs backwards and lone surrogates are shown
-as escapes. HTML is not escaped here: templates do that. The package's loggers come from
-``get_logger``: before a handler has a record, it is escaped, and each ``key=%s`` of its message is
-an attribute of it, as if given by ``extra``: JSON formatters and structlog read those. Imports
-nothing of ours.
+Task names, streams, types and reasons may contain text from the project's own users. Unprintable
+characters (line breaks, terminal codes, direction marks, lone surrogates) are shown as escapes.
+Templates escape HTML; this module does not. The package's loggers come from ``get_logger``: it
+escapes each record before a handler gets it, and turns each ``key=%s`` of the message into an
+attribute of the record, as if it were given by ``extra``, for JSON formatters and structlog. This
+module imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from itertools import chain, repeat
 from numbers import Number
 from typing import Any
 
-#: Takes lines for people.
+#: A function that writes a line for people.
 Write = Callable[[str], Any]
-#: Characters that are shown at most.
+#: The most characters that ``shown`` returns by default.
 LIMIT = 10_000
 
 
 def escaped(text: object, *, but: str = "") -> str:
-    r"""Return the text with each character that cannot be seen as an escape: ``\n``, ``\x1b``.
+    r"""Return the text with each unprintable character as an escape: ``\n``, ``\x1b``.
 
-    It is one line that every encoding of Unicode can encode, but for the characters ``but``.
+    The result is one line that every Unicode encoding can encode. Characters in ``but`` are kept.
     """
     given = str(text)
     if given.isprintable():
@@ -42,7 +42,7 @@ def escaped(text: object, *, but: str = "") -> str:
 
 
 def shown(text: object, limit: int = LIMIT, *, but: str = "\n\t") -> str:
-    """Return the text as ``escaped`` does, but with its line breaks and tabs, and cut with an …."""
+    """Return the text escaped, except its line breaks and tabs, and cut to ``limit`` with an …."""
     given = str(text)
     visible = escaped(given[:limit], but=but)
     return visible if len(given) <= limit else f"{visible}…"
@@ -56,8 +56,8 @@ def one_line(text: object, limit: int) -> str:
 def duration(seconds: float, *, fine: bool = False) -> str:
     """Return a duration for people: ``4 s``, ``12 min``, ``3 h 5 min``, ``2 d 1 h``.
 
-    Two units at most, never rounded up: what is shown as an hour has lasted an hour. With ``fine``
-    less than ten seconds are shown in milliseconds.
+    Two units at most, never rounded up: a duration shown as an hour has lasted an hour. With
+    ``fine`` a duration below ten seconds is shown in milliseconds.
     """
     if fine and seconds < 10:
         return f"{seconds * 1000:.0f} ms"
@@ -75,27 +75,27 @@ def storable(text: str) -> str:
 
 
 def per_second(count: int, seconds: float) -> float:
-    """Return a rate with as many digits as say something: 4200, 12, 0.08."""
+    """Return a rate, rounded to its significant digits: 4200, 12, 0.08."""
     rate = count / (seconds or 1)
     return round(rate) if rate >= 10 else float(f"{rate:.2g}")
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of that name, whose records are escaped before any handler has them."""
+    """Return the logger of that name, whose records are escaped before any handler gets them."""
     logger = logging.getLogger(name)
-    logger.addFilter(_escape)  # once: a filter that is there already is not added again
+    logger.addFilter(_escape)  # has no effect if the logger has the filter already
     return logger
 
 
 def _escape(record: logging.LogRecord) -> bool:
-    # The message stays apart from its arguments, as error trackers group records by it.
+    # The message is not merged with its arguments, as error trackers group records by message.
     record.msg = escaped(record.msg)
     if isinstance(record.args, tuple):
         places = chain(_places(record.msg), repeat(("", "")))
         given = zip(record.args, places, strict=False)
         record.args = tuple(_argument(value, *place, record) for value, place in given)
     if record.exc_info and record.exc_info[1] and not record.exc_text:
-        # Formatters take this text. Indented, no line of an exception can pass for a log line.
+        # Formatters use exc_text. It is indented, so that no line of it can pass for a log line.
         text = logging.Formatter().formatException(record.exc_info)
         record.exc_text = textwrap.indent(escaped(text, but="\n\t"), "  ")
     return True
@@ -103,18 +103,18 @@ def _escape(record: logging.LogRecord) -> bool:
 
 @lru_cache
 def _places(message: str) -> list[tuple[str, str]]:
-    """Return the name and the conversion of each place of the message: ``jobs=%d``, ``%s``."""
+    """Return name and conversion of each placeholder in the message: ``jobs=%d``, ``%s``."""
     found = re.finditer(r"(?:(\w+)=)?%[-#0 +]*[\d.]*([a-z%])", message)
     return [(place[1], place[2]) for place in found if place[2] != "%"]
 
 
 def _argument(value: object, name: str, conversion: str, record: logging.LogRecord) -> Any:
-    """Return a value as the line shows it; that of a field becomes an attribute of the record."""
+    """Return a value as the line shows it. A named value becomes an attribute of the record."""
     plain: Any = value
     if value is not None and not isinstance(value, Number):
         try:
             plain = escaped(repr(value) if conversion == "r" else value)
-        except Exception as error:  # of a class whose author was not careful
+        except Exception as error:  # the value's own __str__ or __repr__ failed
             plain = f"its text cannot be had ({type(error).__name__})"
     if name:
         record.__dict__.setdefault(name, plain)
@@ -125,6 +125,6 @@ def _argument(value: object, name: str, conversion: str, record: logging.LogReco
 
 
 class _Shown(str):
-    """A text that a log line shows as it is, by ``%r`` too."""
+    """Text that a log line shows as it is, even with ``%r``."""
 
     __repr__ = str.__str__

@@ -1,8 +1,8 @@
-"""What counts as the caller's transaction: an ``atomic()`` of the code under way.
+"""What counts as the caller's transaction: an ``atomic()`` block of the running code.
 
-``TestCase`` and pytest-django's ``db`` wrap a test in atomics of their own, which Django marks
-(``durable=True`` relies on it): production has no such transaction. With autocommit off, one is
-open outside ``atomic()``, too. Nothing here opens a connection.
+``TestCase`` and pytest-django's ``db`` wrap a test in ``atomic()`` blocks of their own. These do
+not count, as production has none; Django marks them (``durable=True`` relies on it). With
+autocommit off, a transaction is open outside ``atomic()``, too. No predicate opens a connection.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ View = Callable[..., HttpResponse]
 
 
 def is_atomic(using: str) -> bool:
-    """Say whether an ``atomic()`` of the code is open on an alias; one of a test does not count."""
+    """Return whether an ``atomic()`` is open on an alias; one of a test case does not count."""
     blocks = connections[using].atomic_blocks
     return not all(block._from_testcase for block in blocks)  # type: ignore[attr-defined]
 
 
 def lacks_autocommit(connection: BaseDatabaseWrapper) -> bool:
-    """Say whether a connection is, or will be opened, in a transaction that is no ``atomic()``."""
+    """Return whether a connection, once open, is in a transaction without an ``atomic()``."""
     if connection.in_atomic_block:
         return False
     if connection.connection is None:
@@ -41,13 +41,13 @@ def lacks_autocommit(connection: BaseDatabaseWrapper) -> bool:
 
 
 def is_in_test(using: str) -> bool:
-    """Say whether a test has opened a transaction on an alias, around what else is open there."""
+    """Return whether a test case has opened the outermost transaction on an alias."""
     blocks = connections[using].atomic_blocks
     return bool(blocks) and blocks[0]._from_testcase  # type: ignore[attr-defined]
 
 
 def without_transaction(view: View) -> View:
-    """Let a view begin where the database is away, with ``ATOMIC_REQUESTS`` too."""
+    """Exempt a view from ``ATOMIC_REQUESTS``, so that it runs even if a database is unreachable."""
     for alias in connections:
         view = transaction.non_atomic_requests(alias)(view)
     return view
@@ -57,8 +57,8 @@ def without_transaction(view: View) -> View:
 def own_connection(using: str, *, seconds: float) -> Iterator[None]:
     """Use another connection for an alias, in this thread, as long as the block runs.
 
-    What is written in it is committed, also if the transaction that is open outside rolls back. On
-    SQLite, which has one writer, the caller itself maybe, it waits for so many seconds.
+    Its writes are committed even if the transaction that is open outside rolls back. On SQLite a
+    write waits for ``seconds`` at most: another writer, maybe the caller itself, blocks it.
     """
     outer, own = connections[using], connections.create_connection(using)
     leave_pool(own)
@@ -76,9 +76,9 @@ def own_connection(using: str, *, seconds: float) -> Iterator[None]:
 
 
 def leave_pool(connection: BaseDatabaseWrapper) -> None:
-    """Have it opened with settings of its own, beside Django's pool.
+    """Make the connection open outside Django's pool.
 
-    Those who wait for its thread may have all connections of the pool.
+    The threads that wait for this one may hold all connections of the pool.
     """
     options = {k: v for k, v in connection.settings_dict["OPTIONS"].items() if k != "pool"}
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
@@ -95,11 +95,11 @@ def open_transactions() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SavepointsBefore:
-    """In ``run_on_commit``, the savepoints whose rollback undoes what is written now.
+    """The set of savepoints, for ``run_on_commit``, whose rollback undoes what is written now.
 
-    Django puts those of ``atomic()`` there, without those of ``transaction.savepoint()``, and asks
-    for each one that is rolled back. A connection numbers both kinds: what is written after a
-    savepoint is undone with it.
+    Django's own set has the savepoints of ``atomic()``, but not those of
+    ``transaction.savepoint()``; Django asks it for each savepoint that is rolled back. A connection
+    numbers both kinds in one sequence: a write is undone with any savepoint made before it.
     """
 
     newest: int
@@ -110,7 +110,7 @@ class SavepointsBefore:
 
 
 def after_commit(call: Callable[[], object], *, using: str, robust: bool = False) -> None:
-    """Do what ``transaction.on_commit`` does, and forget the call with any savepoint around it."""
+    """Call ``transaction.on_commit``; a rollback to any savepoint around the call drops it, too."""
     transaction.on_commit(call, using=using, robust=robust)
     connection: Any = connections[using]
     if connection.in_atomic_block:
@@ -118,7 +118,7 @@ def after_commit(call: Callable[[], object], *, using: str, robust: bool = False
         connection.run_on_commit[-1] = (before, *connection.run_on_commit[-1][1:])
 
 
-#: Aliases on which ``migrate`` is running: only there tables may be missing, and are looked for.
+#: Aliases on which ``migrate`` is running. Only there a table may be missing, and is looked for.
 _migrating: set[str] = set()
 
 
@@ -133,9 +133,9 @@ def _end(using: str, **kwargs: Any) -> None:
 
 
 def require_table(model: type[Model], migration: str, *, using: str) -> None:
-    """Raise ``NotMigrated`` in a data migration that comes before the table's own.
+    """Raise ``NotMigrated`` in a data migration that runs before the migration of the table.
 
-    A failed INSERT would break its transaction, and say nothing of what to do.
+    A failed INSERT would break the transaction, and its error would not say what to do.
     """
     table, app = model._meta.db_table, model._meta.app_label
     if using in _migrating and table not in connections[using].introspection.table_names():
@@ -146,7 +146,7 @@ def require_table(model: type[Model], migration: str, *, using: str) -> None:
 
 
 def require_atomic(call: str, *, using: str) -> None:
-    """Raise ``NotAtomic`` unless ``atomic()`` is open on ``using`` (or the settings open it)."""
+    """Raise ``NotAtomic`` unless ``atomic()`` is open on ``using``, or OUTSIDE is "stage"."""
     if outbox_settings().OUTSIDE == "stage" or is_atomic(using):
         return
     where = "outside a transaction"

@@ -1,6 +1,6 @@
 """Addresses for machines: ``include("outbox_app.urls")`` gives ``health/`` and ``metrics/``.
 
-Without limits, and for the outbox's own database. For others write a line of your own, with the
+They use no limits, and the outbox's own database. For others write a pattern of your own with the
 view's arguments: ``path("health/", views.health, {"max_age": 60})``.
 """
 

@@ -1,8 +1,8 @@
 """Views for machines: ``health`` for checks from outside, ``metrics`` for Prometheus.
 
-Both tell numbers and never a payload, a name of a task's argument or an exception's words. They ask
-for no login: put them where only your network gets, or wrap them. The work of each is bounded, and
-they answer, too, where the database is away. Their answers are not cached.
+Both return numbers, and never a payload, the name of a task's argument or the text of an exception.
+They require no login: make them reachable from your network only, or wrap them. Their work is
+bounded, and they answer even if the database is unreachable. Their answers are not cached.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def health(
     max_dead: int | None = None,
     using: str | None = None,
 ) -> HttpResponse:
-    """Answer 503 where a problem is bad, else 200, each with a little JSON and the warnings.
+    """Answer 503 if a problem is bad, else 200; the JSON has all problems and a few figures.
 
     Args:
         request: GET or HEAD.
-        max_age: Also fail where the oldest ready job is older, in seconds.
-        max_backlog: Also fail where more jobs are ready.
-        max_dead: Also fail where more jobs are dead.
+        max_age: Also fail if the oldest ready job is older, in seconds.
+        max_backlog: Also fail if more jobs are ready.
+        max_dead: Also fail if more jobs are dead.
         using: Database alias. Default: the outbox's.
     """
     limits = Limits(max_age=max_age, max_backlog=max_backlog, max_dead=max_dead)
