@@ -15,7 +15,7 @@ from typing import Any
 
 from ..exceptions import InvalidPeer, OutboxError
 from ..models import Peer
-from ..text import get_logger
+from ..text import get_logger, one_line
 from .clocks import CLOCKS, note_clock
 from .peers import Key
 
@@ -124,7 +124,8 @@ class _Verifier(HTTPMessageVerifier):
         given = sig_input.params
         found = self.peer_of(given.get("keyid"))
         if found is None:
-            raise InvalidSignature("The key is unknown, or not valid now")
+            id = one_line(given.get("keyid"), 80)
+            raise InvalidSignature(f"The key {id!r} is unknown, or not valid now")
         self.peer, key = found
         self.signature_algorithm = ALGORITHMS[key.algorithm]
         self.key_resolver = MappingKeyResolver(public_keys={key.id: key.read()}, private_keys={})

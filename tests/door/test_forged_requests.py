@@ -287,6 +287,14 @@ def test_an_id_of_two_peers_is_believed_of_neither(
     assert send().status_code == 401
 
 
+def test_the_log_names_a_key_that_is_not_believed(alias: str, send: Any, caplog: Any) -> None:
+    """As far as it is sane: who signs with it is not known, and may have put anything there."""
+    assert send(keyid="billing-2025").status_code == send(keyid="x" * 10_000).status_code == 401
+    known, long = (each for each in caplog.messages if each.startswith("Not believed"))
+    assert "'billing-2025'" in known
+    assert len(long) < 300
+
+
 def test_a_peer_of_the_setting_needs_no_database(
     alias: str, send: Any, django_assert_num_queries: Any
 ) -> None:
