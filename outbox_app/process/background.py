@@ -1,9 +1,9 @@
-"""Calls without an answer: threads make them, soon after.
+"""Calls in the background: the caller gets no answer, and a thread makes the call soon after.
 
-A bounded queue of few threads, which are started when there is something to do, and end when there
-is nothing. Calls that wait are made as one. A child begins anew: its parent's calls are its
-parent's. The end of the process waits for what is left, for so long. What finds the queue full, or
-is killed, is lost: who sends it knows what makes up for that. Calls catch their errors.
+A bounded queue has a few threads, which start when calls are sent and end when they are idle. Equal
+calls that wait are combined into one. A forked child starts with an empty queue. At its exit the
+process waits a limited time for the remaining calls. A call is lost if the queue is full or the
+process is killed; its sender must allow for that. Called functions must catch their own errors.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ logger = get_logger("outbox_app.process")
 
 #: Seconds after which an idle thread ends.
 IDLE = 1.0
-#: What is called with which arguments, after its items; and the items.
+#: The function, its arguments after the items, and the items.
 Call = tuple[Callable[..., None], tuple[Any, ...], Sequence[Any]]
 
 
 class Background:
     """A queue of at most ``longest`` calls, and its threads.
 
-    From ``together`` items on a call is made without those that wait after it.
+    Waiting calls are combined until they have ``together`` items.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Background:
         self._lock = threading.Lock()
 
     def send(self, call: Callable[..., None], items: Sequence[Any], *args: Any) -> bool:
-        """Have ``call(items, *args)`` made, with the items of others of it; False: it is lost."""
+        """Queue ``call(items, *args)``, combined with equal calls; return False if it is lost."""
         try:
             self.waiting.put_nowait((call, args, items))
         except queue.Full:
@@ -62,7 +62,7 @@ class Background:
                 thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 try:
                     thread.start()
-                except RuntimeError as error:  # the process ends, or has threads enough
+                except RuntimeError as error:  # the process is exiting, or has too many threads
                     text = "No thread can be started, so calls wait what=%s error=%r"
                     logger.warning(text, self.name, error)
                 else:
@@ -70,7 +70,7 @@ class Background:
         return True
 
     def drain(self, seconds: float) -> bool:
-        """Wait until every call was made, for so many seconds at most; say whether they were."""
+        """Wait for all calls, for at most so many seconds; return whether all were made."""
         until = time.monotonic() + seconds
         while self.waiting.unfinished_tasks and self.threads and time.monotonic() < until:
             time.sleep(0.01)
@@ -86,11 +86,11 @@ class Background:
             connections.close_all()
 
     def _make_calls(self) -> bool:
-        waiting = self.waiting  # it goes on with this one where a fork has its thread: a greenlet
+        waiting = self.waiting  # a greenlet goes on in a forked child: it keeps the old queue
         try:
             taken = [waiting.get(timeout=IDLE)]
         except queue.Empty:
-            with self._lock:  # a call that comes after this finds one thread less
+            with self._lock:  # a call that is sent after this sees one thread less
                 if waiting.empty():
                     self.threads.discard(threading.current_thread())
                     return False
@@ -106,7 +106,7 @@ class Background:
         for (call, args), all_items in together.items():
             call(all_items, *args)
         for connection in connections.all(initialized_only=True):
-            # It may be dead, and is opened anew; or others wait for what Django's pool has.
+            # Close a connection that may be dead, or that others may wait for in Django's pool.
             if connection.errors_occurred or getattr(connection, "pool", None):
                 connection.close()
         for _ in taken:

@@ -1,7 +1,7 @@
-"""Back-off from one thing that fails, a broker or the database: logged once, paused, recovered.
+"""Back-off from a broker or a database that is unavailable. It is logged once, and at recovery.
 
 Each failure in a row makes the pause longer, with jitter, up to ``MAX_BACKOFF``; the first success
-ends it. No job's attempts are counted: what is away comes back, and work resumes where it stopped.
+ends it. No job counts these failures as attempts: after the recovery work resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ logger = get_logger("outbox_app.drain")
 
 
 class Backoff:
-    """The failures in a row of one thing, and the pause after the last one."""
+    """The failures in a row of a broker or a database, and the pause after the last one."""
 
     def __init__(self, of: object, logger: logging.Logger = logger) -> None:
         self.of = of
         self.logger = logger
-        #: In the exception's own words; empty when all is well.
+        #: The type and message of the last error; empty when all is well.
         self.text = ""
         self.failures = 0
         self._until = float("-inf")
@@ -45,7 +45,7 @@ class Backoff:
         self._until = time.monotonic() + longest * random.uniform(0.5, 1)
 
     def wait_until(self, end: float) -> None:
-        """Let the pause last until then, on the monotonic clock: one tries."""
+        """Pause until this time on the monotonic clock, while one caller tries."""
         self._until = end
 
     def succeeded(self) -> None:
@@ -58,7 +58,7 @@ def described(error: BaseException) -> str:
     """Return type, message and notes of an error, as every database can store them."""
     try:
         text = str(error)
-    except Exception as other:  # of a class whose author was not careful
+    except Exception as other:  # its own __str__ has failed
         text = f"its text cannot be had ({type(other).__name__})"
     notes = getattr(error, "__notes__", [])
     return storable("\n".join([f"{type(error).__name__}: {text}", *notes]))[:10_000]

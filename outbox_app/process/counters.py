@@ -1,15 +1,15 @@
-"""Counters: a few figures a minute in the table of statistics, so that no page counts history.
+"""Counters: a few figures per minute in the table of statistics, so that no page counts old rows.
 
-A process counts in memory and writes whole rows of its own: the figure of that minute so far, under
-its own source. So a write that is repeated after an unknown outcome changes nothing, and no process
-adds to another one's row. It writes every ten seconds, only what has changed, in a short
+A process counts in memory and writes the figure of the minute so far as a whole row, under its own
+source. So a write that is repeated after an unknown outcome changes nothing, and no process adds to
+another one's row. Every ten seconds a process writes the figures that have changed, in a short
 transaction of its own, never inside an open one. A process that is killed loses the counts of ten
-seconds, never a job. A write that fails is logged and tried again. Minutes go by the database's
-clock. Old rows are deleted name by name, in batches that are found by the index (name, minute).
+seconds, never a job. A failed write is logged and repeated. Minutes are the database's (immediate
+publishing takes the host's). Old rows are deleted name by name, by the index (name, minute).
 
-Processes of the project have no loop that writes. Their threads share counters: one that has
-counted also writes them, when that is due and with no transaction open. So the last seconds before
-a pause are written with what is counted next. A child counts anew.
+A web server or a worker has no loop that writes. Its threads share counters: a thread that has
+counted also writes them, if a write is due and no transaction is open. So the counts of the last
+seconds before a pause are written with the next ones. A forked child starts from zero.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ from .backoff import Backoff
 from .lease import LeaseHolder
 from .lock_wait import atomic_with_lock_wait
 
-#: Jobs of a minute: taken by the broker, moved to the dead.
+#: Jobs that the broker has accepted in a minute, and jobs that were moved to dead.
 PUBLISHED, DEAD = "published", "dead"
-#: Jobs of a minute that the broker has taken, of the tasks and queues that have the most.
+#: Jobs that the broker has accepted in a minute, for the tasks and queues with the most jobs.
 PUBLISHED_BY, TASK, QUEUE = "published_by", "task", "queue"
-#: Jobs that left immediately after their commit, those that were released then to the drain, and
-#: those whose hold ran out.
+#: Jobs that were published immediately after their commit, jobs that were released to the drain
+#: instead, and jobs whose hold ran out.
 IMMEDIATE, RELEASED, SWEPT = "immediate", "released", "swept"
-#: Jobs of a minute by their delay, from staged (held ones: from the end of that) to taken by the
-#: broker. Each job is in one bucket; the label is the upper bound of the bucket in seconds.
+#: Jobs of a minute by their delay, from staging, or the end of their hold, to their acceptance by
+#: the broker. Each job is in one bucket; the label is the upper bound of the bucket in seconds.
 DELAY, LE = "delay", "le"
-#: The highest id that a drainer has read by then.
+#: The highest id of a job that the process has published by then.
 READ_ID = "read_id"
-#: Samples: rows that are ready or held, counted up to a limit; seconds; the highest id known.
+#: Samples: ready and held rows, up to a limit; seconds since the oldest; the highest known id.
 READY, HELD, OLDEST, NEWEST_ID = "ready", "held", "oldest", "newest_id"
-#: Of a subscription, by its name: events that were handled, attempts that failed.
+#: Handled events and failed attempts of a subscription. The label is its name.
 HANDLED, FAILED, SUBSCRIPTION = "handled", "failed", "subscription"
-#: Of a log, by its table: the highest position there is. Readers take it, publishers write nothing.
+#: The highest position of a log, as readers see it. The label is the log's table.
 NEWEST_POSITION, LOG = "newest_position", "log"
-#: Of entities: commands that were recorded, those that were rejected, by code, and attempts beyond
-#: the first; batches by their size, and by the time of their transaction, as ``delay``.
+#: Commands of entities that were recorded; rejected ones by code; repeated attempts; batches by
+#: size, and by the duration of their transaction, in the buckets of ``delay``.
 COMMANDS, REJECTED, CODE, CONFLICTS = "commands", "rejected_commands", "code", "command_conflicts"
 BATCH_SIZE, COMMIT_TIME = "command_batch_size", "command_commit_time"
-#: Of routed types, those that another server has passed on, and those that a server executed which
-#: does not lead their entity.
+#: Commands of routed types that another server has passed on, and commands that were executed by a
+#: server that does not lead their entity.
 ROUTED, PASSED, ELSEWHERE = "routed_commands", "passed_on", "elsewhere"
-#: The entities of a process with the most commands; how many wait in it (a sample).
+#: The entities with the most commands in a process; how many commands wait in it (a sample).
 HOTTEST, ENTITY, WAITING = "hottest_entities", "entity", "commands_waiting"
 OF_ENTITIES = (COMMANDS, REJECTED, CONFLICTS, ROUTED, BATCH_SIZE, COMMIT_TIME, HOTTEST, WAITING)
-#: Of prepared events: those that were decided, by outcome and route, and after how long, as
-#: ``delay``.
+#: Decided prepared events, by outcome and route, and by the time until the decision, in the
+#: buckets of ``delay``.
 DECIDED, ROUTE, DECIDE_TIME = "prepared_decided", "route", "prepared_decide_time"
-#: Of a peer: by how many seconds its clock is away (see ``door.clocks``).
+#: By how many seconds the clock of a peer is wrong (see ``door.clocks``). The label is the peer.
 PEER_CLOCK, PEER = "peer_clock", "peer"
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
@@ -79,27 +79,27 @@ NAMES = (
     *(DECIDED, DECIDE_TIME, PEER_CLOCK),
 )
 
-#: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has what took longer.
+#: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has the longer delays.
 EDGES = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
 )
-#: The labels of the buckets, the last one's with them.
+#: The labels of all buckets, the last one's included.
 BUCKETS = (*(f"{edge:g}" for edge in EDGES), "+Inf")
 
-#: Seconds between two writes, at least.
+#: The shortest time between two writes, in seconds.
 EVERY = 10.0
-#: Minutes that are kept in memory: to be written again, and while the database is away.
+#: How many minutes stay in memory, to be updated, or to be written when the database is back.
 KEPT = 60
-#: The same of counters that threads share. There may be many tenants.
+#: The same for shared counters, of which there may be one for each of many tenants.
 KEPT_SHARED = 10
-#: Entities, tasks and queues that a process writes, each minute.
+#: How many entities, tasks and queues a process writes for each minute.
 TOP = 10
 #: Seconds for which a write waits for a lock. A drainer must not lose its lease over a figure.
 LOCK_WAIT = 1
-#: Rows of one DELETE of a drainer, and about how many of them in a minute.
+#: How many rows a drainer removes by one DELETE, and about how many in a minute.
 PRUNE_BATCH, PRUNE_MOST = 1000, 10_000
-#: Rows older than the retention and this are worth a look at all of them.
+#: A drainer prunes when a sample is older than the retention by this time.
 PRUNE_WORTH = timedelta(hours=1)
 
 logger = get_logger("outbox_app.counters")
@@ -112,9 +112,9 @@ class Minute:
     def __init__(self, begins: datetime, source: str) -> None:
         self.begins, self.source = begins, source
         self.values: dict[Key, float] = {}
-        #: What has changed since it was written.
+        #: The keys of the values that have changed since the last write.
         self.changed: set[Key] = set()
-        #: By name and dimension, counts by label. The highest are put into the values at a write.
+        #: Counts by label for a name and a dimension. A write puts the highest into the values.
         self.tops: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
 
     def add(self, name: str, value: float, *, dimension: str = "", label: str = "") -> None:
@@ -143,7 +143,7 @@ class Counters:
         self.clock = clock
         self.kept = kept
         self.lock = threading.Lock()
-        #: For threads that share it: whose figures they are, and which thread writes them.
+        #: For shared counters: the source of their rows, and the lock of the thread that writes.
         self.source, self.writing = str(uuid4()), threading.Lock()
         self._backoff = Backoff(f"counters of {using}", logger)
         self._tried_at = clock()
@@ -157,8 +157,8 @@ class Counters:
     def at(self, now: datetime, source: str) -> Minute:
         key = now.replace(second=0, microsecond=0), source
         if key not in self._minutes:
-            # Minutes stay for a while after they were written: a clock that is put back resumes
-            # with the figures that are there. Whole minutes go: a process may have many sources.
+            # Minutes stay for a while after they were written: if the clock is set back, counting
+            # goes on from their figures. All sources of a minute are dropped together.
             begun = list(dict.fromkeys(begins for begins, _ in self._minutes))
             if key[0] not in begun and len(begun) >= self.kept:
                 for old in [each for each in self._minutes if each[0] == begun[0]]:
@@ -179,7 +179,7 @@ class Counters:
         return [each for each in self._minutes.values() if each.changed]
 
     def write(self) -> None:
-        """Write what has changed. What fails is tried again with the next write."""
+        """Write the changed figures. After an error the next write includes them."""
         self._tried_at = self.clock()
         if connections[self.using].in_atomic_block:
             return
@@ -215,11 +215,11 @@ class Counters:
         self._backoff.succeeded()
         with self.lock:
             for minute, key, value in taken:
-                if minute.values[key] == value:  # else it was counted meanwhile
+                if minute.values[key] == value:  # else it was counted on in the meantime
                     minute.changed.discard(key)
 
 
-#: By alias, and by schema where tenants have theirs.
+#: The shared counters, by alias, and by schema if tenants have schemas.
 _shared: dict[tuple[str, Any], Counters] = {}
 os.register_at_fork(after_in_child=_shared.clear)
 
@@ -230,7 +230,7 @@ def _key(using: str) -> tuple[str, Any]:
 
 @contextmanager
 def counting(now: datetime, *, using: str) -> Iterator[Minute]:
-    """Give the shared counters of a minute. What fails in the block is logged: all is committed."""
+    """Yield the shared counters of a minute. Errors in the block are logged: all is committed."""
     try:
         key = _key(using)
         shared = _shared.get(key) or _shared.setdefault(
@@ -245,16 +245,16 @@ def counting(now: datetime, *, using: str) -> Iterator[Minute]:
 def write_shared(
     using: str, samples: Callable[[], Mapping[str, float] | None] = dict[str, float]
 ) -> None:
-    """Write what threads have counted, if that is due, with samples by name.
+    """Write the shared counters, if a write is due, with samples by name.
 
-    Where the samples are None it waits for another time. Raises nothing but the time limit of the
-    task that this thread executes.
+    If ``samples()`` returns None, a later call writes them. The only exception raised is the soft
+    time limit of a Celery task that this thread executes.
     """
     shared = _shared.get(_key(using))
     if shared is None or not shared.is_due or connections[using].in_atomic_block:
         return
     if not shared.writing.acquire(blocking=False):
-        return  # of two writers the older figure could be the last
+        return  # with two writers, the older figure might be written last
     try:
         if (found := samples()) is None:
             return
@@ -292,7 +292,7 @@ def pruned(
     With ``dry_run`` they are only counted.
     """
     rows = Statistic.objects.using(using)
-    # The samples last: while some of them are old, there may be more of the others.
+    # The samples are the last: old ones show that there may be other old rows.
     for name in sorted(NAMES, key=lambda name: name == NEWEST_ID):
         old = rows.filter(name=name, minute__lt=before).order_by("minute")
         if dry_run:

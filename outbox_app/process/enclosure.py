@@ -1,10 +1,10 @@
-"""``enclosed``: code of the project inside a transaction of ours that it must not end.
+"""``enclosed``: runs code of the project inside a transaction of ours, which it must not end.
 
 A handler's effects are committed with its cursor, an idempotent task's with its job id. A COMMIT in
-between, or a statement that commits by itself (DDL on MySQL), would commit the one without the
-rest of the other. So such statements are refused in their line. What no wrapper sees (procedures,
-the driver's own connection) is found afterwards: a savepoint, made before, is gone. It cannot be
-undone then, only told: ``TransactionEnded``.
+between, or a statement that commits by itself (DDL on MySQL), would commit some effects without the
+rest. So such statements are refused, not executed. Commits by a procedure or by the driver's own
+connection bypass this check. They are noticed at the end, because a savepoint that was made at the
+start is gone. They cannot be undone then, only reported: ``TransactionEnded``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..exceptions import OutboxError, StatementRefused, TransactionEnded
 from .lock_wait import sqlstate
 
 _COMMENT = r"--[^\n]*|/\*(?!M?!).*?\*/"
-#: Quoted texts, in which a semicolon ends no statement.
+#: Quoted text, in which a semicolon does not end a statement.
 _QUOTED = (
     r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`"
     r"|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$"
@@ -40,7 +40,7 @@ _ENDS = re.compile(
     r"|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO)|SET\b.*\bAUTOCOMMIT)\b",
     re.IGNORECASE | re.DOTALL,
 )
-#: What commits by itself, as the manuals of MySQL and MariaDB list it.
+#: Statements that commit by themselves, as the manuals of MySQL and MariaDB list them.
 _COMMITS = re.compile(
     r"[\s(]*(?:(?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|RENAME|TRUNCATE"
     r"|GRANT|REVOKE|SET\s+PASSWORD|INSTALL|UNINSTALL|IMPORT\s+TABLE|LOCK\s+TABLES?|UNLOCK\s+TABLES?"
@@ -48,14 +48,14 @@ _COMMITS = re.compile(
     r"|CACHE\s+INDEX|LOAD\s+INDEX|FLUSH|RESET|CHANGE|START|STOP|BACKUP|CLONE|SHUTDOWN|RESTART)\b",
     re.IGNORECASE,
 )
-#: Errors with which MySQL undoes the whole transaction. No set: an error may hold what has no hash.
+#: Errors with which MySQL rolls back the whole transaction. A tuple: args may be unhashable.
 _UNDONE = (1020, 1205, 1213)
-#: idle_in_transaction_session_timeout and transaction_timeout: for the driver internal errors.
+#: idle_in_transaction_session_timeout and transaction_timeout, internal errors for the driver.
 _TOOK_TOO_LONG = ("25P03", "25P04")
-#: The connection is gone, which the code had no part in.
+#: Errors of a lost connection, which the enclosed code has not caused.
 LOST = (django.db.OperationalError, django.db.InterfaceError)
-#: Not so where a row is refused for what is in it, by an error that drivers take for such a one:
-#: values that a column, a partition, a trigger or an index does not take.
+#: Exceptions to that: a column, a partition, a trigger or an index refuses a value of the row, but
+#: drivers raise the same class.
 _OF_THE_ROW = (1292, 1364, 1365, 1366, 1367, 1411, 1526, 1644, 3140, "54000")
 
 
@@ -64,14 +64,14 @@ class SwallowedError(OutboxError):
 
 
 def is_lost(error: Exception) -> bool:
-    """Say whether an error is the database's, and not that of the row that was to be written."""
+    """Return whether the database failed, as opposed to refusing a value of a row."""
     of_the_row = any(code in _OF_THE_ROW for code in (sqlstate(error), *error.args[:1]))
     return isinstance(error, LOST) and not of_the_row
 
 
 @contextmanager
 def refusing(what: str, *, using: str) -> Iterator[None]:
-    """Refuse statements that end the open transaction. Sends none of its own."""
+    """Refuse statements that end the open transaction. Executes none of its own."""
     with connections[using].execute_wrapper(_Refusal(what)):
         yield
 
@@ -80,9 +80,9 @@ def refusing(what: str, *, using: str) -> Iterator[None]:
 def enclosed(what: str, *, using: str) -> Iterator[None]:
     """Run code of the project inside the open transaction, which it cannot end unnoticed.
 
-    ``StatementRefused`` is raised in the code's own line, ``TransactionEnded`` where it was ended
-    all the same: what was written before that may be committed, without what was to be committed
-    with it. ``SwallowedError``: the code caught an error that had undone the transaction.
+    ``StatementRefused`` is raised in the code, by the statement. ``TransactionEnded`` means that
+    the code ended it all the same: its effects so far may be committed, without the cursor or job
+    id. ``SwallowedError`` means that the code caught an error that had undone the transaction.
     """
     connection = connections[using]
     savepoint = connection.savepoint()
@@ -116,7 +116,7 @@ class _Refusal:
 
     def __init__(self, what: str) -> None:
         self.what = what
-        #: Whether the database has undone the transaction, as after a deadlock on MySQL.
+        #: Whether the database has rolled back the transaction, as after a deadlock on MySQL.
         self.undone = False
 
     def __call__(
@@ -137,7 +137,7 @@ class _Refusal:
 
 
 def ending(sql: Any, connection: Any) -> str:
-    """Return the statement of an SQL text that ends a transaction; empty where none does."""
+    """Return the first statement of an SQL text that ends a transaction; empty if none does."""
     if isinstance(sql, bytes):
         sql = sql.decode(errors="replace")
     elif not isinstance(sql, str):  # composed by psycopg
@@ -166,15 +166,15 @@ def _statements(sql: str, vendor: str) -> list[str]:
 def _failure(step: Callable[[str], None], savepoint: Any) -> Exception | None:
     try:
         step(savepoint)
-    except SoftTimeLimitExceeded:  # of the task that this thread executes
+    except SoftTimeLimitExceeded:  # of the Celery task in this thread
         raise
-    except Exception as error:  # of the driver, or Django's where the connection was closed
+    except Exception as error:  # the driver's, or Django's if the connection was closed
         return error
     return None
 
 
 def _is_gone(error: Exception | None) -> bool:
-    """Say whether the database knows the savepoint no more."""
+    """Return whether the error says that the savepoint no longer exists."""
     if error is None:
         return False
     return (

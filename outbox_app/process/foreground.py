@@ -1,8 +1,8 @@
 """Work in the foreground: arguments, signals, records of progress, and several processes.
 
-SIGTERM and SIGINT finish what is in progress and hand the leases back. With several processes the
-parent passes a stop on, and starts a new worker for each that dies. Workers are forked, so nothing
-that is connected may be open before. A worker ends by itself when its parent was killed.
+On SIGTERM or SIGINT a process finishes the work in progress and hands its leases back. With several
+processes the parent passes the stop on, and starts a new worker for each that dies. Workers are
+forked, so no connection may be open before that. A worker stops by itself if its parent was killed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .waiting import StopFlag
 
 logger = get_logger("outbox_app.process")
 
-#: Takes what stops a loop, and calls it when it is time.
+#: A function that is given the ``stop`` of a loop, and calls it when the loop has to end.
 Listen = Callable[[Callable[[], None]], None]
-#: Exit code where a process died that nothing had stopped.
+#: The exit code if a process died without having been stopped.
 EXIT_DIED = 1
 
 
 class Progress:
-    """Logs a record every PROGRESS_INTERVAL seconds in which there was work or trouble.
+    """Logs a record every PROGRESS_INTERVAL seconds, if there was work or trouble in them.
 
-    ``line`` makes message and arguments, of the loop and what was done per second. The end of the
-    process ``parent`` stops the loop.
+    ``line`` returns its message and arguments, for the loop and the work done per second. When the
+    process ``parent`` has ended, the loop is stopped.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Progress:
 
     def __call__(self, loop: ProcessLoop) -> None:
         if self.parent is not None and os.getppid() != self.parent:
-            loop.stop()  # it was killed, and can pass no stop on
+            loop.stop()  # the parent was killed, and cannot pass a stop on
         now = time.monotonic()
         if not self.interval or now - self.at < self.interval:
             return
@@ -62,12 +62,12 @@ class Progress:
 
 
 def with_trouble(trouble: str, message: str, *values: Any) -> tuple[Any, ...]:
-    """Return message and arguments of a record that ends with the trouble, if there is any."""
+    """Return the message and arguments of a log record, with any trouble at its end."""
     return (f"{message} trouble=%s", *values, trouble) if trouble else (message, *values)
 
 
 def throttled(write: Write) -> Write:
-    """Return what writes a line of progress, at most one every PROGRESS_INTERVAL seconds."""
+    """Return a function that writes at most one line of progress per PROGRESS_INTERVAL seconds."""
     interval, last = outbox_settings().PROGRESS_INTERVAL, time.monotonic()
 
     def tell(line: str) -> None:
@@ -80,7 +80,7 @@ def throttled(write: Write) -> Write:
 
 
 def require_at_least(**least: tuple[float | None, float]) -> None:
-    """Refuse options that are too small; each is given with the least that it may be."""
+    """Refuse options that are too small; each is given as its value and the smallest allowed."""
     for name, (value, minimum) in least.items():
         if value is not None and not value >= minimum:  # NaN too
             option = f"--{name.replace('_', '-')}"
@@ -88,7 +88,7 @@ def require_at_least(**least: tuple[float | None, float]) -> None:
 
 
 def prepare(using: str, *, answer_seconds: float | None = None) -> None:
-    """Bound the waits for a database, and refuse one in which no work is possible."""
+    """Set the timeouts of a database, and refuse one in which no work is possible."""
     require_alias(using)
     set_timeouts(using, answer_seconds=answer_seconds)
     require_migrated(using)
@@ -97,7 +97,7 @@ def prepare(using: str, *, answer_seconds: float | None = None) -> None:
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
     if threading.current_thread() is not threading.main_thread():
-        return  # as of a scheduler: no signal comes here
+        return  # a scheduler's, for example: signals only reach the main thread
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())
 
@@ -107,23 +107,23 @@ def run_workers(
 ) -> int:
     """Run ``work()`` here, or ``work(parent=pid)`` in ``count`` processes until all have ended.
 
-    With ``restart`` a new process is started for each that dies, but not where the exit code of
-    ``work`` is ``final``. Returns the exit code; of several processes 0, ``final``, or 1 where one
-    died and was not replaced.
+    With ``restart`` a new process replaces each that dies, unless its exit code is ``final``.
+    Returns the exit code; for several processes 0, ``final``, or 1 if one died and was not
+    replaced.
     """
     if count == 1:
         return work()
     connections.close_all()  # a forked child must not share a connection
     context, parent = multiprocessing.get_context("fork"), os.getpid()
     stopping = StopFlag()
-    # Before the first fork: a signal that comes too early must not leave orphans behind.
+    # Listen before the first fork: an early signal must not leave orphans behind.
     stop_on_signals(stopping.set)
 
     def start() -> bool:
         child = context.Process(target=lambda: sys.exit(work(parent=parent)))
         try:
             child.start()
-        except OSError as error:  # no memory, or too many processes: the others go on meanwhile
+        except OSError as error:  # no memory, or too many processes: the other workers go on
             logger.error("Process cannot be started error=%r", error)
             stopping.wait(1)
             return False
@@ -138,7 +138,7 @@ def run_workers(
         for child in list(children):
             child.join(timeout=0.1)
             if child.exitcode is None:
-                if stopping.is_set():  # again and again: a new child may not listen yet
+                if stopping.is_set():  # repeatedly: a new child may not listen yet
                     child.terminate()
                 continue
             children.remove(child)
@@ -155,10 +155,10 @@ def run_workers(
 
 
 def set_timeouts(using: str, *, answer_seconds: float | None = None) -> None:
-    """Bound connecting, and answers where the driver can: its default is to wait for ever.
+    """Set timeouts for connecting, and for answers if the driver can. Its default is no timeout.
 
-    Django's pool is left out. A loop keeps one or two connections for life, so a pool would be too
-    small for some of them, and workers that are forked would share what is open in it.
+    Django's pool is switched off. A loop keeps one or two connections for life: a pool might be too
+    small for them, and forked workers would share the connections that are open in it.
     """
     timeout = max(1, int(outbox_settings().LEASE_SECONDS))
     answer = int(answer_seconds or timeout)

@@ -1,13 +1,13 @@
 """Which drainer owns which shards: leases by heartbeat, judged by the database's clock.
 
-One drainer owns a shard at a time. A live drainer rewrites only its own row. One that is silent for
-its lease is removed by the first one that notices, and its shards are free from then on; it learns
-that from its own next heartbeat, which finds no row. A heartbeat that does not change for a lease
-on the observer's clock counts as silent, too, in case the database's clock was set back. Locally a
-drainer trusts its lease only until some time *before* it could have expired, on a clock that counts
-suspended time. What this cannot prevent: a process that is suspended between its check and its
-publish sends one batch when it resumes, and one whose clock was suspended with it, in a frozen
-virtual machine, what it reads until its next heartbeat.
+One drainer owns a shard at a time. A live drainer updates only its own row. A drainer without a
+heartbeat for the time of its lease is removed by the first drainer that notices, which frees its
+shards; it learns of this from its own next heartbeat, which finds no row. A heartbeat that does not
+change for that time on the observer's clock counts as missing, too, in case the database's clock
+was set back. A drainer itself trusts its lease only until some time *before* it could have expired,
+on a clock that counts suspended time. Two cases remain. A process that is suspended between its
+check and its publish sends one batch when it resumes. If its clock was suspended, too, in a frozen
+virtual machine, it sends all that it reads until its next heartbeat.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..conf import BEATS, SHARDS
 from ..exceptions import LeaseLost
 from ..models import DatabaseNow, Lease, Process
 
-#: Part of the lease for which a drainer trusts itself.
+#: The part of its lease for which a drainer trusts it.
 TRUST = 0.9
 
 
 def elapsed() -> float:
-    """Return seconds on a monotonic clock, one that counts suspended time where there is one."""
+    """Return seconds of a monotonic clock that, on Linux, counts suspended time."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)  # Linux
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
@@ -47,8 +47,8 @@ def remove_silent(
     """Remove rows whose lease has run out; return the others, each with the database's ``now``.
 
     Args:
-        seen: By id a heartbeat, and when on our clock it was first seen: kept between two looks.
-        but: The id of the caller's own row, which stays.
+        seen: By id, a heartbeat and when our clock first saw it: the same dict in each call.
+        but: The id of the caller's own row, which is not removed.
     """
     live, before_all = [], dict(seen)
     seen.clear()
@@ -57,13 +57,13 @@ def remove_silent(
     answered = clock()
     for row in found:
         before, since = before_all.get(row.id, (None, answered))
-        # Since the answer that showed it first, and until this question: it had that long.
+        # The heartbeat has not changed since the answer that showed it first, until this query.
         since = since if before == row.heartbeat_at else answered
         silence = max((row.now - row.heartbeat_at).total_seconds(), asked - since)
         if row.id != but and silence > row.lease_seconds:
-            # Only if it has not come back since: then its own heartbeat wins, also one on a clock
-            # that was set back. The milliseconds are for SQLite, which compares texts: "12:00:00"
-            # comes before "12:00:00.000".
+            # Remove the row only if its heartbeat is still the same: a new heartbeat wins, also one
+            # on a clock that was set back. The margin is for SQLite, which compares texts:
+            # "12:00:00" comes before "12:00:00.000".
             margin = timedelta(milliseconds=1)
             silent = rows.filter(
                 id=row.id,
@@ -86,8 +86,8 @@ def alive(rows: QuerySet[Any]) -> list[Any]:
 class LeaseHolder:
     """A drainer's place among the others, and the parts of a resource (the shards) that it owns.
 
-    ``on_takeover`` is called with the id of a drainer that died and parts that were its own, inside
-    the transaction that takes them: there is no takeover without its record.
+    ``on_takeover`` is called with the id of a dead drainer and the parts that it owned, inside the
+    transaction that takes them over: there is no takeover without its record.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class LeaseHolder:
     ) -> None:
         self.using = using
         self.lease_seconds = lease_seconds
-        #: Seconds between two heartbeats, and between two looks at the others.
+        #: Seconds between two heartbeats, and between two looks at the other drainers.
         self.beat_seconds = lease_seconds / BEATS
         self.resource = resource
         self.parts = parts
@@ -112,20 +112,20 @@ class LeaseHolder:
         self.owned: frozenset[int] = frozenset()
         self.on_takeover = on_takeover
         self._beaten_at = self._shared_at = float("-inf")
-        #: A moment on the database's clock and on ours.
+        #: The same moment on the database's clock and on ours.
         self._same_moment: tuple[datetime, float] | None = None
-        #: By drainer: its heartbeat, and when on our clock that was first seen.
+        #: The last heartbeat of each drainer, and when our clock first saw it.
         self._seen: dict[UUID, tuple[datetime, float]] = {}
 
     def share(self) -> None:
-        """Share the parts with the other drainers, as one that is new or has been there."""
+        """Share the parts with the other drainers; join them first if that is not done."""
         if self.joined:
             self.rebalance()
         else:
             self.join()
 
     def join(self) -> None:
-        """Enter the row that makes this drainer visible, and take a share of the parts."""
+        """Insert the row that makes this drainer visible, and take a share of the parts."""
         started = self.clock()
         self.id = uuid4()
         Process.objects.using(self.using).create(
@@ -140,7 +140,7 @@ class LeaseHolder:
         self.rebalance()
 
     def leave(self) -> bool:
-        """Hand the parts back and go. Returns whether they had been ours to the end."""
+        """Hand the parts back and delete the row. Return whether they were ours until now."""
         self.owned = frozenset()
         self._leases().filter(owner=self.id).update(owner=None)
         removed, _ = Process.objects.using(self.using).filter(id=self.id).delete()
@@ -151,13 +151,13 @@ class LeaseHolder:
         return self.clock() - self._beaten_at >= self.beat_seconds
 
     def sharing_is_due(self) -> bool:
-        """Say whether it is time to look at the others. Heartbeats come within batches as well."""
+        """Return whether to look at the other drainers. Within batches only heartbeats are sent."""
         return not self.joined or self.clock() - self._shared_at >= self.beat_seconds
 
     def beat(self, **columns: object) -> None:
         """Renew the lease, and write ``columns`` of the drainer's row with it.
 
-        Raises ``LeaseLost`` where the row is gone: others have taken the parts.
+        Raises ``LeaseLost`` if the row is gone: other drainers take the parts.
         """
         started = self.clock()
         row = Process.objects.using(self.using).filter(id=self.id)
@@ -171,14 +171,14 @@ class LeaseHolder:
         return self._beaten_at + self.lease_seconds * TRUST - self.clock()
 
     def now(self) -> datetime | None:
-        """Return the time by the database's clock without asking it; None before the first look."""
+        """Return the database's time without a query; None before the first look at the others."""
         if self._same_moment is None:
             return None
         then, at = self._same_moment
         return then + timedelta(seconds=self.clock() - at)
 
     def rebalance(self) -> None:
-        """Give up what is more than a fair share, and take what is free. Only between batches."""
+        """Give up parts beyond a fair share, or take free ones. Call it only between batches."""
         # The leases are read before the drainers. The other way round, a drainer that joins and
         # claims between the two reads would look like an owner without a row, and lose its shards.
         self._shared_at = self.clock()
@@ -191,7 +191,7 @@ class LeaseHolder:
         mine = sorted(part for part, owner in owners.items() if owner == self.id)
         share = self._fair_share(live)
         if len(mine) > share:
-            # Ours no longer from before the statement on, even if it fails.
+            # Stop using the other parts before the statement, even if it fails.
             self.owned = frozenset(mine[:share])
             self._leases().filter(owner=self.id, part__in=mine[share:]).update(owner=None)
             return
@@ -229,7 +229,7 @@ class LeaseHolder:
 
     def _claim(self, free: dict[int, UUID | None]) -> None:
         # The condition on the owner settles every race: of two claims for a part the second finds
-        # it taken, and what a drainer handed back before it went is not taken over from it.
+        # it taken, and a part that its owner has handed back meanwhile is not taken over from it.
         for owner in set(free.values()):
             parts = [part for part in free if free[part] == owner]
             leases = self._leases().filter(owner=owner, part__in=parts)

@@ -1,7 +1,7 @@
 """Bounds how long a transaction waits for locks, so that none hangs on a stopped process.
 
-A wait that takes longer is an ``OperationalError``, and its transaction is rolled back. On SQLite
-the connection's own ``timeout`` bounds it.
+A longer wait raises ``OperationalError``, and the transaction is rolled back. On SQLite the
+connection's own ``timeout`` is the bound.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import django.db
 from django.db import connections, transaction
 
-#: Deadlocks, lock time-outs and snapshots that are too old, by SQLSTATE or MySQL's number.
+#: SQLSTATEs, or MySQL's numbers, of deadlocks, lock timeouts and snapshots that are too old.
 CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213}
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCKS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|CALL)\b", re.IGNORECASE)
-#: How many such transactions are open: an ``on_commit`` callback may begin one inside another.
+#: Counts the open blocks of a thread: an ``on_commit`` callback may begin one inside another.
 _nesting = threading.local()
 
 
@@ -28,11 +28,11 @@ _nesting = threading.local()
 def atomic_with_lock_wait(
     seconds: float | None, *, using: str, read_committed: bool = False
 ) -> Iterator[None]:
-    """Run a transaction that waits for each lock for so many seconds at most.
+    """Run a transaction that waits at most so many seconds for each lock.
 
-    On MySQL and MariaDB they are rounded up to whole ones. With None the connection's own hold.
-    With ``read_committed`` that is its level, where no transaction is open, and not the level that
-    the alias or the role has.
+    MySQL and MariaDB round them up to whole seconds. None leaves the connection's own bound. With
+    ``read_committed``, and if no transaction is open yet, that is the transaction's isolation
+    level, instead of the level of the alias or the role.
     """
     connection: Any = connections[using]
     outermost = connection.get_autocommit()
@@ -45,7 +45,7 @@ def atomic_with_lock_wait(
                     if sets_level:
                         cursor.execute(READ_COMMITTED)
                     if seconds is not None:
-                        if not outermost:  # the savepoint's end would leave the caller this bound
+                        if not outermost:  # the caller would keep the new bound
                             cursor.execute("SHOW lock_timeout")
                             [before] = cursor.fetchone()
                         milliseconds = max(1, round(seconds * 1000))
@@ -62,7 +62,7 @@ def atomic_with_lock_wait(
         with transaction.atomic(using=using):
             yield
         return
-    if connection.mysql_is_mariadb:  # each statement bears its bound, at no cost
+    if connection.mysql_is_mariadb:  # each statement sets its bound itself, at no cost
         bound = f"SET STATEMENT innodb_lock_wait_timeout = {max(1, math.ceil(seconds))} FOR "
 
         def bounded(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
@@ -83,23 +83,23 @@ def atomic_with_lock_wait(
             yield
     finally:
         _nesting.depth = depth - 1
-        # After a deadlock Django refuses statements, and the session is the caller's.
+        # After a deadlock Django refuses statements, but the caller's session needs its bound.
         broken, connection.needs_rollback = connection.needs_rollback, False
-        if connection.connection is not None:  # a new one would have its own bound
-            with suppress(django.db.Error), connection.cursor() as cursor:  # it may be gone
+        if connection.connection is not None:  # a new one has its own bound
+            with suppress(django.db.Error), connection.cursor() as cursor:  # it may be lost
                 cursor.execute(f"SET SESSION innodb_lock_wait_timeout = @outbox_lock_wait_{depth}")
         connection.needs_rollback = broken
 
 
 def sqlstate(error: Exception) -> str | None:
-    """Return PostgreSQL's code of an error of the database; None where the server gave none."""
+    """Return the SQLSTATE of an error of PostgreSQL; None if the server sent none."""
     cause = error.__cause__
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
 
 
 def is_conflict(error: Exception) -> bool:
-    """Say whether a transaction was refused because of another one, and may be done anew."""
-    if not isinstance(error, django.db.Error):  # it may hold anything
+    """Return whether a transaction failed because of another one, and may be repeated."""
+    if not isinstance(error, django.db.Error):  # its args may be anything
         return False
     codes = [sqlstate(error), *error.args[:1]]
     return not CONFLICTS.isdisjoint(codes) or "database is locked" in str(error)

@@ -1,7 +1,7 @@
 """The loop of a long-running process: work, report, wait to be woken, until it is stopped.
 
-The database may go away at any point: the same process backs off, and recovers when it is back. A
-process that stops hands its leases back, unless the database is away: then they expire.
+The database may become unavailable at any point: the process backs off, and recovers when it is
+back. A process that stops hands its leases back; if the database is unavailable then, they expire.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .watchdog import Watchdog
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Leave the search for garbage in cycles until the block ends.
+    """Pause the cyclic garbage collector for the block.
 
-    A batch has thousands of objects and no cycle: to look through them costs a tenth of its time.
+    A batch has thousands of objects and no cycle: scanning them costs a tenth of its time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -43,9 +43,9 @@ def collection_paused() -> Iterator[None]:
 
 
 class ProcessLoop(ABC):
-    """What the drain and the subscriptions have in common."""
+    """Base of the loops of the drain, the subscriptions and the ``LeasedLoop``s."""
 
-    #: Errors after which it backs off and tries again; any other one ends it.
+    #: Errors after which the loop backs off and tries again; any other error ends it.
     expected: tuple[type[Exception], ...] = (django.db.Error, LeaseLost)
 
     def __init__(
@@ -72,39 +72,39 @@ class ProcessLoop(ABC):
     @property
     @abstractmethod
     def done(self) -> int:
-        """Jobs that left, or events that were handled."""
+        """The number of jobs that were published, or of events that were handled."""
 
     @property
     @abstractmethod
     def trouble(self) -> str:
-        """What it is waiting for; empty when all is well."""
+        """The errors that the loop waits out; empty when all is well."""
 
     def stop(self) -> None:
-        """Finish what is in progress and return. From any thread or signal handler."""
+        """Finish the work in progress and end. Any thread or signal handler may call this."""
         self._stop.set()
 
     @abstractmethod
     def _step(self, *, once: bool) -> bool | None:
-        """Do one turn; say whether there may be more at once. None: the database is away."""
+        """Work once; return whether there may be more work, or None if the database failed."""
 
     @abstractmethod
     def _is_finished(self, busy: bool | None, *, once: bool) -> bool:
-        """Say, after a turn, whether the loop ends by itself."""
+        """Return, after a step, whether the loop ends by itself."""
 
     @abstractmethod
     def _pause(self) -> float:
-        """Return for how many seconds it waits when there is nothing to do."""
+        """Return for how many seconds the loop waits when there is nothing to do."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """Hand back what it holds; called once, at the end."""
+        """Hand the leases back; called once, at the end."""
 
     def _loop(self, *, once: bool) -> None:
         with self._watchdog.watching():
             try:
                 self._turns(once=once)
             finally:
-                # A supervisor kills what takes long to end.
+                # A supervisor kills a process that takes long to end.
                 lease = outbox_settings().LEASE_SECONDS
                 self._watchdog.limit = min(self._watchdog.limit, lease)
                 self._waiter.close()
@@ -118,13 +118,13 @@ class ProcessLoop(ABC):
                 self._ignore_database_errors(self.on_turn, self)
             if self._is_finished(busy, once=once):
                 break
-            if busy is None:  # the database is away, also for listening
+            if busy is None:  # the database is unavailable, so nothing can listen
                 self._stop.wait(self._pause())
             elif busy or self._waiter.wait(next(linger, None) or self._pause()):
                 linger = iter(LINGER)
 
     def _run_or_back_off(self, step: Callable[[], Any], backoff: Backoff) -> Any:
-        """Run a step; return None where the database or the lease failed under it."""
+        """Run a step; return None if it failed because of the database or a lost lease."""
         try:
             result = step()
         except self.expected as error:
@@ -136,7 +136,7 @@ class ProcessLoop(ABC):
         return result
 
     def _hand_back(self, step: Callable[[], Any], backoff: Backoff) -> bool:
-        """Run the step that gives leases back, twice where the first connection may have died."""
+        """Run the step that hands leases back, and once more if the connection may have died."""
         return any(self._ignore_database_errors(step) for _ in range(1 if backoff.text else 2))
 
     def _ignore_database_errors(self, step: Callable[..., Any], *args: Any) -> bool:
@@ -151,11 +151,11 @@ class ProcessLoop(ABC):
 
     def _disconnect(self) -> None:
         connections[self.using].close()
-        close_old_connections()  # a replica's, for example
+        close_old_connections()  # such as a replica's
 
 
 class LeasedLoop(ProcessLoop):
-    """A loop whose processes share the parts of one resource by leases. Nothing wakes it."""
+    """A loop whose processes share the parts of a resource by leases. It is not woken: it polls."""
 
     def __init__(
         self, *, resource: str, parts: int, lease_seconds: float | None, **options: Any
@@ -176,13 +176,13 @@ class LeasedLoop(ProcessLoop):
 
     @abstractmethod
     def _turn(self) -> bool:
-        """Do one turn; say whether there may be more at once."""
+        """Work once; return whether there may be more work."""
 
     def _step(self, *, once: bool) -> bool | None:
         return self._run_or_back_off(self._turn, self.backoff)  # type: ignore[no-any-return]
 
     def _share(self) -> bool:
-        """Keep the lease; where it is time, share with the others, and say so."""
+        """Renew the lease when due; share the parts when due, and return whether that was done."""
         holder = self.holder
         if holder.joined and holder.beat_is_due():
             holder.beat(done=self.done, trouble=self.trouble)

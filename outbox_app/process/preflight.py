@@ -1,10 +1,10 @@
-"""Whether a database is fit for work: said before it begins, with what to do.
+"""Checks, before any work, that a database is fit for it. The errors say what to do.
 
-Alias, tables, and settings of a session under which statements of the outbox fail, do less than
-they say, or wait. What a server says by itself, if anything, names a statement and no setting. On
-MySQL and MariaDB such a session is refused; on SQLite there is a warning, since one process at a
-desk works. A database that is away is no answer: drainers wait for it, other commands fail by
-themselves.
+The alias and the tables must exist, and the session must have no setting that makes statements of
+the outbox fail, wait, or do less than they should: errors of the server, if there are any, name a
+statement and not the setting. On MySQL and MariaDB such a session is refused. On SQLite there is a
+warning, since a single process works. An unavailable database is not refused: drainers wait for it,
+and other commands fail by themselves.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ..text import get_logger
 
 logger = get_logger("outbox_app.process")
 
-#: What several processes on one SQLite file need.
+#: The options that several processes on one SQLite file need.
 SQLITE_OPTIONS = (
     "DATABASES[…]['OPTIONS'] = {'timeout': 30, 'transaction_mode': 'IMMEDIATE', "
     "'init_command': 'PRAGMA journal_mode = WAL'}"
 )
-#: Variables of MySQL: the value they must have, and what happens otherwise.
+#: Variables of MySQL: the value that each must have, and the effect of other values.
 VARIABLES = {
     "sql_safe_updates": (0, "published jobs cannot be deleted"),
     "sql_select_limit": (2**64 - 1, "reads are cut short without an error"),
     "completion_type": ("NO_CHAIN", "a commit begins another transaction, or disconnects"),
 }
-#: Modes of MySQL, and what happens in them.
+#: SQL modes that are refused, and their effects.
 MODES = {
     "ORACLE": "MariaDB reads another SQL, in which batches cannot be read",
     "EMPTY_STRING_IS_NULL": "empty texts cannot be stored",
@@ -61,7 +61,7 @@ def require_migrated(using: str, model: type[Model] = StagedJob) -> None:
 
 
 def session_faults(using: str) -> list[str]:
-    """Ask MySQL or MariaDB what is wrong with a session of an alias; elsewhere nothing is."""
+    """Return the faults of a session of an alias on MySQL or MariaDB; none on other databases."""
     connection = connections[using]
     if connection.vendor != "mysql":
         return []
@@ -87,7 +87,7 @@ def session_faults(using: str) -> list[str]:
 
 
 def sqlite_fault(using: str) -> str:
-    """Say, without a connection, for what several processes lock each other out; empty: nothing."""
+    """Return, without connecting, why processes lock each other out; empty if they do not."""
     connection: Any = connections[using]
     if connection.vendor != "sqlite" or connection.is_in_memory_db():
         return ""
@@ -107,7 +107,7 @@ def sqlite_fault(using: str) -> str:
 
 
 def require_sessions(using: str) -> None:
-    """Refuse sessions in which work is impossible; warn of those in which it is hard."""
+    """Refuse a session in which work is impossible; warn of one in which locks will fail."""
     try:
         wrong = session_faults(using)
     except django.db.Error:
@@ -125,6 +125,6 @@ def require_sessions(using: str) -> None:
 def _is_wal(name: Any) -> bool:
     try:
         with open(name, "rb") as file:
-            return file.read(19)[18:] == b"\x02"  # the version of the file format that writes need
+            return file.read(19)[18:] == b"\x02"  # the write version of the file format is WAL's
     except OSError:
         return False

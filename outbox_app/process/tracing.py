@@ -1,9 +1,9 @@
-"""What the rooms need of OpenTelemetry, which need not be installed: traces as W3C headers.
+"""Traces of OpenTelemetry, which need not be installed, carried as W3C headers.
 
-The trace of a request travels as two strings, ``traceparent`` and ``tracestate``: in the headers of
-a job, in the metadata of an event that was prepared. What handles it later has a span in that
-trace, or, where it comes from several, one that is linked to them. Without a tracer provider this
-costs a look-up. What samplers, processors and exporters raise is logged, and stops nothing.
+The trace of a request is carried as two strings, ``traceparent`` and ``tracestate``: in the headers
+of a job, or in the metadata of a prepared event. The code that handles these later starts a span in
+that trace, or, for jobs or events of several traces, a span with links to them. Without a tracer
+provider this costs a look-up. Errors of samplers, processors and exporters are only logged.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from ..text import get_logger
 logger = get_logger("outbox_app.tracing")
 
 TRACE = ("traceparent", "tracestate")
-#: Characters of each; spans that one is linked to, as many as the SDK keeps.
+#: The longest header, in characters; the most links of a span, as many as the SDK keeps.
 LONGEST, MAX_LINKS = 512, 128
 
 
 def api_with_provider() -> Any:
-    """Return the module of the API; None without a provider."""
-    # Where nothing has imported the API, or another thread is about to, it has no provider.
+    """Return the module ``opentelemetry.trace``; None without a tracer provider."""
+    # A module that is not imported, or is just being imported by another thread, has no provider.
     trace: Any = sys.modules.get("opentelemetry.trace")
     provider = getattr(trace, "get_tracer_provider", None)
-    # The first look at the provider may make one, as the environment says.
+    # The first call may create a provider, if environment variables ask for one.
     if provider is None or isinstance(provider(), trace.ProxyTracerProvider):
         return None
     return trace
 
 
 def trace_in(carrier: Any) -> dict[str, str]:
-    """Return the trace that headers, or metadata, carry; empty without one."""
+    """Return the headers of the trace in a mapping of headers or metadata; empty without one."""
     given = {name: carrier.get(name) for name in TRACE} if isinstance(carrier, Mapping) else {}
     return {name: v for name, v in given.items() if isinstance(v, str) and len(v) <= LONGEST}
 
 
 def current_trace() -> dict[str, str]:
-    """Return the caller's trace, to be carried; empty without one."""
+    """Return the headers of the caller's trace; empty without one."""
     carrier: dict[str, str] = {}
     try:
         if api_with_provider():
@@ -52,7 +52,7 @@ def current_trace() -> dict[str, str]:
 
 
 def span_of(carrier: Any) -> Any:
-    """Return the span that is carried, to be a parent; None unless its trace is sampled."""
+    """Return the carried span, to be used as a parent; None unless its trace is sampled."""
     try:
         if (headers := trace_in(carrier)) and (trace := api_with_provider()):
             from opentelemetry.context import Context
@@ -66,7 +66,7 @@ def span_of(carrier: Any) -> Any:
 
 
 def start_span(name: str, carriers: Iterable[Any], *, kind: str, **options: Any) -> Any:
-    """Start a span in the trace that is carried, or with links to several; None without one."""
+    """Start a span in the carried trace, or with links to several traces; None if there is none."""
     try:
         if not (trace := api_with_provider()):
             return None
@@ -91,7 +91,7 @@ def start_span(name: str, carriers: Iterable[Any], *, kind: str, **options: Any)
 
 @contextmanager
 def inside(span: Any) -> Iterator[None]:
-    """Run a block as part of a span, and end that; without one as it is."""
+    """Run a block inside a span, and end the span; without a span just run the block."""
     if span is None:
         yield
         return
@@ -100,7 +100,7 @@ def inside(span: Any) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            # Not its words: they may hold anything.
+            # Not the message of the error, which may contain anything.
             span.set_status(trace.StatusCode.ERROR, type(error).__name__)
             raise
         finally:

@@ -1,9 +1,9 @@
-"""How an idle drainer waits: by LISTEN on PostgreSQL, by the clock elsewhere.
+"""How an idle process waits: by LISTEN on PostgreSQL, by polling elsewhere.
 
-LISTEN needs a session of its own; behind a pooler in transaction mode it hears nothing and says
-nothing. So a listener tests itself with a NOTIFY of its own, and one that hears nothing is given up
-for a while: the drain then polls at its interval. A wake-up is a hint; what is read does not depend
-on it.
+LISTEN needs a session of its own. Behind a pooler in transaction mode it receives nothing, without
+an error. So a listener tests itself with a NOTIFY. If it does not hear that, it is given up for a
+while, and the process polls at its interval. A wake-up is only a hint: without it the process reads
+the same rows, later.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .watchdog import Watchdog
 
 logger = get_logger("outbox_app.drain")
 
-#: Seconds between two polls by default: where commits wake the reader, and elsewhere.
+#: The default seconds between two polls: if commits wake the reader, and if they do not.
 WOKEN_INTERVAL, POLL_INTERVAL = 1.0, 0.1
 #: Longest uninterrupted wait for a NOTIFY, in seconds: a stop is noticed within it.
 SLICE = 0.25
 #: Seconds in which a listener must hear its own test.
 TEST_SECONDS = 2.0
-#: Seconds after which a listener is tested again, and one that failed is tried again.
+#: Seconds after which a listener is tested again, and a failed one is set up again.
 RETRY_SECONDS = 60.0
 
 
 class StopFlag:
-    """A flag to wait for that a signal handler may set.
+    """A flag that a thread can wait for, and that a signal handler may set.
 
-    ``threading.Event`` may not: its ``set()`` takes the lock that the interrupted thread may hold.
+    ``threading.Event`` is unfit: ``set()`` takes a lock that the interrupted thread may hold.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class StopFlag:
         return self._at is not None and time.monotonic() - self._at >= seconds
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is set, for at most so long. Says whether it is."""
+        """Wait until the flag is set, for at most so many seconds; return whether it is set."""
         if not self.is_set():
             with suppress(queue.Empty):
                 self._bell.get(timeout=max(0.0, seconds))
@@ -67,7 +67,7 @@ class PollWaiter:
         self.stop = stop
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so long, or until the stop. Says whether something woke it: never."""
+        """Wait for so many seconds, or until the stop. Return False: nothing wakes it."""
         self.stop.wait(seconds)
         return False
 
@@ -76,7 +76,7 @@ class PollWaiter:
 
 
 class NotifyWaiter(PollWaiter):
-    """Waits for NOTIFY on a connection of its own, and by the clock while that does not work."""
+    """Waits for NOTIFY on a connection of its own, and polls while that does not work."""
 
     def __init__(self, stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str) -> None:
         super().__init__(stop)
@@ -85,12 +85,12 @@ class NotifyWaiter(PollWaiter):
         self.watchdog = watchdog
         #: When to test the listener (again).
         self._test_at = 0.0
-        #: What the test in progress has to hear, and until when; empty once heard.
+        #: The payload that the current test has to hear, and until when; empty once it was heard.
         self._token = ""
         self._hear_until = 0.0
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a wake-up, for at most so many seconds. Says whether one came."""
+        """Wait for a wake-up, for at most so many seconds; return whether one came."""
         from psycopg import Error as DriverError
 
         until = time.monotonic() + seconds
@@ -118,32 +118,32 @@ class NotifyWaiter(PollWaiter):
         return self.watchdog.listener
 
     def _test(self) -> None:
-        """Listen anew, and send what has to be heard."""
+        """Listen on a new connection, and send it a NOTIFY that it has to hear."""
         self.close()
         self._test_at = time.monotonic() + RETRY_SECONDS
         connection = connections.create_connection(self.using)
-        connection.settings_dict = connections[self.using].settings_dict  # with its bounds
+        connection.settings_dict = connections[self.using].settings_dict  # with its timeouts
         self.watchdog.listener = connection
         connection.connect()
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {self.channel}")
         self._token = uuid4().hex
         self._hear_until = time.monotonic() + TEST_SECONDS
-        # Sent by another session: a pooler may well show a session its own notices.
+        # Another session sends it: even behind a pooler a session may hear its own NOTIFY.
         with connections[self.using].cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, %s)", [self.channel, self._token])
 
     def _is_woken(self, seconds: float) -> bool:
         notifies = self._connection.connection.notifies
         heard: list[str] = []
-        # One, and then all that have piled up meanwhile.
+        # Wait for one, and then take all that have arrived in the meantime.
         while more := list(notifies(timeout=0 if heard else seconds, stop_after=1)):
             heard += [notice.payload for notice in more]
         if self._token in heard:
             self._token = ""
         elif self._token and time.monotonic() > self._hear_until:
             self._give_up("a NOTIFY was not heard; is there a pooler in transaction mode?")
-        # Tests, of other drainers too, have a payload; a commit has none.
+        # The NOTIFY of a test has a payload (other processes test, too), that of a commit has none.
         return "" in heard
 
     def _give_up(self, why: str) -> None:
@@ -154,14 +154,14 @@ class NotifyWaiter(PollWaiter):
 
 
 def poll_interval(chosen: float | None, *, using: str) -> float:
-    """Return what was chosen, in seconds; by default rare polls where commits wake the reader."""
+    """Return the chosen interval in seconds, or the default: longer if commits wake the reader."""
     if chosen is not None:
         return chosen
     return WOKEN_INTERVAL if outbox_settings().WAKE and _listens(using) else POLL_INTERVAL
 
 
 def waiter(stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str) -> PollWaiter:
-    """Return the way of waiting that the database of ``using`` offers; without a channel, polls."""
+    """Return the waiter that the database of ``using`` supports; without a channel it polls."""
     if channel and _listens(using):
         return NotifyWaiter(stop, using=using, watchdog=watchdog, channel=channel)
     return PollWaiter(stop)

@@ -1,11 +1,11 @@
-"""Waking the drainers and the subscriptions after a commit. Nothing depends on it: a lost wake-up
+"""Wakes the drainers and the subscriptions after a commit. A wake-up is only a hint: a lost one
 costs one interval.
 
-On PostgreSQL a NOTIFY goes out in a statement of its own, after the commit: inside the business
-transaction it would take a lock on the whole database at commit. A process sends at most one a
-channel in ``DEBOUNCE`` seconds. What is left out is not lost: a reader that was woken looks again
-for longer than that, after each pause of ``LINGER``, before it goes back to its interval. Elsewhere
-nothing is sent, and the readers poll.
+On PostgreSQL a NOTIFY is sent by a statement of its own, after the commit: inside the business
+transaction it would take a lock on the whole database at commit. A process sends at most one NOTIFY
+a channel in ``DEBOUNCE`` seconds. Commits in between are not missed: a woken reader looks again
+after each pause of ``LINGER``, for longer than ``DEBOUNCE``, before it goes back to its interval.
+On other databases nothing is sent, and the readers poll.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def wake_after_commit(using: str, channel: str) -> None:
         return
     waker = _waker(using, channel)
     pending = connection.run_on_commit
-    # One is enough: it is gone only if a savepoint is rolled back that is open now as well.
+    # One is enough: only the rollback of a savepoint that is open now, too, would drop it.
     if pending and pending[-1][1] is waker:
         return
     transaction.on_commit(waker, using=using, robust=True)

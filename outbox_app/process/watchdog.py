@@ -1,9 +1,9 @@
-"""A bound for every statement: a database that stops answering must not stop the drain.
+"""A time limit for every statement: a database that stops answering must not stop the drain.
 
 Brokers have socket timeouts; most database drivers have none for the answer to a statement, and a
-network that swallows packets would hold a drainer for many minutes. A thread watches
-that statements make progress. When one takes longer than the lease (by then the shards are lost
-anyway) the sockets are shut down: the driver raises, and the drain reconnects.
+network that drops packets would hold a drainer for many minutes. A thread watches that statements
+end. If one takes longer than the lease (by then the shards are lost anyway), the thread shuts the
+sockets down: the driver raises, and the drain reconnects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..text import get_logger
 
 logger = get_logger("outbox_app.drain")
 
-#: What waits for the database too, and is no statement to Django.
+#: Methods that wait for the database without executing a statement through Django.
 _ENDS = ("_commit", "_rollback")
 
 
@@ -33,13 +33,13 @@ class Watchdog:
     def __init__(self, *, using: str, limit: float) -> None:
         self.using = using
         self.connection: Any = None
-        #: Aliases whose statements are watched, too.
+        #: Other aliases whose statements are watched, too.
         self.beside: list[str] = []
-        #: Another connection to cut: the one that listens.
+        #: The connection that listens. It is cut, too.
         self.listener: Any = None
         self.limit = limit
         self._since: float | None = None
-        #: The connection that had the last statement, its socket, and its driver's connection.
+        #: The connection of the last statement, its socket, and the driver's connection.
         self._last: Any = None
         self._socket: int | None = None
         self._driver: Any = None
@@ -76,7 +76,7 @@ class Watchdog:
 
     def _around_statement(self, execute: Callable[..., Any], *args: Any) -> Any:
         self._last = args[-1]["connection"] if args else self.connection
-        # Asked for here: some drivers let no other thread ask while a statement runs.
+        # Read here: while a statement runs, some drivers do not tell another thread the socket.
         self._socket, self._driver = _socket_of(self._last), self._last.connection
         with self.busy():
             return execute(*args)
@@ -87,7 +87,7 @@ class Watchdog:
             if since is not None and time.monotonic() - since > self.limit:
                 self._since = None
                 logger.error("Database does not answer, cutting connections after=%.1f", self.limit)
-                # While it connects anew, the number of the old socket may be another's.
+                # During a reconnect the number of the old socket may belong to another file.
                 own = self._socket if self._driver is self._last.connection else None
                 for number in (own, _socket_of(self.listener)):
                     if number is not None:
