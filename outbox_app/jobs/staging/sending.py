@@ -207,7 +207,8 @@ class StagingMixin:
     @property
     def backend(self) -> Any:
         """As Celery's, with subscriptions to results deferred while staging."""
-        return wrap_backend(super().backend, self._stages_here)  # type: ignore[misc]
+        backend = super().backend  # type: ignore[misc]
+        return wrap_backend(backend, self._stages_here) if apps.models_ready else backend
 
     def outbox_mode(self, name: str, args: Any = None, kwargs: Any = None) -> Mode:
         """Return what becomes of a call here: inside ``stage()`` it is staged in any mode."""
@@ -246,10 +247,10 @@ class StagingMixin:
 
         What a worker sends by itself is sent all the same, or the work would be lost.
         """
+        if not self._stages_calls() or self._follows_a_task(options):
+            return
         in_order = _forced.get().using or outbox_settings().OUTSIDE == "stage"
         if alias and (in_order or is_atomic(alias)):
-            return
-        if not self._stages_calls() or self._follows_a_task(options):
             return
         if not comes_before_an_error(options):
             raise NotAtomic(

@@ -277,6 +277,7 @@ if "DJANGO_SETTINGS_MODULE" in os.environ:
     from django.conf import settings
     settings.OUTBOX = {{"OUTSIDE": "refuse"}}
 from celery import group
+from celery.exceptions import TimeoutError
 from {module} import {cls} as App
 
 app = App("alone", broker="memory://", backend="cache+memory://")
@@ -290,6 +291,10 @@ group(add.s(1, 2), add.s(3, 4)).delay()
 (add.s(1, 2) | add.s(3)).delay().parent.state
 with app.producer_or_acquire() as producer:
     add.apply_async((5, 6), producer=producer)
+try:
+    add.apply_async((7, 8), ordering_key="k").get(timeout=0.01)
+except TimeoutError as error:
+    print(error)
 print(app.backend.as_uri())
 with app.connection_for_read() as connection:
     queue = app.amqp.default_queue(connection.default_channel)
@@ -316,7 +321,7 @@ def test_without_django_setup_it_is_sent(settings_module):
         return done.stdout
 
     plain = run("celery", "Celery")
-    assert plain.count("alone.add") == 6
+    assert plain.count("alone.add") == 7
     assert run("outbox_app.celery", "OutboxCelery") == plain
 
 
