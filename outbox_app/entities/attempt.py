@@ -1,13 +1,13 @@
 """Commands of one entity in one transaction: load, look up, run, compare and set, record.
 
 A batch of N does what N batches of one would do. Command ids are looked up *after* the version is
-read. A twin that committed before is found; one that commits later has moved the version, so the
-compare-and-set of the head changes no row and all is done anew. The unique index on
-(stream, command_id) is the backstop. The head is locked first, always: two orders would deadlock.
-See ``execution`` for what is done anew, and why.
+read. A duplicate that committed before is found. A duplicate that commits later moves the version,
+so the compare-and-set of the head changes no row, and the attempt is repeated. The unique index on
+(stream, command_id) is the backstop. The head is always locked first: two orders would deadlock.
+``execution`` repeats attempts, and says why.
 
-A command that changes a column with a unique index is the last of its transaction: where the index
-refuses its row, all is done anew, and it is rejected, and no other.
+A command that changes a column with a unique index is the last of its transaction. If the index
+refuses the row, the attempt is repeated, and only this command is rejected.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from .store import ANSWER, answered, load, update, write_versions
 
 
 class Moved(Exception):
-    """Do it anew: another transaction was ahead, or an index refuses the last command's row."""
+    """Repeat the attempt: another transaction was first, or an index refused the row."""
 
 
 def _hold(stream: tuple[str, str], versions: list[int]) -> None:
-    """Do nothing after the commit: until its savepoint is gone it says what a snapshot hides."""
+    """Do nothing. In run_on_commit it marks hidden versions, as long as its savepoint exists."""
 
 
 class Attempt:
     """Answers commands of one entity, in their order, in the open transaction.
 
-    With ``locked`` it locks the head first, so that no other command can come between. ``wait``
-    bounds the seconds of each lock; None: as in the transaction.
+    With ``locked`` it locks the head first, so that no other command changes the entity meanwhile.
+    ``wait`` bounds each wait for a lock, in seconds. With None the transaction's own bound holds.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Attempt:
         self.connection = connections[using]
         self.ids = {call.command_id for call in calls}
         self.gifts = Gifts(using=using)
-        #: Those that are recorded: written, and not yet.
+        #: Calls whose versions are written, and calls whose versions are still to be written.
         self.steps: list[Call] = []
         self.unwritten: list[Call] = []
-        #: What is known of command ids: the hash of the request, its name, and the answer.
+        #: By command id: the hash of the request, the command's name, and the answer.
         self.answered: dict[str, tuple[str, str, Outcome]] = {}
-        #: The command that ends the transaction, as an index may refuse what it changes.
+        #: The command that ends the transaction, because an index may refuse its change.
         self.last: Call | None = None
-        #: False from a handler's end until its version is noted: an error then is that of a signal.
+        #: False from a handler's end until its version is recorded: only a signal raises then.
         self.sound = True
         #: Versions that the snapshot of the caller's transaction hides.
         self.hidden: list[int] = []
@@ -80,10 +80,10 @@ class Attempt:
         return self.loaded + len(self.steps) + len(self.unwritten)
 
     def run(self) -> list[Call]:
-        """Answer the calls, as far as this transaction may; return the others.
+        """Answer as many calls as this transaction may; return the others.
 
-        An answer is the caller's only when the transaction has been committed. Raises ``Moved`` if
-        it must be rolled back, and ``DamagedEntity``.
+        Callers may see their answers only after the commit. Raises ``Moved`` if the transaction
+        must be rolled back and repeated, and ``DamagedEntity``.
         """
         with self.connection.cursor() as self.cursor:
             head = self._lock() if self.locked else None
@@ -92,7 +92,7 @@ class Attempt:
             self._look_up()
             self.is_damaged = self.locked and self.version != head
             left = self._handle_all()
-            while left and self.last is None:  # what those before it have done is written first
+            while left and self.last is None:  # the next one runs apart: write those before it
                 self._write()
                 self.calls = left
                 left = self._handle_all()
@@ -101,18 +101,18 @@ class Attempt:
                 self._write()
             if self.steps:
                 failpoint("entity_written")
-            else:  # not even a head that was made to be locked
+            else:  # keep nothing, not even a head that was inserted to be locked
                 transaction.set_rollback(True, using=self.using)
             return left
 
     def _lock(self) -> int:
         """Lock the head; return its version."""
         heads = StreamHead.objects.using(self.using).filter(log=self.table, stream=self.id)
-        writes = self.connection.vendor == "sqlite"  # no other lock; refused after a read
+        writes = self.connection.vendor == "sqlite"  # its only lock, and refused after a read
         seen = 0 if writes else heads.values_list("version", flat=True).first() or 0
         if not seen:
-            # A head that is absent is made: a lock on it would be one on a gap, where others
-            # insert, and would hold off no other creator.
+            # Insert a head that does not exist. SELECT FOR UPDATE would lock a gap, in which other
+            # transactions insert, and would not block another creator.
             bump_versions(self.table, {self.id: 0}, {}, using=self.using)
         head = heads.select_for_update().values_list("version", flat=True).get()
         if self.wait is None and self.connection.vendor == "mysql":
@@ -120,7 +120,8 @@ class Attempt:
         return head
 
     def _note_hidden(self, versions: list[int]) -> None:
-        """Note versions that the snapshot hides; those before, too: now it sees the head itself."""
+        """Add these versions, and those that earlier commands have noted, to ``hidden``."""
+        # Once this transaction has written the head, its snapshot shows it: ``versions`` is empty.
         stream = self.table, self.id
         if versions:
             transaction.on_commit(partial(_hold, stream, versions), using=self.using)
@@ -130,35 +131,35 @@ class Attempt:
                 self.hidden += held[1]
 
     def _load(self, head: int | None) -> None:
-        # At REPEATABLE READ a plain read of MySQL shows the old version.
+        # At REPEATABLE READ a plain SELECT on MySQL would show an old version.
         lock = bool(head) and self.connection.vendor == "mysql"
         options: Any = {"lock": lock, "wait": self.wait, "ids": self.ids}
         read = partial(load, self.cursor, self.entity, self.id, **options)
         self.now, values, self.text, self.found = read()
         if values is None and head is None:
             head = current_version(self.table, self.id, using=self.using)
-            if head:  # a twin may have created it between the two statements
+            if head:  # another command may have created it between the two statements
                 self.now, values, self.text, self.found = read()
         self.existed = values is not None
         if values is None:
             values = self.entity(pk=self.id, version=head, state=None).__dict__
         self.values = values
         self._fresh = None
-        #: Where the entity is read; a compare-and-set.
+        #: The version that was read, which the compare-and-set expects.
         self.loaded = int(values["version"])
 
     def _look_up(self) -> None:
         found, ids = self.found, self.ids
-        if found is None:  # after the state, never before
+        if found is None:  # read after the state, never before it
             found = answered(self.cursor, self.entity.versions, self.id, ids)
         if self.hidden and len(found) < len(ids):
-            # Read with a lock by their versions, which are there: a lock on an absent id would be
-            # one on a gap.
+            # Read with a lock, by versions that exist: a lock on a command id that does not exist
+            # would lock a gap.
             rows: Any = QuerySet(self.entity.versions, using=self.using)
             newer = rows.filter(stream=self.id, version__in=self.hidden).select_for_update()
             found += [row for row in newer.values_list(*ANSWER) if row[0] in ids]
         for id, hash, command, version, rejected, response in found:
-            rejection = Rejection(**response) if rejected and response else None  # erased
+            rejection = Rejection(**response) if rejected and response else None  # None: erased
             outcome = Outcome(None if rejected else response, version, rejection, replayed=False)
             self.answered[id] = hash, command, outcome
 
@@ -167,7 +168,7 @@ class Attempt:
         with self.gifts.without_statements():
             while number < len(self.calls) and self.last is None:
                 spec = self.types.commands.get(self.calls[number].command)
-                # Of one that an index has refused it may be the fault of those before it.
+                # An index refused its row, maybe because of an earlier command: write those first.
                 apart = self.calls[number].refused or (spec and spec.atomic)
                 if apart and self.unwritten:
                     break
@@ -188,7 +189,7 @@ class Attempt:
             undone = self.connection.needs_rollback or not self.sound
             undone |= isinstance(error, SoftTimeLimitExceeded)
             if not isinstance(error, Exception) or undone or is_conflict(error):
-                raise  # the thread has to end, or the batch
+                raise  # the thread has to end, or the attempt
 
     def _known(self, call: Call) -> Outcome | None:
         known = self.answered.get(call.command_id)
@@ -201,7 +202,7 @@ class Attempt:
                 f"request: {command!r} at version {outcome.version}, or the same with other "
                 "arguments. Use a new id for a new request."
             )
-        # Two that repeat it at once have an answer each, which they may change.
+        # Each caller gets a copy of its own, which it may change.
         return replace(outcome, response=deepcopy(outcome.response), replayed=True)
 
     def _handle(self, call: Call) -> Outcome:
@@ -243,13 +244,13 @@ class Attempt:
         return self._step(call, spec, answer, text)
 
     def _handle_run(self, run: list[Call]) -> bool:
-        """Let a batch handler answer several commands at once; say whether it could."""
+        """Let a batch handler answer several commands at once; return whether it could."""
         spec = self.types.commands[run[0].command]
         try:
             with self.gifts.of(run[0], spec):
                 handled = handle(self.types, spec, self._instance(), run, self.gifts)
                 if self._changes_unique(handled):
-                    raise Moved  # each ends its batch
+                    raise Moved  # each command must end its batch
                 self.sound = False
         except Exception as error:
             if not self.sound or isinstance(error, SoftTimeLimitExceeded):
@@ -263,7 +264,7 @@ class Attempt:
         return True
 
     def _instance(self) -> Any:
-        # Faster than to create it; and attributes that a handler sets on it are gone after it.
+        # Faster than __init__(). Attributes that a handler sets do not reach the next handler.
         instance, state = self.entity.__new__(self.entity), ModelState()
         state.adding = not self.existed
         instance.__dict__ = {
@@ -301,7 +302,8 @@ class Attempt:
 
     def _write(self) -> None:
         step = None
-        # Where an index may refuse the row, its statement has nothing else that one could refuse.
+        # If an index may refuse the row, a statement of its own inserts the version: then an
+        # IntegrityError here is always about the row.
         if self.connection.vendor == "postgresql" and self.existed and self.last is None:
             step = self.unwritten[0] if len(self.unwritten) == 1 else None
         try:
@@ -337,8 +339,8 @@ class Attempt:
             rows.bulk_create([self.entity(pk=self.id, version=self.version, **given)])
 
     def _run_of_batch(self, start: int) -> list[Call]:
-        """Return the commands from here on that one call of a batch handler may answer."""
-        alike = attrgetter("command", "language", "zone")  # what it says is for its callers
+        """Return the calls, from ``start`` on, that a batch handler may answer together."""
+        alike = attrgetter("command", "language", "zone")  # texts of the handler depend on them
         first = alike(self.calls[start])
         spec = self.types.commands.get(first[0])
         takes = spec is not None and spec.batch and self.entity.states == "last"

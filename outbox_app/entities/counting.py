@@ -1,12 +1,12 @@
-"""Counts what this process has answered, by the minute: how many, how fast, on which entities.
+"""Counts the commands that this process answers, by minute: how many, how fast, on which entities.
 
-Counting costs a batch some memory and no statement: the minute is that of its own reading of the
-database's clock. What runs in the caller's transaction is counted when that commits. The counters
-are written after the answers are with their callers. Nothing here raises but a task's time limit.
+Counting costs a batch some memory and no statement: a batch reads the database's clock anyway,
+which gives the minute. Commands in a caller's transaction are counted when it commits. The counters
+are written after the callers have their answers. Nothing here raises, except a task's time limit.
 
-Each batch has a span of OpenTelemetry, made when it is answered, with links to its callers' spans.
-It belongs to many traces, so it is the root of one of its own; where no caller's trace is sampled
-there is none.
+Each batch has an OpenTelemetry span, made when it is answered, with links to its callers' spans.
+The batch belongs to many traces, so its span is the root of a trace of its own. If no caller's
+trace is sampled, there is no span.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .request import Call
 
 logger = get_logger("outbox_app.entities")
 
-#: Upper bounds of the buckets of batches by size; one more has the larger ones.
+#: Upper bounds of the buckets of batch sizes; one more bucket has the larger batches.
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 SIZE_LABELS = (*map(str, SIZES), "+Inf")
-#: Codes of rejections that a process tells apart in a minute; the others are "other".
+#: How many codes of rejections a process tells apart in a minute; the others are "other".
 CODES, OTHER = 20, "other"
-#: Entities that a process knows of at most, each minute.
+#: The most entities that a process tells apart in a minute.
 KNOWN = 1000
 
 
 def count(attempt: Attempt | None, *, conflicts: int, seconds: float | None = None) -> None:
-    """Count the attempts of a batch; and what the last one has committed, which took so long."""
+    """Count a batch's conflicts and, if it was committed, its commands and its ``seconds``."""
     if attempt is None or not hasattr(attempt, "now"):
-        return  # it has not read the database's clock
+        return  # no attempt has read the database's clock
     with counters.counting(attempt.now, using=attempt.using) as minute:
         minute.add(counters.CONFLICTS, conflicts)
         if seconds is not None and attempt.steps:
@@ -61,20 +61,20 @@ def count_after_commit(attempt: Attempt) -> None:
 
 
 def write_if_due(using: str) -> None:
-    """Write the counters, unless that was done lately or a transaction is open."""
+    """Write the counters, unless they were written lately or a transaction is open."""
     counters.write_shared(using, partial(_samples, using))
 
 
 def _samples(using: str) -> dict[str, float] | None:
-    from .queue import queues  # which imports this
+    from .queue import queues  # queue imports this module
 
     if queues.leads_here():
-        return None  # a callback of a batch whose callers wait for their answers
+        return None  # this is a callback of a batch: its callers wait for their answers
     return {counters.WAITING: queues.waiting_on(using)}
 
 
 def _figures(attempt: Attempt) -> Callable[[counters.Minute], None]:
-    """Return what counts a batch. It holds figures only: a transaction may have very many."""
+    """Return a function that counts a batch. It keeps only figures: there may be very many."""
     answers: list[Any] = [step.answer for step in attempt.steps if step.rejected]
     codes = Counter(each.rejected.code for each in answers)
     routes = Counter(step.route for step in attempt.steps if step.route)
@@ -99,7 +99,7 @@ def _figures(attempt: Attempt) -> Callable[[counters.Minute], None]:
 
 
 def trace_batch(entity: Any, calls: Sequence[Call], began: int) -> None:
-    """Make the span of a batch that began at a time (in nanoseconds) and has just been answered."""
+    """Make the span of a batch that has just been answered; ``began`` is in nanoseconds."""
     ended = time.time_ns()
     try:
         if not (trace := api_with_provider()):

@@ -22,18 +22,18 @@ from ..models import EntityRow
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 _MARK, _RULE = "outbox_command", "outbox_rule"
-#: Behind the type of the event of a rejection.
+#: The suffix of the event type of a rejection.
 REJECTED = ".rejected"
-#: Fields of every type.
+#: The names of the fields that every entity type inherits.
 BASE = {field.name for field in EntityRow._meta.concrete_fields}
 
 
 class Rejected(Exception):
-    """Raised by a command to answer no. The answer is recorded, and given again for its id.
+    """Raised by a command to reject it. The rejection is recorded, and replayed for its id.
 
     Args:
-        text: Why, for people.
-        code: Why, for programs; at most 100 characters. Default: none.
+        text: The reason, for people.
+        code: The reason, for programs; at most 100 characters. Default: none.
     """
 
     def __init__(self, text: str, *, code: str = "") -> None:
@@ -48,20 +48,20 @@ def command(
     """Declare a method of an entity as a command.
 
     Args:
-        creates: It may be executed on an entity that does not exist, and on no other. Its
+        creates: The command creates the entity, and is rejected if the entity exists. Its
             ``self.state`` is None until it sets it.
         event: The type of its event. Default: ``<type>.<command>``, as in ``account.withdraw``.
-        atomic: It may query the entity's database, and no other, inside a savepoint of its own; the
-            entity is locked before. All others may touch no database.
-        batch: It is given a list: the arguments of each of the commands that follow one another. It
-            returns a list with an answer, or a ``Rejected``, for each, and must answer as it would
-            one by one. Where it raises, or breaks a rule, it is called for each alone. Only for
-            types with ``states = "last"``.
+        atomic: The command may query the entity's database, but no other, inside a savepoint of its
+            own; the entity is locked first. Other commands may not touch a database.
+        batch: The method gets a list with the arguments of successive commands. It returns a list
+            with an answer, or a ``Rejected``, for each, and must answer as it would one by one. If
+            it raises, or breaks a rule, it is called again for each command alone. Only for types
+            with ``states = "last"``.
 
     Raises:
         TypeError: The method is a coroutine or a generator; or both ``batch`` and ``atomic`` or
             ``creates`` are given.
-        InvalidEvent: ``event`` can be the type of no event.
+        InvalidEvent: ``event`` is not a valid event type.
     """
     checked_name("event", f"{event}{REJECTED}")
     if batch and (atomic or creates):
@@ -79,9 +79,9 @@ def command(
 def rule(method: Handler) -> Handler:
     """Declare a method of an entity as a rule, which must hold after each command.
 
-    It reads ``self.state``. Where it returns a false value, or raises ``Rejected``, the command is
-    rejected: with the rule's name as its code, and the first line of the rule's docstring as text.
-    Raises ``TypeError`` for a coroutine or a generator, which would be true each time.
+    It reads ``self.state``. If it returns a false value, the command is rejected: the code is the
+    rule's name, and the text is the first line of its docstring. It may also raise ``Rejected``.
+    Raises ``TypeError`` for a coroutine or a generator: its result would always be true.
     """
     _require_plain("rule", method)
     setattr(method, _RULE, True)
@@ -101,14 +101,14 @@ class CommandSpec:
         given = getattr(handler, _MARK)
         self.name, self.handler = name, handler
         self.creates, self.atomic, self.batch = given["creates"], given["atomic"], given["batch"]
-        #: For messages.
+        #: The name in error messages.
         self.full_name = f"{entity.__name__}.{name}"
-        #: The type of its event.
+        #: The type of the command's event.
         self.event = given["event"] or f"{entity._meta.model_name}.{name}"
         self.signature = inspect.signature(handler)
         parameters = list(self.signature.parameters.values())[1:]
         plain = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        #: Names that a call must give, and may give; ``**kwargs`` are left to the signature.
+        #: The arguments that a call must and may have; with ``**kwargs`` the signature decides.
         self.required = {p.name for p in plain if p.default is p.empty}
         self.allowed = {p.name for p in plain} if plain == parameters else set()
 
@@ -129,28 +129,28 @@ class TypeSpec:
     def __init__(self, entity: Any) -> None:
         self.entity = entity
         methods = {n: m for n in dir(entity) if callable(m := getattr(entity, n, None))}
-        # A decorator above ``@command`` copies its mark: what the class holds is what runs.
+        # A decorator above ``@command`` copies the mark, so the decorated method is the handler.
         marked = {name: method for name, method in methods.items() if hasattr(method, _MARK)}
         self.commands = {name: CommandSpec(entity, name, each) for name, each in marked.items()}
         self.rules = {name: method for name, method in methods.items() if hasattr(method, _RULE)}
         own = [field for field in entity._meta.concrete_fields if field.name not in BASE]
-        #: Fields of the project's own, but for those that the database makes.
+        #: The fields that the project has added, except generated ones.
         self.fields: dict[str, Field[Any, Any]] = {f.attname: f for f in own if not f.generated}
         self.derives_columns = entity.columns is not EntityRow.columns
         unique = [(field.name,) for field in own if field.unique]
         unique += entity._meta.unique_together
-        #: What may refuse a row, and the names of the fields that it is about.
+        #: The constraints that may refuse a row; those of unique fields are named after them.
         self.constraints = [
             *(c for c in entity._meta.constraints if not isinstance(c, CheckConstraint)),
             *(UniqueConstraint(fields=names, name="_".join(names)) for names in unique),
         ]
-        #: The columns, and "state", of which an index may refuse a change.
+        #: The columns, and "state", whose change an index may refuse.
         self.unique = {name for each in self.constraints for name in self._about(each)}
 
     def _about(self, constraint: Any) -> set[str]:
         names = {*(getattr(constraint, "fields", None) or ())}
         parts = [*getattr(constraint, "expressions", ()), getattr(constraint, "condition", None)]
-        # With a condition or expressions, or as an exclusion, it may be about any of them.
+        # A constraint with a condition or expressions, or an exclusion, may involve any field.
         any_of_them = any(parts) or not names
         fields = [field for field in self.entity._meta.concrete_fields if field.name in names]
         parts += [field.expression for field in fields if field.generated]
@@ -159,9 +159,9 @@ class TypeSpec:
         return own | names & {"state"}
 
     def require_free(self, instance: Any, refused: Sequence[IntegrityError], *, using: str) -> None:
-        """Raise ``Rejected``, by the constraint or unique field, where a row may not be written.
+        """Raise ``Rejected`` for the constraint, or unique field, that refuses a row.
 
-        What is not seen to hold it back may have been gone in between: the database is asked again.
+        If none is found, the conflicting row may be gone by now: the caller writes its row again.
         """
 
         def rejected(constraint: Any) -> Rejected:
@@ -176,11 +176,11 @@ class TypeSpec:
                 constraint.validate(self.entity, instance, using=using)
             except ValidationError:
                 raise rejected(constraint) from None
-            except ProgrammingError:  # Django's ->> of a value is none of MySQL's
+            except ProgrammingError:  # on MySQL ->> takes a column, and Django gives it a value
                 if connections[using].vendor != "mysql":
                     raise
         if len(refused) > 1:
-            # What the snapshot of the caller's transaction hides, the database names, at the end.
+            # The caller's snapshot may hide the other row. The error's text ends with the index.
             text = str(refused[-1]).partition("\nDETAIL")[0].rpartition(" for key ")[2]
             named = [each for each in self.constraints if each.name in text]
             named.sort(key=lambda each: (text.rfind(each.name) + len(each.name), len(each.name)))

@@ -1,9 +1,9 @@
 """``Entity``: one JSON document in a row, changed by commands that are answered once.
 
-An accepted or rejected answer is committed before the caller has it, and given again, without a
-handler, for the same command id. A command that raises anything else leaves nothing behind. Inside
-``atomic()`` on the entity's alias a command belongs to that transaction, and goes with its
-rollback.
+An answer, accepted or rejected, is committed before the caller gets it. The same command id gets
+the same answer again, and no handler runs. A command that raises any other error writes nothing.
+Inside ``atomic()`` on the entity's alias a command belongs to that transaction, and is undone by
+its rollback.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .request import Command, Outcome, raised
 
 
 class Entity(EntityRow):
-    """Base of an entity type. Commands are methods with ``@command``; reads are the ORM's."""
+    """Base of an entity type. Its commands are methods with ``@command``; the ORM reads it."""
 
     #: The log of the type: a concrete model derived from ``EntityVersion``.
     versions: ClassVar[type[EntityVersion]]
-    #: Most commands of one transaction; 1: each caller works on its own connection.
+    #: The most commands in one transaction. With 1, each caller uses its own connection.
     batch_size: ClassVar[int] = 1000
-    #: Which versions keep the state after them: "every" one, or the "last" of each transaction.
+    #: Which versions store the state: "every" version, or the "last" one of each transaction.
     states: ClassVar[Literal["every", "last"]] = "every"
-    #: Commands that arrive at another server than the one that leads the entity go there.
+    #: Whether other servers pass their commands on to the server that leads the entity.
     routed: ClassVar[bool] = False
-    #: Seconds for which a caller waits, unless it says otherwise.
+    #: Seconds that a caller waits, unless it gives a timeout.
     timeout: ClassVar[float] = 10.0
-    #: In a command: the time, by the database's clock.
+    #: Inside a command, the time by the database's clock.
     now: datetime
 
     class Meta:
@@ -59,32 +59,32 @@ class Entity(EntityRow):
         using: str | None = None,
         raise_rejected: bool = False,
     ) -> Outcome:
-        """Ask an entity for something, once.
+        """Execute a command on an entity, once.
 
         Args:
-            id: Of the entity; at most 255 characters.
-            command: Name of a method with ``@command``.
-            arguments: By name, what JSON can hold. Default: none.
-            command_id: Makes asking again harmless: the same id gets the first answer. At most 255
-                characters; two that differ in case are two.
-            expected_version: The version that the entity is at, ``NO_STREAM``, or ``ANY``
-                (default). An answer that was given before is given again in any case.
+            id: The entity's id; at most 255 characters.
+            command: The name of a method with ``@command``.
+            arguments: A mapping by name, of values that JSON can hold. Default: none.
+            command_id: Makes a repeat safe: the same id gets the first answer again. At most 255
+                characters; ids that differ in case are different.
+            expected_version: The version that the entity must be at, ``NO_STREAM``, or ``ANY``
+                (default). A repeated command id gets its first answer in any case.
             timeout: Seconds to wait for the answer. Default: the type's.
-            using: Database alias. Default: the one of the type's versions.
+            using: Database alias. Default: the alias of the type's versions.
             raise_rejected: Raise ``Rejected`` instead of returning it.
 
         Returns:
-            The answer, committed; inside ``atomic()`` on the alias, with that transaction.
+            The committed answer. Inside ``atomic()`` on the alias, that transaction commits it.
 
         Raises:
-            InvalidCommand: Arguments, ids or what the command left behind cannot be stored, or do
-                not fit. Nothing was written, as for all that follow.
-            UnknownEntity: It does not exist, and the command does not create.
+            InvalidCommand: Arguments, ids or results of the command cannot be stored, or do not
+                fit. Nothing was written, as with each of the following but the last.
+            UnknownEntity: The entity does not exist, and the command does not create it.
             CommandIdConflict: The command id belongs to another request.
             VersionConflict: The entity is at another version; ``current`` says which.
-            EntityContended: Other commands were ahead, ten times.
-            CommandTimeout: Others were answered first, for all of its time.
-            Overloaded: Too many wait; ``retry_after`` is a hint.
+            EntityContended: Other commands were first, ten times.
+            CommandTimeout: Other commands were answered first, until the timeout.
+            Overloaded: Too many commands wait; ``retry_after`` is a hint.
             DamagedEntity: The entity's row was edited by hand.
             NotAtomic: A transaction is open on another alias only.
             OutcomeUnknown: The commit may or may not have happened. Repeat with the same id.
@@ -108,7 +108,7 @@ class Entity(EntityRow):
         using: str | None = None,
         raise_rejected: bool = False,
     ) -> Outcome:
-        """As ``execute``, for a coroutine. All that wait in the loop share transactions."""
+        """Do what ``execute`` does. Coroutines that wait for an entity share transactions."""
         asked = Command(
             id, command, arguments, command_id=command_id, expected_version=expected_version
         )
@@ -124,13 +124,13 @@ class Entity(EntityRow):
         using: str | None = None,
         return_exceptions: bool = False,
     ) -> list[Any]:
-        """Ask entities for many things; those of one entity in their order, in one transaction.
+        """Execute many commands. Those for one entity keep their order and share transactions.
 
         Args:
             commands: ``Command(id, command, arguments, command_id=…)``. All are held in memory.
-            timeout, using: As for ``execute``; the time is that of each transaction.
-            return_exceptions: Return the error of a command in the place of its answer. Default:
-                the first one is raised when all others have been executed.
+            timeout, using: As for ``execute``; each transaction has the whole timeout.
+            return_exceptions: Return a command's error in place of its answer. Default: the first
+                error is raised, after all commands have been executed.
 
         Returns:
             The answers, in the order of the commands. Each entity has transactions of its own,
@@ -143,7 +143,7 @@ class Entity(EntityRow):
         return answers
 
     def stage(self, task: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """In a command: stage a job that leaves if and only if the command commits.
+        """Inside a command, stage a job. It is sent if and only if the command commits.
 
         Takes and raises what ``outbox_app.stage`` does.
         """
@@ -160,14 +160,14 @@ class Entity(EntityRow):
         message_id: UUID | None = None,
         log: builtins.type[EventLog] = Event,
     ) -> None:
-        """In a command: publish an event of another log, in the same transaction.
+        """Inside a command, publish an event to another log, in the same transaction.
 
         Args:
             stream: Default: the entity's id.
             type, data, topic, metadata, message_id, log: As for ``outbox_app.publish``.
 
         Raises:
-            InvalidEvent, UnknownLog, NotAtomic: The log could not take it.
+            InvalidEvent, UnknownLog, NotAtomic: The log cannot take the event.
         """
         event = NewEvent(
             stream or self.pk, type, {} if data is None else data, metadata or {}, topic, message_id
@@ -185,7 +185,7 @@ class Entity(EntityRow):
             version: An integer from 1 on.
 
         Raises:
-            UnknownEntity: It has no such version, or none any more.
+            UnknownEntity: The entity has no such version, or no longer has it.
             ArchiveRefused, NoSpark: As ``history``.
         """
         rows = list(cls.history(id, using=using).filter(version=version))
@@ -209,10 +209,10 @@ class Entity(EntityRow):
         """Return the versions of an entity, the oldest first.
 
         Args:
-            id: Of the entity.
+            id: The entity's id.
             using: Database alias. Default: the log's.
-            archive: Folder or address of the log's archive: the versions that have sunk are
-                returned, too, and the result is a list. Default: those of the database.
+            archive: Folder or address of the log's archive. Versions that have sunk into it are
+                returned, too, in a list. Default: only the versions in the database.
 
         Raises:
             ArchiveRefused: There is no archive of the versions, or it is damaged.
@@ -223,7 +223,7 @@ class Entity(EntityRow):
         rows = rows.filter(stream=id, command_id__isnull=False).order_by("version")
         if archive is None:
             return rows
-        # These first: what sinks after that is in the archive by then.
+        # The database is read first: a version that sinks meanwhile is in the archive by then.
         found = {row.version: row for row in rows}
         sunk = archived_versions(cls.versions, id, folder=archive, using=alias)
         found = {row.version: row for row in sunk if row.command_id is not None} | found

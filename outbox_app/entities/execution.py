@@ -1,15 +1,15 @@
-"""Where commands run: in a transaction of their own, done anew at a conflict, or in the caller's.
+"""Runs commands in a transaction of their own, repeated after a conflict, or in the caller's.
 
-A conflict (another command was ahead, a deadlock, a lock that is not given) rolls everything back
-and does it anew, locked from the second time on: optimistic alone starves, locked alone would hold
-the row while handlers run. A COMMIT whose reply is lost is no rollback: the commands are done anew
-on another connection, and if the first one was committed, their ids find the answers.
+After a conflict (another command was first, a deadlock, a lock time-out) the transaction is rolled
+back and repeated, with the head locked from the second attempt on. If it never locked, a slow batch
+would starve; if it always did, it would hold the row while handlers run. A COMMIT whose reply is
+lost is no rollback: another connection repeats the commands, whose ids find a committed answer.
 
-What is refused while a batch is written (by the database, by a receiver) is the fault of one of its
-commands: the batch is halved until that one is alone.
+If the database or a receiver refuses a batch while it is written, one command is at fault: the
+batch is halved until that command is alone.
 
-In the caller's transaction nothing is rolled back but the commands themselves, to a savepoint:
-their head stays locked until the caller's transaction ends.
+In the caller's transaction only the commands are rolled back, to a savepoint. Their head stays
+locked until the caller's transaction ends.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from .declaration import spec_of
 from .handling import named, running
 from .request import Call, Outcome
 
-#: How often commands are tried while others are ahead.
+#: The most attempts at a batch while other transactions are first.
 ATTEMPTS = 10
-#: A pause between attempts is at most so long, in seconds.
+#: The longest pause between attempts, in seconds.
 PAUSE = 0.005
 
 
 def in_callers_transaction(entity: Any, *, using: str) -> bool:
-    """Say whether commands belong to a transaction of the caller's.
+    """Return whether commands belong to a transaction of the caller's.
 
-    Raises ``InvalidCommand`` in a command, ``NotAtomic`` in a transaction on another alias only.
+    Raises ``InvalidCommand`` inside a command, ``NotAtomic`` if only another alias has one open.
     """
     if inside := running.get():
         raise InvalidCommand(
@@ -71,24 +71,25 @@ def in_callers_transaction(entity: Any, *, using: str) -> bool:
 
 
 def scope_of(using: str) -> Hashable | None:
-    """Return what tells apart sessions that may not write for one another; None: nothing does."""
+    """Return the scope of this session, or None. It may not write for sessions of another scope."""
     named = outbox_settings().ENTITY_SCOPE
     scope: Hashable = import_string(named)() if named else None
-    # A coroutine's own has the one that they begin with: it tells that its thread has another.
+    # In a coroutine this is the initial schema, not its thread's: it only tells ``aask`` that there
+    # are schemas.
     schema = getattr(connections[using], "schema_name", None) if _has_schemas(using) else None
     return None if scope is None and schema is None else (scope, schema)
 
 
 @cache
 def _has_schemas(using: str) -> bool:
-    """Say whether connections have a schema each, as those of django-tenants."""
+    """Return whether each connection has a schema, as with django-tenants."""
     return hasattr(connections[using], "schema_name")
 
 
 def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     """Answer calls for one entity: committed, or part of the caller's open transaction.
 
-    Return those that belong into a transaction of their own, after this one.
+    Return the calls that need another transaction, after this one.
     """
     perform = _join if connections[using].in_atomic_block else _commit
     try:
@@ -96,16 +97,16 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     except SoftTimeLimitExceeded:  # of the task that this thread executes
         raise
     except Exception as error:
-        # The connection is gone, or others hold what each of them needs.
+        # The connection is lost, or other transactions hold the locks that all calls need.
         blames_none = isinstance(error, LOST) and (is_conflict(error) or not _is_alive(using))
         if len(calls) == 1 or blames_none:
             for call in calls:
                 own = error if len(calls) == 1 else _own(error)
-                # One with a new answer was looked for, and is refused while it is written.
+                # A call with a new answer was looked up, and is refused while it is written.
                 new = isinstance(call.answer, Outcome) and not call.answer.replayed
                 call.answer = own if new else call.told(own)
             return ()
-        # What the database, or a receiver, refuses of one command is not the others' failure.
+        # If the database or a receiver refuses one command, the others must not fail.
         half = len(calls) // 2
         left = answer(entity, calls[:half], using=using)
         rest = calls[half:]
@@ -113,7 +114,7 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
 
 
 def _own(error: Exception) -> Exception:
-    """Return a copy, as each caller's traceback is its own; where it can be copied."""
+    """Return a copy for one caller, with its own traceback; the error itself if that fails."""
     with suppress(Exception):
         own = copy(error).with_traceback(error.__traceback__)
         own.__cause__ = error.__cause__
@@ -136,33 +137,33 @@ def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
 
 
 def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
-    in_callers_transaction(entity, using=using)  # a thread of the pool: autocommit may be off
+    in_callers_transaction(entity, using=using)  # a pool thread raises if autocommit is off
     outer = sys.exception()
     commands = [spec_of(entity).commands.get(call.command) for call in calls]
-    # The rows that a handler locks come after the head, in the first attempt too.
+    # The head is locked before the rows that a handler locks, in the first attempt too.
     atomic = any(spec is not None and spec.atomic for spec in commands)
     attempt: Attempt | None = None
     for attempts in range(1, ATTEMPTS + 1):
         recorded: list[Call] | None = None
         began = time.monotonic()
-        # A COMMIT that was broken off may still be under way: until then it has the lock.
+        # An interrupted COMMIT may still be under way. It holds the lock until it ends.
         locked = atomic or attempts > 1 or any(call.begun for call in calls)
         wait = max(calls[0].seconds_left, 0)
         try:
             with _transaction(wait, locked=locked, using=using):
                 attempt = Attempt(entity, calls, using=using, locked=locked, wait=wait)
                 left = attempt.run()
-                # An error of one after the commit is logged, and no answer.
+                # An error of a callback after the commit is logged; it is not the answer.
                 hooks: list[Any] = connections[using].run_on_commit
                 hooks[:] = [(sids, named(hook, operator.call), True) for sids, hook, _ in hooks]
                 recorded = attempt.steps
             seconds = time.monotonic() - began
-            refused = sum(len(call.refused) for call in calls)  # by an index, and by no other
+            refused = sum(len(call.refused) for call in calls)  # by an index: no conflicts
             counting.count(attempt, conflicts=max(0, attempts - 1 - refused), seconds=seconds)
             failpoint("entity_committed")
             return left
         except Moved as error:
-            if error.__cause__ is not None:  # no other is ahead: an index has refused a row
+            if error.__cause__ is not None:  # an index refused a row: no need to pause
                 continue
         except IntegrityError:
             if attempts > 1:
@@ -174,10 +175,10 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             elif recorded is None and is_lost:
                 if not _is_alive(using):
                     connections[using].close()
-                if attempts > 1:  # a connection that was stale is opened anew once
+                if attempts > 1:  # a stale connection is reopened once
                     raise
             elif recorded is not None and (is_lost or not sqlstate(error)):
-                # No server has refused it: it may be committed.
+                # The server has not refused the COMMIT: it may have taken effect.
                 connections[using].close()
                 _raise_what_ends_the_thread(error, outer)
                 for call in recorded:
@@ -192,7 +193,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         f"{entity.__name__} {calls[0].id!r} was changed by other commands during each of "
         f"{attempts} attempts at {calls[0].command!r}. Nothing was written: send it again."
     )
-    # The time of the oldest is over, and not that of the others.
+    # The oldest call's time may be over while others have time left.
     rest = [call for call in calls if call.seconds_left > 0 and attempts < ATTEMPTS]
     for call in set(calls).difference(rest):
         call.answer = call.told(_own(contended))
@@ -200,9 +201,9 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
 
 
 def _raise_what_ends_the_thread(error: Exception, outer: BaseException | None) -> None:
-    """Raise what has broken off a COMMIT, if it is no mere error.
+    """Raise the exception that interrupted a COMMIT, if it has to end this thread.
 
-    Django hides it: the connection that it leaves raises errors of its own.
+    Django hides it: the connection, as it was left, raises errors of its own.
     """
     cause: BaseException | None = error
     ends = SoftTimeLimitExceeded
@@ -217,5 +218,5 @@ def _transaction(wait: float, *, locked: bool, using: str) -> AbstractContextMan
     connection.ensure_connection()
     level: Any = getattr(connection, "isolation_level", None)
     if connection.vendor == "postgresql" and not locked and level.name == "READ_COMMITTED":
-        return transaction.atomic(using=using)  # the first statement bounds the waits
+        return transaction.atomic(using=using)  # load() sets lock_timeout in its statement
     return atomic_with_lock_wait(wait, using=using, read_committed=True)

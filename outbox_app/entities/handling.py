@@ -1,7 +1,7 @@
-"""Runs handlers: in their callers' contexts, on a state of their own, away from the databases.
+"""Runs handlers: in their callers' contexts, on a copy of the state, without the databases.
 
-What a handler gives beside its answer (jobs, events, ``on_commit`` callbacks) is held until the
-batch is written, and dropped with a command that fails or is rejected.
+Jobs, events and ``on_commit`` callbacks of a handler are held until the batch is written. They are
+dropped if the command fails or is rejected.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..transactions import after_commit
 from .declaration import CommandSpec, Rejected, TypeSpec
 from .request import Call, Rejection
 
-#: Characters of the code of a rejection.
+#: The longest code of a rejection, in characters.
 MAX_CODE = 100
 
 
 class Gifts:
-    """What handlers gave beside their answers, in their order; refuses their statements."""
+    """Holds the jobs, events and callbacks of handlers, in order; refuses their statements."""
 
     def __init__(self, *, using: str) -> None:
         self.using = using
@@ -45,11 +45,11 @@ class Gifts:
 
     @contextmanager
     def of(self, call: Call, spec: CommandSpec) -> Iterator[None]:
-        """Take what a command gives if the block raises nothing; its callbacks in its context."""
+        """Keep what a command stages, publishes or defers, unless the block raises."""
         self.command, self.may_query = spec.full_name, spec.atomic
         jobs = {alias: len(waiting) for alias, waiting in self.jobs.waiting.items()}
         begin = object()
-        # No place in the list: what leaves right after the commit is put before all others.
+        # A marker, not an index: immediate jobs insert their callback at the start of the list.
         self.connection.run_on_commit.append((set(), begin, True))
         try:
             yield
@@ -67,14 +67,14 @@ class Gifts:
                 self.connection.run_on_commit.append((sids, named(hook, call.run), True))
 
     def _hooks_since(self, begin: object) -> list[Any]:
-        """Take the callbacks that were added, off the list."""
+        """Remove the callbacks that were added since ``begin``; return them."""
         hooks, taken = self.connection.run_on_commit, list[Any]()
         while hooks and (hook := hooks.pop())[1] is not begin:
             taken.insert(0, hook)
         return taken
 
     def publish(self, event: NewEvent, log: type[EventLog]) -> None:
-        """Take an event. Raises ``InvalidEvent``, ``NotAtomic``."""
+        """Keep an event until the batch is written. Raises ``InvalidEvent``, ``NotAtomic``."""
         require_log(log)
         if log_alias(log) != self.using:
             raise NotAtomic(
@@ -82,7 +82,7 @@ class Gifts:
                 f"{self.using!r}: it would not be atomic. Publish from a subscription on its "
                 "versions."
             )
-        # Until the command ends it is dropped as a callback is, with a savepoint of the handler's.
+        # A callback until the command ends: the rollback of a handler's savepoint drops it.
         take = partial(self.events.append, (log, checked(event, log)))
         after_commit(take, using=self.using)
 
@@ -95,11 +95,11 @@ class Gifts:
 
     @contextmanager
     def without_statements(self) -> Iterator[None]:
-        """Refuse them on every connection of this thread."""
+        """Refuse statements on every connection of this thread."""
         with ExitStack() as stack:
             for connection in connections.all():
                 if connection.connection is None:
-                    # Opened by a statement that is refused, its session would lack its settings.
+                    # If the handler opens it, the session's settings are refused, too: close it.
                     stack.callback(connection.close)
                 stack.enter_context(connection.execute_wrapper(self._refuse))
             yield
@@ -116,7 +116,7 @@ class Gifts:
 
 
 def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[], Any]:
-    """Return a callback that calls a function so; Django names it in logs, also for a partial."""
+    """Return a callback for ``call(function)`` with a name for Django's log: partials have none."""
 
     @wraps(function)
     def run() -> Any:
@@ -125,7 +125,7 @@ def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[
     return run
 
 
-#: Those of the handler that runs in this context; None outside of handlers.
+#: The gifts of the handler that runs in this context; None outside handlers.
 running: ContextVar[Gifts | None] = ContextVar("outbox_app.entities.running", default=None)
 
 
@@ -142,14 +142,14 @@ def require_running() -> Gifts:
 
 @dataclass(slots=True)
 class Handled:
-    """What a handler left, as it is stored."""
+    """The result of a handler, as it is stored."""
 
-    #: Decoded from the text.
+    #: The state, decoded from ``text``.
     state: Any
     text: str
-    #: None: the type has none of its own.
+    #: The values of the type's own fields; None if it derives none from the state.
     columns: dict[str, Any] | None
-    #: Of each command: the response, as readers will see it, or the rejection; and its JSON.
+    #: For each command, its response (as readers will see it) or rejection, and the JSON of it.
     answers: list[tuple[Any, str]]
 
 
@@ -158,14 +158,14 @@ def handle(
 ) -> Handled:
     """Let a handler answer a command, or with ``batch=True`` several; then run the rules.
 
-    Raises ``Rejected``, also for an index that has refused the row before; ``InvalidCommand`` for
-    what cannot be stored; and what the handler raised.
+    Raises ``Rejected``, also if an index refused the row in an earlier attempt; ``InvalidCommand``
+    for values that cannot be stored; and any error of the handler.
     """
     name, using, first = spec.full_name, gifts.using, calls[0]
     what = f"The command {name}"
 
     def run() -> Handled:
-        # Anew each time: handlers may change them.
+        # Decoded for each attempt: handlers may change their arguments.
         given = [json.loads(call.text) for call in calls]
         running.set(gifts)
         collect_in(gifts.jobs)
@@ -219,7 +219,7 @@ def _checked(name: str, types: TypeSpec, instance: Any) -> tuple[Any, str, dict[
 
 
 def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
-    """Return what the type takes from the state into its own fields. Raises ``InvalidCommand``."""
+    """Return the values of the type's own fields, by ``columns()``. Raises ``InvalidCommand``."""
     values: dict[str, Any] = {}
     for column, value in instance.columns().items():
         field = types.fields.get(column)

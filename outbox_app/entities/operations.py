@@ -1,14 +1,14 @@
-"""What a person does with entities: list them, look at one, import commands, erase one.
+"""Operations on entities for people: list entities, show one, import commands, erase one.
 
-An import executes one command after the other, each in a transaction of its own. If it is broken
-off, run it again: what was answered is replayed.
+An import executes one command after the other, each in a transaction of its own. If it is
+interrupted, run it again: commands that were answered are replayed.
 
-An erasure is a person's right to be forgotten: request, answer and state of every version are
-emptied, and the row is removed. Version numbers, names of commands and command ids stay, so nothing
-that is repeated late is executed. The first transaction removes the row and ends the chain with a
-version that has no state: from then on the entity does not exist, until a command creates it. Older
-versions are emptied after it, in batches; a second run finishes what a crash has left. Copies
-elsewhere (archives, backups, projections, events and jobs that handlers gave) are not reached.
+An erasure serves the right to be forgotten: it empties the request, answer and state of every
+version, and removes the row. Version numbers, command names and command ids stay, so that a late
+repeat is not executed. The first transaction removes the row and adds a last version without a
+state: the entity no longer exists, until a command creates it. Older versions are emptied after it,
+in batches; after a crash, a second run empties the rest. An erasure does not reach copies elsewhere
+(archives, backups, projections, events and jobs of handlers).
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ logger = get_logger("outbox_app.entities")
 
 #: Seconds to wait for the lock of an entity.
 LOCK_SECONDS = 10
-#: Behind the type of the event of an erasure, and the key of the metadata.
+#: The suffix of the event type of an erasure, and its key in the metadata.
 ERASED = "erased"
-#: Versions emptied at once.
+#: How many versions one statement empties.
 BATCH_SIZE = 500
 
 
 def declared_types() -> list[Any]:
-    """Return the entity types of the project, declared soundly or not, by label."""
+    """Return all entity types of the project, sorted by label, validly declared or not."""
     models = [m for m in apps.get_models() if issubclass(m, EntityRow) and not m._meta.proxy]
     return sorted(models, key=lambda model: model._meta.label)
 
 
 def entity_types() -> list[Any]:
-    """Return the entity types of the project whose versions are declared soundly, by label."""
+    """Return the entity types whose ``versions`` are a log of entity versions, sorted by label."""
     logs = [(each, getattr(each, "versions", None)) for each in declared_types()]
     return [each for each, log in logs if isinstance(log, type) and issubclass(log, EntityVersion)]
 
 
 def entity_named(name: str) -> Any:
-    """Return the type of a label or a table. Raises ``InvalidArgument``."""
+    """Return the entity type with this label or table. Raises ``InvalidArgument``."""
     for entity in entity_types():
         if name in (entity._meta.label, entity._meta.label_lower, entity._meta.db_table):
             return entity
@@ -66,7 +66,7 @@ def entity_named(name: str) -> Any:
 
 
 def summary(entity: Any, *, using: str) -> dict[str, Any]:
-    """Return tables and alias of a type, and its rows, counted up to a bound."""
+    """Return the tables and alias of a type, and the number of its rows, up to a bound."""
     return {
         "type": entity._meta.label,
         "table": entity._meta.db_table,
@@ -103,8 +103,8 @@ def describe(entity: Any, id: str, *, version: int | None, using: str) -> dict[s
 def import_commands(lines: Iterable[str], *, default: Any, using: str | None, write: Write) -> int:
     """Execute a command for each line of JSON; return how many lines have failed.
 
-    A line has the arguments of ``execute()``, and the type where that is not the default. One that
-    fails does not end the import; where the database is away, its error is raised.
+    A line holds the arguments of ``execute()``, and the type if it is not the default. A line that
+    fails does not end the import, but an error of an unreachable database is raised.
     """
     done = dict.fromkeys(("executed", "replayed", "rejected", "failed"), 0)
     tell = throttled(write)
@@ -141,11 +141,11 @@ def _counts(done: dict[str, int]) -> str:
 def erase(
     entity: Any, id: str, *, reason: str, by: str = "", using: str, write: Write = logger.info
 ) -> int:
-    """Forget what an entity was; return how many versions were emptied, 0 if it had been before.
+    """Erase an entity; return how many versions were emptied, 0 if it had been erased before.
 
-    ``reason`` and ``by`` are kept in the metadata of the versions, and in the log. Raises
-    ``InvalidArgument`` for a reason that cannot be stored, and an ``EntityError`` where nothing of
-    it is kept, a head is behind its versions, or other rows or transactions hold it.
+    ``reason`` and ``by`` are stored in the metadata of the versions, and logged. Raises
+    ``InvalidArgument`` for a reason that cannot be stored, and ``EntityError`` if the entity has
+    no row or version, its head is behind its versions, or other rows or transactions hold it.
     """
     if not reason.strip():
         raise errors.InvalidArgument("An erasure needs a reason.")
@@ -166,7 +166,7 @@ def erase(
 
 
 def _end(entity: Any, id: str, metadata: Any, *, using: str) -> int:
-    """Remove the row, and end the chain with a version that has no state; return its number."""
+    """Remove the row, and add a last version without a state; return its number."""
     label = entity._meta.label
     try:
         event = NewEvent(id, f"{entity._meta.model_name}.{ERASED}", metadata=metadata)
@@ -188,17 +188,17 @@ def _end(entity: Any, id: str, metadata: Any, *, using: str) -> int:
             raise errors.UnknownEntity(f"Nothing of {label} {id!r} is kept on {using!r}.")
         if not removed and ERASED in newest.metadata:
             return int(newest.version)
-        # A command that has read the row before finds the head moved, and is done anew.
+        # A command that has read the row before this finds the head moved, and is repeated.
         [row] = publish_checked([end], entity.versions, {}, using=using)
     return row.version
 
 
 @contextmanager
 def locked(entity: Any, id: str, *, using: str) -> Iterator[tuple[int, Any]]:
-    """Open a transaction in which no command can change the entity; give its head and version.
+    """Open a transaction in which no command changes the entity; yield its head, newest version.
 
-    A head that is absent is made, at 0, since its gap cannot be locked: roll back what finds none.
-    Raises ``EntityContended`` where another transaction holds it for too long.
+    A head that does not exist is inserted, at 0: its gap cannot be locked. Roll back to remove it.
+    Raises ``EntityContended`` if another transaction holds the head for too long.
     """
     log, outermost = entity.versions, not connections[using].in_atomic_block
     try:

@@ -1,9 +1,9 @@
-"""Commands of a routed type go to the server that leads their entity, so that they meet there.
+"""Passes commands of a routed type to the server that leads their entity, to share its batches.
 
-What has gathered for one server goes in one request, and is executed where it arrives: a command is
-passed on once, also where each server believes the other to lead. All that the leader does not
-answer (it is dead, or stopped, or refuses) is executed here, under the same command ids. So nothing
-depends on the leader: if it goes on later, it finds the answers.
+Commands that have gathered for one server go in one request, and the server that receives them
+executes them: a command is passed on once, even if two servers each take the other for the leader.
+Commands that the leader does not answer (it is dead, or stopped, or refuses) are executed here,
+under the same command ids. So no answer depends on the leader: a late leader finds the answers.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from ..process.counters import ELSEWHERE, PASSED
 from .execution import scope_of
 from .request import Call, Outcome, Rejection
 
-#: Seconds that a leader has for an answer, at most.
+#: The longest time that a leader has to answer, in seconds.
 SECONDS = 2.0
 
 
 class NotPassedOn(Exception):
-    """The leader has not answered: the command is to be executed here."""
+    """The leader has not answered a command: this process has to execute it."""
 
 
 def leader_of(call: Call, entity: Any, *, using: str) -> str:
-    """Return the address that a command is to be passed to; empty: it stays here.
+    """Return the address of the server to pass a command to; empty if it stays here.
 
-    The leader has neither the language nor the time zone of a caller, and one database.
+    The leader would use its own language, time zone and alias: a call that needs others stays.
     """
     if not entity.routed or not _is_usual(call) or using != log_alias(entity.versions):
         return ""
     try:
         leader = topology.other_leader(slice_of(call.id))
-    except RuntimeError:  # the thread that pulls the list cannot be started: the next call tries
+    except RuntimeError:  # the thread that pulls the list has not started: the next call tries
         return ""
     if topology.is_avoided(leader):
         call.route = ELSEWHERE
@@ -58,7 +58,7 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
 
 
 def _is_usual(call: Call) -> bool:
-    with suppress(LookupError):  # the setting is no language
+    with suppress(LookupError):  # LANGUAGE_CODE is not a language
         # LocaleMiddleware makes "en" of "en-us".
         made = get_supported_language_variant(settings.LANGUAGE_CODE)
         return call.usual or (call.language == made and call.zone is get_default_timezone())
@@ -66,10 +66,10 @@ def _is_usual(call: Call) -> bool:
 
 
 def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
-    """Let the leader answer; what it does not answer is ``NotPassedOn``."""
+    """Let the leader answer the calls; the answer of those it does not is ``NotPassedOn``."""
     asked = [[c.id, c.command, c.arguments, c.command_id, c.expected] for c in calls]
     seconds = max(min(SECONDS, max(call.seconds_left for call in calls) / 2), 0.001)
-    for call in calls:  # from here on it may come to be executed there
+    for call in calls:  # from here on the leader may execute it
         call.answer, call.route, call.begun = NotPassedOn(), ELSEWHERE, True
     try:
         peer = peers.peer_named(fleet_settings().SERVICE, Peer.Direction.BOTH)
@@ -92,8 +92,8 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
 
 
 def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[Any]:
-    """Execute what another server has passed on; None for what it has to do, or find, itself."""
-    from .queue import Key, queues  # which imports this
+    """Execute commands of another server; return None for each that it has to answer itself."""
+    from .queue import Key, queues  # queue imports this module
 
     using = log_alias(entity.versions)
     deadline, scope = time.monotonic() + min(seconds, entity.timeout), scope_of(using)
@@ -101,14 +101,14 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
     for call in calls:
         call.deadline = deadline
         call.route = ELSEWHERE if topology.other_leader(slice_of(call.id)) else PASSED
-        # No loop waits for them: of greenlets, which are one thread, a second could not begin one.
+        # An Event, not an event loop: greenlets share a thread, which can run only one loop.
         call.waits, call.lends = threading.Event(), False
         with suppress(Overloaded):
             lines[call] = queues.enter(call, Key(entity, using, call.id, scope))
     told: list[Any] = [None] * len(calls)
     room = peers.LIMITS["bytes"] - 5 * len(calls)
     for number, call in enumerate(calls):
-        with suppress(Exception):  # a KeyError, too: it was refused
+        with suppress(Exception):  # a KeyError, too, if the queue has refused it
             queues.wait(lines[call], call)
             answer = astuple(call.result())
             room -= len(written(answer))

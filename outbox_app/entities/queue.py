@@ -1,11 +1,11 @@
 """The queue of a hot entity: the callers do the work, one batch after the other.
 
 The first caller that finds an entity idle leads. It answers its own command, and all that have
-gathered, in one transaction on its own connection; then the one that waits longest leads. A batch
-is what has gathered while the one before was committed, so nothing waits for company. Coroutines
-have no thread to lend: a small pool of daemons leads for them, which end when nothing comes.
+gathered, in one transaction on its own connection. Then the caller that has waited longest leads.
+A batch has gathered while the one before was committed: no command waits for a batch to fill.
+Coroutines have no thread to lend: a small pool of daemon threads, which end when idle, leads.
 
-Nothing that is owed depends on this: of a process that dies, callers ask again with the same ids.
+The queue is memory only: after a process has died, its callers repeat their commands by their ids.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from .request import Call, Command, Outcome, deadline_after
 
 logger = get_logger("outbox_app.entities")
 
-#: Characters of requests of a batch; for a leader an eighth: its door takes as many bytes in all.
+#: Characters of arguments in a batch; an eighth for another server: its door takes so many bytes.
 BATCH_SIZE = 4 * 1024 * 1024
-#: Commands that wait in one process, for all entities.
+#: The most commands that wait in one process, for all entities.
 MAX_WAITING = 50_000
-#: Seconds for which an idle thread of the pool waits for more, and for batches at the end.
+#: Seconds that an idle thread of the pool waits for a line, and ``close`` for the batches.
 IDLE = 10.0
 ENDING = "This process is about to end."
 
 
 class Key(NamedTuple):
-    """What is the same of all calls of a line."""
+    """Identifies a line: what its calls have in common."""
 
     entity: Any
     using: str
     id: str = ""
     scope: Hashable = None
-    #: The server that answers commands of many ids; empty: this one.
+    #: The other server that answers the line, for any ids; empty if this process does.
     leader: str = ""
 
 
 class Line:
-    """Who waits for one entity, or one server, the oldest first."""
+    """The calls that wait for one entity, or for one other server, the oldest first."""
 
     def __init__(self, key: Key) -> None:
         self.key = key
         self.waiting: OrderedDict[Call, None] = OrderedDict()
-        #: The call whose thread leads, or is to lead; None: a thread of the pool.
+        #: The call whose thread leads, or is to lead; None if a thread of the pool does.
         self.led_by: Call | None = None
 
     def take(self) -> list[Call]:
         batch: list[Call] = []
         size, most = 0, BATCH_SIZE // 8 if self.key.leader else BATCH_SIZE
         while len(batch) < self.key.entity.batch_size and self.waiting:
-            call, _ = self.waiting.popitem(last=False)  # the collector may end any other meanwhile
+            call, _ = self.waiting.popitem(last=False)  # the collector may remove others meanwhile
             size += len(call.text)
             if batch and size > most:
                 self.put_back([call])
@@ -78,7 +78,7 @@ class Line:
         return batch
 
     def put_back(self, calls: Sequence[Call]) -> int:
-        """Put calls back, but for those whose caller has gone and cannot lead; return how many."""
+        """Put calls back, except those whose caller is gone and cannot lead; return how many."""
         again = [call for call in calls if not call.gone]
         for call in reversed(again):
             self.waiting[call] = None
@@ -87,26 +87,26 @@ class Line:
 
 
 class Queues:
-    """The lines of this process; each that exists is led, or about to be."""
+    """The lines of this process. Each line that exists has a leader, or is about to get one."""
 
     def __init__(self) -> None:
         self.lines: dict[Key, Line] = {}
         self.waiting = 0
         self.closed = False
-        #: Lines that a thread of the pool is to lead.
+        #: Lines that wait for a thread of the pool to lead them.
         self.to_lead: deque[Line] = deque()
         self.threads = self.idle = 0
-        # Where the collector ends a coroutine, its thread may have the lock already.
+        # Reentrant: the collector may end a coroutine in a thread that has the lock already.
         self.lock = threading.RLock()
         self.called, self.emptied = (threading.Condition(self.lock) for _ in range(2))
         self.of_thread = threading.local()
 
     def ask(self, call: Call, key: Key) -> Outcome:
-        """Wait for the answer of a call, or lead."""
+        """Wait for the answer to a call, or lead its line."""
         call.waits = threading.Event()
         try:
             self.wait(self.enter(call, key), call)
-        except BaseException:  # a signal's, as of Celery's soft time limit, comes at any line
+        except BaseException:  # a signal (Celery's soft time limit) may raise at any line
             self.of_thread.leads = False
             if line := self.lines.get(key):
                 self._leave(line, call, ends=True)
@@ -142,7 +142,7 @@ class Queues:
         return call.result()
 
     def lead(self, line: Line, own: Call | None = None) -> None:
-        """Answer one batch and pass the lead on, however that ends."""
+        """Answer one batch, and pass the lead on however the batch ends."""
         left: Sequence[Call] = ()
         batch: list[Call] = []
         entity, using = line.key.entity, line.key.using
@@ -157,8 +157,8 @@ class Queues:
             elif batch:
                 left = answer(entity, batch, using=using)
         except BaseException:
-            # This thread has to end. Others do what it leaves: ids tell what was committed, and an
-            # error may tell of what was not.
+            # This thread has to end. Others repeat its calls: the ids find what was committed, and
+            # an error may rest on versions that were not committed.
             redone = (Exception, Outcome, type(None))
             left = [c for c in batch if c is not own and isinstance(c.answer, redone)]
             for call in left:
@@ -181,11 +181,11 @@ class Queues:
             return sum(len(line.waiting) for key, line in self.lines.items() if key.using == using)
 
     def leads_here(self) -> bool:
-        """Say whether this thread leads: those that wait for it are not to be waited for."""
+        """Return whether this thread leads: it must not wait for calls that wait for it."""
         return getattr(self.of_thread, "leads", False)
 
     def close(self) -> None:
-        """Refuse what waits and what comes, and let the batches under way end."""
+        """Refuse waiting and new calls, and let the batches under way end."""
         with self.lock:
             self.closed = True
             for line in self.lines.values():
@@ -194,7 +194,7 @@ class Queues:
             self.emptied.wait_for(lambda: not self.lines, timeout=IDLE)
 
     def enter(self, call: Call, key: Key) -> Line:
-        """Let a call wait in its line. Raises ``Overloaded``."""
+        """Add a call to its line. Raises ``Overloaded``."""
         with self.lock:
             line = self.lines.get(key) or Line(key)
             ahead = len(line.waiting)
@@ -212,7 +212,7 @@ class Queues:
         return line
 
     def _leave(self, line: Line, call: Call, *, ends: bool = False) -> bool:
-        """Take a call out of its line, where its caller ends with the lead; say if it was there."""
+        """Remove a waiting call, and pass on the lead if its caller ends; say if it waited."""
         with self.lock:
             call.gone, leads = ends, line.led_by is call
             waited = call in line.waiting and leads <= ends
@@ -224,11 +224,11 @@ class Queues:
             return waited
 
     def _pass_on(self, line: Line) -> None:
-        """Let the oldest lead. The lock is held."""
+        """Let the oldest call lead. The caller holds the lock."""
         first = next(iter(line.waiting), None)
         if first is None:
             del self.lines[line.key]
-            if not self.lines:  # a signal may break off a count
+            if not self.lines:  # a signal may have interrupted a count
                 self.waiting = 0
             self.emptied.notify_all()
         elif first.lends and isinstance(first.waits, threading.Event):
@@ -246,14 +246,14 @@ class Queues:
         try:
             threading.Thread(target=self._work, name="outbox-entities", daemon=True).start()
             self.threads += 1
-        except RuntimeError as error:  # the system has no more
+        except RuntimeError as error:  # the system has no more threads
             if not self.threads:
                 line = self.to_lead.pop()
                 self._refuse(line, f"No thread can lead for coroutines: {error}.")
                 self._pass_on(line)
 
     def _refuse(self, line: Line, why: str) -> None:
-        """Refuse those that wait, but for the one that is to lead. The lock is held."""
+        """Refuse the waiting calls, except the one that is to lead. The caller holds the lock."""
         calls = [call for call in line.waiting if call is not line.led_by]
         for call in calls:
             del line.waiting[call]
@@ -262,7 +262,7 @@ class Queues:
         _deliver(calls)
 
     def _work(self) -> None:
-        """Lead for coroutines, until nothing comes."""
+        """Lead lines for coroutines, until this thread is idle for too long."""
         while True:
             with self.lock:
                 self.idle += 1
@@ -272,7 +272,7 @@ class Queues:
                     self.threads -= 1
                     break
                 line = self.to_lead.popleft()
-                # Not of the pool while it waits for a server, whose pool may wait for this one.
+                # A thread that waits for a server does not count: that server may wait for us.
                 away = bool(line.key.leader)
                 self.threads -= away
                 self._start()
@@ -289,7 +289,7 @@ class Queues:
 
 
 def _deliver(calls: Sequence[Call]) -> None:
-    """Wake the callers; those of a loop by one call into it."""
+    """Wake the callers. All coroutines of a loop are woken by one call into it."""
     half = len(calls) // 2
     try:
         _wake(calls[:half])
@@ -321,12 +321,12 @@ def _overloaded(call: Call, why: str) -> Exception:
 
 
 queues = Queues()
-#: Set by tests, whose transaction belongs to one thread: coroutines use that one.
+#: Set by tests: a test's transaction belongs to one thread, and coroutines use that thread.
 in_one_thread = False
 
 
 def _forget() -> None:
-    """Begin anew in a child: its parent's threads, and who waits for them, are not there."""
+    """Start empty in a forked child: it has neither its parent's threads nor their callers."""
     global queues
     queues = Queues()
 
@@ -337,13 +337,13 @@ atexit.register(lambda: queues.close())
 
 @async_unsafe("In a coroutine, await aexecute() instead of execute(): it would stop the loop.")
 def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
-    """Answer a command. This and ``aask`` decide where it goes: to this process, or its leader."""
+    """Answer a command. As ``aask`` does, choose who answers: this process, or the leader."""
     call = Call(asked, deadline_after(timeout, entity.timeout))
     if _belongs_here(entity, using):
         answer(entity, [call], using=using)
         counting.write_if_due(using)
         return call.result()
-    if getattr(connections[using], "pool", None):  # those who wait for who leads may have all of it
+    if getattr(connections[using], "pool", None):  # connect now, as waiters may use up the pool
         connections[using].ensure_connection()
     scope = scope_of(using)
     if scope is None and (leader := leader_of(call, entity, using=using)):
@@ -354,10 +354,10 @@ def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Ou
 
 async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
     here = in_one_thread or scope_of(using) is not None or entity.batch_size == 1
-    if not here and getattr(AsyncToSync.executors, "current", None):  # below synchronous code
+    if not here and getattr(AsyncToSync.executors, "current", None):  # below async_to_sync()
         here = await sync_to_async(_belongs_here)(entity, using)
     if here:
-        # The session belongs to the thread that Django's own synchronous code runs in.
+        # The session belongs to the thread in which Django runs synchronous code.
         return await sync_to_async(ask)(entity, asked, timeout=timeout, using=using)
     call = Call(asked, deadline_after(timeout, entity.timeout))
     if leader := leader_of(call, entity, using=using):
@@ -367,7 +367,7 @@ async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str
 
 
 def _belongs_here(entity: Any, using: str) -> bool:
-    """Say whether this thread answers at once: in its own transaction, or after its batch."""
+    """Return whether this thread answers at once: in a transaction, alone, or as a leader."""
     alone = in_callers_transaction(entity, using=using) or entity.batch_size == 1
     return alone or queues.leads_here()
 
@@ -376,7 +376,7 @@ def _belongs_here(entity: Any, using: str) -> bool:
 def ask_many(
     entity: Any, commands: Iterable[Command], *, timeout: float | None, using: str
 ) -> list[Any]:
-    """Answer commands in batches of their own, entity by entity, by ``Outcome`` or an error."""
+    """Answer commands entity by entity, in batches of their own; return outcomes and errors."""
     inside = in_callers_transaction(entity, using=using)
     calls: list[Call | InvalidCommand] = []
     lines: dict[str, Line] = {}
@@ -391,7 +391,7 @@ def ask_many(
         while line.waiting:
             batch, deadline = line.take(), deadline_after(timeout, entity.timeout)
             for call in batch:
-                call.deadline = deadline  # each transaction has its own
+                call.deadline = deadline  # each transaction has a deadline of its own
             began = time.time_ns()
             line.put_back(left := answer(entity, batch, using=using))
             if not inside:

@@ -1,7 +1,7 @@
 """Commands for entities of another service: ``service("shop").execute(…)``.
 
-The command id makes a repeat safe, so a call that got no answer is tried at the next server, which
-finds what the first one has done.
+The command id makes a repeat safe, so a call without an answer is repeated at the next server,
+which finds the answer if the first server has executed the command.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..models import Peer
 from .request import Call, Outcome, Rejection
 from .views import KEY, PROBLEMS
 
-#: What a server answers to what it does not execute.
+#: The statuses with which a server refuses a command.
 REFUSED = (400, 401, 404, 413, 415, 422)
 
 
 def execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
-    """Return the answer of one of the servers of a service."""
+    """Let one of the servers of a service execute a command; return its answer."""
     path = f"{type.lower()}/{request.id}/{request.command}"
     odd = {"", ".", ".."} & set(path.split("/")) or "\n" in path or "/" in type + request.command
     if odd or not KEY.fullmatch(request.command_id):

@@ -1,7 +1,7 @@
-"""What a caller asks, checked before any statement, and what it is answered.
+"""A caller's request, which is checked before any statement, and its answer.
 
 Names and ids follow the rules of events: 1 to 255 characters of valid Unicode. Arguments are stored
-as canonical JSON, and two requests are the same if their names and their JSON are.
+as canonical JSON. Two requests are the same if their command names and their JSON are equal.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .declaration import Rejected
 
 Result = TypeVar("Result")
 
-#: Errors of a call for which no version with its command id may have been looked for.
+#: Errors that a call may get before its command id was looked up.
 UNSURE = (errors.CommandTimeout, errors.EntityContended, errors.Overloaded, InternalError, *LOST)
-#: Seconds for which a call may wait.
+#: The longest timeout, in seconds.
 MAX_TIMEOUT = 1_000_000
 _sorted = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
 
@@ -63,22 +63,22 @@ class Outcome:
 
     #: What the command returned, as JSON holds it; None if it was rejected.
     response: Any
-    #: Of the entity, after the command.
+    #: The version of the entity after the command.
     version: int
     rejected: Rejection | None
-    #: True: the first answer to this command id, given again. No handler ran.
+    #: True if this is the first answer to the command id, given again. No handler ran.
     replayed: bool
 
 
 def raised(outcome: Outcome) -> Outcome:
-    """Return an answer, unless it is a rejection: raise that."""
+    """Return an answer, or raise ``Rejected`` if it is a rejection."""
     if outcome.rejected:
         raise Rejected(outcome.rejected.text, code=outcome.rejected.code)
     return outcome
 
 
 def deadline_after(timeout: float | None, default: float) -> float:
-    """Return when a caller gives up. Raises ``InvalidCommand`` for what is no time-out."""
+    """Return the time when a caller gives up. Raises ``InvalidCommand`` for a bad timeout."""
     seconds = default if timeout is None else timeout
     if type(seconds) not in (int, float) or not 0 < seconds <= MAX_TIMEOUT:
         raise errors.InvalidCommand(f"timeout must be above 0, at most {MAX_TIMEOUT}: {seconds!r}.")
@@ -86,7 +86,7 @@ def deadline_after(timeout: float | None, default: float) -> float:
 
 
 class Call:
-    """One command on its way to its answer. Raises ``InvalidCommand`` for what none could store."""
+    """One command on its way to its answer. Raises ``InvalidCommand`` if it cannot be stored."""
 
     def __init__(self, asked: Command, deadline: float = inf) -> None:
         arguments = {} if asked.arguments is None else asked.arguments
@@ -102,31 +102,31 @@ class Call:
         except errors.InvalidEvent as error:
             raise errors.InvalidCommand(str(error)) from None
         self.hash = sha256(_sorted([self.command, self.arguments]).encode()).hexdigest()
-        #: By the monotonic clock, in seconds.
+        #: The time when the caller gives up, by the monotonic clock.
         self.deadline = deadline
-        #: Of the caller. Django keeps the latter two for each thread, though in context variables.
+        #: The caller's. Django keeps language and time zone by thread, though in context variables.
         self.context, self.thread = copy_context(), threading.get_ident()
         self.language, self.zone = get_language(), get_current_timezone()
-        #: Whether another thread would have the same ones: those of the settings.
+        #: Whether language and zone are those of the settings, which each thread begins with.
         self.usual = self.language == settings.LANGUAGE_CODE and self.zone is get_default_timezone()
-        #: A batch that was broken off, or another server, may have executed it, or may yet.
+        #: Whether an interrupted batch, or another server, may have executed it, or still may.
         self.begun = False
-        #: No batch handler answers it with others: it could not, or has ended its thread.
+        #: Whether it must be handled alone: a batch handler failed with it, or ended the thread.
         self.alone = False
-        #: With what an index has refused its row: it ends its batch, and is rejected if that stays.
+        #: Errors of an index that refused its row: it ends its batch, and is rejected if they last.
         self.refused: tuple[IntegrityError, ...] = ()
-        #: What wakes the thread, or the coroutine, when it is answered or the thread is to lead.
+        #: Wakes the caller when the call is answered, or when the caller's thread is to lead.
         self.waits: threading.Event | asyncio.Future[None] | None = None
         #: Whether the thread that waits for it may lead.
         self.lends = True
-        #: Whether its caller has given up, or has to end.
+        #: Whether its caller has given up, or has to end: it cannot lead.
         self.gone = False
-        #: How it came to where it is executed, as ``counters.ROUTED`` tells it; empty: directly.
+        #: Its route, as a label of ``counters.ROUTED``; empty if it was not routed.
         self.route = ""
-        #: What the last attempt made of it; the caller's as soon as that is committed.
+        #: The result of the last attempt. The caller gets it as soon as that is committed.
         self.answer: Outcome | BaseException | None = None
-        #: Of the version that is written of it. The response, and the state after it (None: there
-        #: is no entity yet), are JSON.
+        #: Values of its version. The response and the state after it are JSON. The state is None
+        #: if there is no entity yet.
         self.version, self.type, self.rejected = 0, "", False
         self.response: str = ""
         self.state: str | None = None
@@ -150,15 +150,15 @@ class Call:
         raise self.answer
 
     def late(self, *, begun: bool) -> Exception:
-        """Return the error of a caller whose time is over, while its batch is under way or not."""
+        """Return the error for a caller whose time is over; ``begun``: its batch is under way."""
         self.begun |= begun
         text = f"The command {self.command!r} of {self.id!r} was not begun in its time."
         return self.told(errors.CommandTimeout(f"{text} Nothing was written: send it again."))
 
     def told(self, error: Exception) -> Exception:
-        """Return what the caller is told of an error: not that nothing was written, if it may be.
+        """Return the error for the caller: ``OutcomeUnknown`` if the command may be executed.
 
-        What a look at its command id has come before (a handler's error, say) is told as it is.
+        An error from after the look at its command id (a handler's, say) is returned as it is.
         """
         if not self.begun or not isinstance(error, UNSURE):
             return error

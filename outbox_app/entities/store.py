@@ -1,9 +1,9 @@
-"""The rows of an entity, by SQL that is made once for each type, and its versions.
+"""Reads and writes the row and the versions of an entity, by SQL that is built once for each type.
 
-Django makes a statement in more time than the database takes to answer it, and every command waits
-for these. The time is read with the row, also where there is none. Versions are one INSERT for a
-thousand, from the JSON that is there already; receivers of ``events_published`` are given the rows,
-which are read only if one of them looks.
+Django takes longer to build a statement than the database takes to answer it, and every command
+waits for these statements. The database's time is read with the row, even if there is no row. One
+INSERT writes a thousand versions, from JSON that exists already. Receivers of ``events_published``
+get lazy rows: the database is asked only if a receiver uses them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ VARYING = (
     *("version", "type", "message_id", "data", "command_id", "command", "request_hash"),
     *("rejected", "response", "state"),
 )
-#: What a repeated command is answered from.
+#: The columns that answer a repeated command.
 ANSWER = ("command_id", "request_hash", "command", "version", "rejected", "response")
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @cache
 def _columns(entity: Any) -> list[Col]:
-    """Return the columns of a row but for its state, after the one that the time is read as."""
+    """Return the columns of a row without its state; before them one to read the time as."""
     meta = entity._meta
     fields = [field for field in meta.concrete_fields if field.name != "state"]
     return [Col(meta.db_table, field) for field in (meta.get_field("changed_at"), *fields)]
@@ -71,11 +71,11 @@ def _select(entity: Any, using: str, bounded: bool, asked: bool) -> str:
 def load(
     cursor: Any, entity: Any, id: str, *, lock: bool, wait: float | None, ids: Collection[str]
 ) -> tuple[datetime, dict[str, Any] | None, str | None, list[Any] | None]:
-    """Return the time by the database's clock, and the values of a row; its state as JSON, apart.
+    """Return the database's time, a row's values, its state as JSON, and what ``answered`` returns.
 
-    On PostgreSQL, where it saves a statement each: ``wait`` bounds, in seconds, how long the
-    transaction waits for each lock; and what ``answered`` returns for one id is read by the same
-    snapshot as the row. Elsewhere, and for several, that is None.
+    On PostgreSQL this saves two statements: ``wait`` bounds, in seconds, how long the transaction
+    waits for each lock; and the answer to a single command id is read by the same snapshot as the
+    row. On other databases, and for several ids, the last value is None.
     """
     connection, bounds, asked = cursor.db, [], list[str]()
     if connection.vendor == "postgresql":
@@ -109,10 +109,10 @@ def update(
     *,
     step: Call | None,
 ) -> bool:
-    """Bump the head, then the row, and write its values, the state as JSON.
+    """Bump the head, then the row, and write the row's values, the state as JSON.
 
-    Say whether both were at the version. On PostgreSQL that is one statement, as in ``publish()``;
-    ``step``, which is for PostgreSQL alone, is the version to insert by it, too.
+    Return whether both were at ``version``. On PostgreSQL this is one statement, as in
+    ``publish()``, which also inserts the version of ``step`` (None on other databases).
     """
     connection, meta, log = cursor.db, entity._meta, entity.versions._meta.db_table
     quote = connection.ops.quote_name
@@ -142,7 +142,7 @@ def update(
 
 
 def answered(cursor: Any, log: Any, id: str, command_ids: Collection[str]) -> list[Any]:
-    """Return ``ANSWER`` of each version with one of the command ids: as a rule there is none."""
+    """Return the ``ANSWER`` of each version with one of these command ids, mostly none."""
     connection = cursor.db
     quote = connection.ops.quote_name
     columns = ", ".join(map(quote, ANSWER))
@@ -150,7 +150,7 @@ def answered(cursor: Any, log: Any, id: str, command_ids: Collection[str]) -> li
     params: list[Any] = [id, *command_ids]
     sql = f"{where} AND command_id IN ({', '.join(['%s'] * len(command_ids))})"
     if connection.vendor == "postgresql" and len(command_ids) > 1:
-        # Where statistics are old, IN and ANY would read all versions of the entity.
+        # With old statistics the planner would read all versions of the entity for IN or ANY.
         params = [[*command_ids], id]
         each = f"LATERAL ({where} AND command_id = asked.id LIMIT 1)"
         sql = f"SELECT found.* FROM unnest(%s::text[]) AS asked (id), {each} AS found"
@@ -164,7 +164,7 @@ def _answer(row: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def write_versions(cursor: Any, entity: Any, steps: Sequence[Call], *, inserted: bool) -> None:
-    """Write versions of one entity into the open transaction; receivers see them as rows."""
+    """Write versions of one entity into the open transaction; receivers get them as rows."""
     log, connection = entity.versions, cursor.db
     using, stream = connection.alias, steps[0].id
     if entity.states == "last":
@@ -184,7 +184,7 @@ def write_versions(cursor: Any, entity: Any, steps: Sequence[Call], *, inserted:
             _insert_json(cursor, log, chunk)
         elif not inserted:
             insert_rows(cursor, log, *_rows(log, connection, chunk))
-        # Not even the query is made: that would take as long as the INSERT.
+        # Even the query is lazy: to build it takes as long as the INSERT.
         events: Any = SimpleLazyObject(partial(written, chunk[0].version, chunk[-1].version))
         events_published.send(log, using=using, events=events)
     wake_after_commit(using, EVENTS)
@@ -195,7 +195,7 @@ def _same(stream: str) -> dict[str, Any]:
 
 
 def _rows(log: Any, connection: Any, steps: Sequence[Call]) -> tuple[list[str], list[Any]]:
-    """Return the columns of versions, and the values of one row after the other."""
+    """Return the column names of versions, and the values of all rows in one list."""
     native, same = connection.features.has_native_uuid_field, _same(steps[0].id)
     names: list[str] = []
     params: list[Any] = []
@@ -203,14 +203,14 @@ def _rows(log: Any, connection: Any, steps: Sequence[Call]) -> tuple[list[str], 
         params += (step.version, step.type, str(id) if native else id.hex, step.text)
         params += (step.command_id, step.command, step.hash, step.rejected)
         response = None if step.response == "null" else step.response
-        own = own_values(log, using=connection.alias, but=VARYING)  # a default is of one row
+        own = own_values(log, using=connection.alias, but=VARYING)  # each row has its own default
         params += (response, step.state, *same.values(), *own.values())
         names = [*VARYING, *same, *own]
     return names, params
 
 
 def _uuids(count: int) -> Iterator[UUID]:
-    """Return random ids, of one call of the system: it lets another thread run."""
+    """Return random ids by one system call: each such call lets another thread run."""
     random = os.urandom(16 * count)
     return (UUID(bytes=random[at : at + 16], version=4) for at in range(0, 16 * count, 16))
 
@@ -218,8 +218,8 @@ def _uuids(count: int) -> Iterator[UUID]:
 def _insert_json(cursor: Any, log: Any, steps: Sequence[Call]) -> None:
     """Insert the versions from one JSON text.
 
-    psycopg looks for placeholders in the text of a statement, and the server parses it: for a
-    thousand rows of fourteen that takes longer than all the rest.
+    psycopg searches the text of a statement for placeholders, and the server parses it. For a
+    thousand rows of fourteen columns that takes longer than everything else.
     """
     rows = ", ".join(
         f'{{"version": {step.version}, "type": {_quoted(step.type)}, "message_id": "{id}", '

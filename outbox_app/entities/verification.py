@@ -1,10 +1,10 @@
-"""Compares rows of entities, heads of their streams, and newest versions; repairs from the latter.
+"""Compares the rows, stream heads and newest versions of entities; repairs from the versions.
 
-Heads are read in the order of their streams, a batch at once, with the rows and newest versions
-that belong to them; then rows and versions that have no head. Commands go on meanwhile: what looks
-different is read again with its head locked, and only what differs then is reported. Old versions
-may have been pruned, all of them too: what is left is compared. An entity without a row is sound if
-its newest version has no state: its creation was rejected, or it was erased.
+Heads are read in batches, in the order of their streams, with the rows and newest versions that
+belong to them; then rows and versions that have no head. Commands continue meanwhile: an entity
+that looks different is read again with its head locked, and is reported if it still differs. Some
+or all versions may have been pruned: only the others are compared. An entity without a row is sound
+if its newest version has no state: its creation was rejected, or it was erased.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .declaration import spec_of
 from .handling import columns_of
 from .operations import locked
 
-#: Entities compared at once.
+#: How many entities one batch compares.
 BATCH_SIZE = 500
-#: What a repair says where it cannot know what is right.
+#: The result of a repair that cannot know what is right.
 LEFT = "left as it is"
-#: What differs: "head", "row" (whether there is one), its "version", or its "state"; and how.
+#: What differs: "head", "row" (its existence), "version" or "state" of the row; and how.
 Fault = tuple[str, str]
 
 
@@ -37,7 +37,7 @@ def verify(entity: Any, *, repair: bool, using: str, write: Write) -> int:
     """Compare rows, heads and newest versions of a type; return how many differences are left.
 
     With ``repair`` the row or the head is written from the newest version, with the head locked.
-    Raises ``EntityContended`` where another transaction holds what looks different for too long.
+    Raises ``EntityContended`` if another transaction holds a suspect for too long.
     """
     label, begun, tell = entity._meta.label, time.monotonic(), throttled(write)
     entities = differences = repaired = 0
@@ -59,14 +59,14 @@ def verify(entity: Any, *, repair: bool, using: str, write: Write) -> int:
 
 
 def differences(entity: Any, *, using: str) -> Iterator[tuple[str, Fault]]:
-    """Yield what differs, by id. Raises ``EntityContended`` as ``verify``."""
+    """Yield each difference with its entity's id. Raises ``EntityContended``, as ``verify``."""
     for _, suspects in _batches(entity, using):
         for id in suspects:
             yield from ((id, fault) for fault in _settle(entity, id, False, using)[0])
 
 
 def _batches(entity: Any, using: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield how many entities were looked at, and those that look different."""
+    """Yield, for each batch, its number of entities and the ids that look different."""
     rows: Any = QuerySet(entity, using=using)
     versions: Any = QuerySet(entity.versions, using=using)
     heads = StreamHead.objects.using(using).filter(log=entity.versions._meta.db_table)
@@ -88,7 +88,7 @@ def _batches(entity: Any, using: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _by_key(rows: QuerySet[Any, Any], key: str) -> Iterator[list[Any]]:
-    """Yield the rows in batches, in the order of the key, which is their first value."""
+    """Yield the rows in batches, in the order of ``key``, which is their first column."""
     rows = rows.order_by(key)
     batch = list(rows[:BATCH_SIZE])
     while batch:
@@ -97,7 +97,7 @@ def _by_key(rows: QuerySet[Any, Any], key: str) -> Iterator[list[Any]]:
 
 
 def _faults(head: int, row: Any, newest: Any) -> Iterator[Fault]:
-    """Yield what differs. A head that is absent is at 0."""
+    """Yield the differences of one entity. The version of a head that does not exist is 0."""
     ends = f"the versions end at {newest.version}" if newest else f"the head at {head}"
     last = newest.version if newest else head
     if head != last:
@@ -116,7 +116,7 @@ def _faults(head: int, row: Any, newest: Any) -> Iterator[Fault]:
 
 
 def _settle(entity: Any, id: str, repair: bool, using: str) -> tuple[list[Fault], str]:
-    """Look again, with the head locked; return what differs, and what was done about it."""
+    """Compare again, with the head locked; return the differences, and what was repaired."""
     done = ""
     with locked(entity, id, using=using) as (head, newest):
         row = QuerySet(entity, using=using).filter(pk=id).first()
@@ -167,7 +167,7 @@ def _stale(row: Any) -> list[str]:
     entity: Any = type(row)
     fields = spec_of(entity).fields
     try:
-        # As they are stored: a time without a zone has one in the row.
+        # Compared as stored: a naive time of columns() has a time zone in the row.
         made = {name: fields[name].get_prep_value(value) for name, value in _columns(row).items()}
         return [n for n in made if made[n] != fields[n].get_prep_value(getattr(row, n))]
     except Exception as error:  # the type's own code

@@ -1,8 +1,8 @@
-"""Views of the door for commands: peers execute those that they were granted.
+"""Views of the door for commands: peers execute the commands that they were granted.
 
-A command is answered as ``Entity.execute`` answers it, in a transaction of its own; the caller's
-``Idempotency-Key`` makes it safe to repeat at any server. A key belongs to its peer: the command id
-is ``<peer>:<key>``. What a peer was not granted is 404, whether there is such a command or not.
+A command is answered as ``Entity.execute`` answers it, in a transaction of its own. The caller's
+``Idempotency-Key`` makes a repeat at any server safe. A key belongs to its peer: the command id is
+``<peer>:<key>``. A command that the peer was not granted gets a 404, whether it exists or not.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .request import Call, Command, Outcome
 
 logger = get_logger("outbox_app.door")
 
-#: Visible ASCII without a comma, which joins headers that are there twice. With the name of a peer
-#: it is a command id.
+#: Visible ASCII without a comma, which would join repeated headers. The peer's name and this key
+#: are the command id.
 KEY = re.compile(r"[!-+\--~]{1,174}")
 VERSION = re.compile(r'"(0|[1-9][0-9]{0,18})"')
 
@@ -49,7 +49,7 @@ PROBLEMS: dict[str, tuple[int, type[errors.OutboxError]]] = {
     "damaged": (500, errors.DamagedEntity),
     "outcome_unknown": (504, errors.OutcomeUnknown),
 }
-#: JSON's names of what handlers annotate, and of what answers have.
+#: JSON schema's types for the annotations of handlers, and for the fields of answers.
 SCHEMAS = {"int": "integer", "str": "string", "bool": "boolean", "float": "number"}
 SCHEMAS |= {"list": "array", "dict": "object"}
 OUTCOME = {"response": "Any", "version": "int", "replayed": "bool"}
@@ -78,7 +78,7 @@ def execute(
             timeout=left and min(left, entity.timeout),
         )
     except LOST:
-        raise  # the database is away
+        raise  # the database cannot be reached
     except Exception as error:
         return _problem(error, peer, f"{type}.{command}")
     return _answer(outcome)
@@ -128,13 +128,13 @@ def _problem(error: Exception, peer: Peer, command: str) -> tuple[int, Any, dict
 
 @door("POST", SENDER, messages.JSON)
 def routed(request: HttpRequest, peer: Peer, content: Any) -> Said:
-    """Execute here, and nowhere else, what another server of this service has passed on."""
+    """Execute commands that another server of this service passed on; pass none on again."""
     if peer.name != fleet_settings().SERVICE:
         raise MessageRefused(404, "Commands are passed on by servers of one service only.")
     given = messages.fields(content, ("type", "commands"))
     versions: dict[Any, Any] = {None: ANY, 0: NO_STREAM}
     try:
-        entity: Any = apps.get_model(given["type"])  # a proxy, too
+        entity: Any = apps.get_model(given["type"])  # or a proxy model
         if not issubclass(entity, EntityRow):
             raise TypeError(entity)
         calls = [
