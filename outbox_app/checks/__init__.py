@@ -1,9 +1,9 @@
-"""System checks: what cannot work is said by ``manage.py check``, with what to do instead.
+"""System checks: ``manage.py check`` says what cannot work, and what to do instead.
 
 Ids ``outbox.E001`` and up are errors, ``outbox.W001`` and up warnings; ``docs/reference/checks.md``
-lists them. ``check --deploy`` looks at more settings, those that matter in production. Only the
-checks of databases and servers open a connection, and they run only for the aliases that
-``--database`` names (``migrate`` its own, Django 6.1 all for ``--tag``); brokers need ``--deploy``.
+lists them. ``check --deploy`` also checks settings that matter in production only. Only the checks
+of databases and servers open connections. They run for the aliases that ``--database`` names
+(``migrate`` names its own, ``--tag`` with Django 6.1 all); those of brokers need ``--deploy``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ ALWAYS = (
     check_declared_logs,
     check_time_readers,
 )
-#: What is a matter of taste at a desk, and is not in production.
+#: These matter in production, and hardly on a developer's machine.
 DEPLOY = (check_business, check_connections, check_requests, check_reach, check_brokers)
-#: These connect.
+#: These open connections.
 DATABASE = (check_databases, check_log_tables, check_peer_table, check_routed)
 DEPLOY_DATABASE = (check_sessions, check_servers)
 

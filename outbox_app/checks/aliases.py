@@ -1,8 +1,8 @@
-"""Where jobs are staged, where the business is written, and how those connections are kept.
+"""Where jobs are staged, where the project's models are written, and how connections are kept.
 
-Only settings, routers and models are looked at, no database; but for ``is_migrated``, which asks. A
-router that decides by the instance, or by a setting of the thread, is not seen through: silence
-what it makes untrue.
+The checks read settings, routers and models only; just ``is_migrated`` asks a database. They cannot
+predict a router that decides by the instance, or by a value of the thread: silence the messages
+that such a router makes untrue.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from .messages import listed
 
 
 def written_aliases() -> set[str]:
-    """Return the aliases that the outbox and the inbox are written to, as far as they exist."""
+    """Return the aliases of the outbox and the inbox, if they exist."""
     return {outbox_alias(), inbox_alias()}.intersection(connections.settings)
 
 
 def is_migrated(model: type[Model], alias: str) -> bool:
-    """Say whether a table is there with all its columns: ``migrate`` checks before it adds them."""
+    """Return whether a table exists with all columns: ``migrate`` checks before it adds them."""
     connection, table = connections[alias], model._meta.db_table
     if table not in connection.introspection.table_names():
         return False
-    with connection.cursor() as cursor:  # Django's description of a table locks all of SQLite
+    with connection.cursor() as cursor:  # on SQLite, Django's description of a table takes a lock
         cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)} WHERE 1 = 0")
         columns = {column[0] for column in cursor.description}
     return {each.column for each in model._meta.concrete_fields} <= columns
 
 
 def is_checked(model: type[Model], databases: Sequence[str] | None) -> bool:
-    """Say whether the outbox is one of the databases that are checked, and has the table."""
+    """Return whether the outbox's database is among those being checked, and has the table."""
     return outbox_alias() in (databases or ()) and is_migrated(model, outbox_alias())
 
 
 def check_business(**kwargs: Any) -> list[CheckMessage]:
-    """Say that nothing is written where jobs are staged: no job would be atomic with anything."""
+    """Report that no model is written where jobs are staged: jobs would be atomic with nothing."""
     models = [each for each in apps.get_models() if each._meta.managed]
     own = [each for each in models if not _is_foreign(each._meta.app_config)]
     written, outbox = sorted(set(map(router.db_for_write, own))), outbox_alias()
@@ -65,7 +65,7 @@ def _is_foreign(config: AppConfig | None) -> bool:
 
 
 def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
-    """Say where autocommit is off: drainers and subscriptions would commit nothing there."""
+    """Report aliases with autocommit off: drainers and subscriptions would commit nothing there."""
     return [
         Error(
             f"DATABASES[{alias!r}]['AUTOCOMMIT'] is False: what drainers, subscriptions and "
@@ -80,7 +80,7 @@ def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
 
 
 def check_zones(**kwargs: Any) -> list[CheckMessage]:
-    """Say where Django stores times in another zone than the database's clock tells them in."""
+    """Report aliases where Django stores times in another zone than the database's clock has."""
     return [
         Warning(
             f"DATABASES[{alias!r}]['TIME_ZONE'] is {zone!r}, and the database's clock is read in "

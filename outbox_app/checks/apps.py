@@ -1,7 +1,7 @@
-"""The Celery apps of the process: one that stages is loaded, and workers accept what it stages.
+"""The Celery apps of the process: one that stages is loaded, and workers accept its messages.
 
-A message is stored as it is, in any serializer; nothing here and nothing in the drain decodes it.
-A message that a worker would refuse, or should not accept, is found before one is staged.
+A message is stored as it is, in any serializer; neither the checks nor the drain decode it. A
+message that a worker would refuse, or should not accept, is found before it is staged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..jobs.staging.modes import MODES, deciding_pattern, own_mode
 from ..jobs.staging.sending import active_apps, staging_apps
 from .messages import listed
 
-#: Serializers that kombu accepts only where they are asked for.
+#: Serializers that kombu accepts only if accept_content names them.
 INSECURE = {"pickle", "yaml"}
 
 
@@ -45,7 +45,7 @@ def check_apps(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _check_names(staging: list[Celery]) -> Iterator[CheckMessage]:
-    """A row names its app, and a drainer finds the broker by that name."""
+    """Report ambiguous names: a row names its app, and a drainer finds the broker by that name."""
     names = [app.main or "" for app in staging]
     for name, count in Counter(names).items():
         named = [app for app in active_apps() if app.main == name and not configuration_error(app)]
@@ -64,14 +64,14 @@ def _check_names(staging: list[Celery]) -> Iterator[CheckMessage]:
 
 def configuration_error(app: Celery) -> Exception | None:
     try:
-        app.conf.task_serializer  # noqa: B018  # loads it
+        app.conf.task_serializer  # noqa: B018  # loads the configuration
     except Exception as error:  # the project's configuration may raise anything
         return error
     return None
 
 
 def _check_configuration(app: Celery) -> Iterator[CheckMessage]:
-    """One of several apps may be another service's, configured on its hosts only."""
+    """Warn only: an app may belong to another service, and be configured on that one's hosts."""
     if error := configuration_error(app):
         text = f"The configuration of Celery app {app.main!r} cannot be loaded here: {error!r}."
         hint = "Nothing else of the app was checked. Silence this where it is not used."
@@ -81,11 +81,11 @@ def _check_configuration(app: Celery) -> Iterator[CheckMessage]:
 def _check_tasks() -> Iterator[CheckMessage]:
     plain: dict[Any, set[str]] = {}
     for app in active_apps():
-        with suppress(Exception):  # said of those that stage
+        with suppress(Exception):  # such errors are reported for apps that stage
             if not getattr(app, "stages_by_itself", False):
                 load_tasks(app)
             for name, task in list(app.tasks.items()):
-                # Registries share what is defined. What the module holds is what is called.
+                # Registries share tasks. The code calls the task that its module holds.
                 called = getattr(sys.modules.get(task.__module__), task.__name__, None)
                 if (
                     isinstance(called, Task)
@@ -105,10 +105,10 @@ def _check_tasks() -> Iterator[CheckMessage]:
 
 
 def _check_modes(staging: list[Celery]) -> Iterator[CheckMessage]:
-    """Unfitting patterns and attributes; ``check_settings`` looks at the modes of the setting."""
+    """Report wrong attributes and idle patterns; ``check_settings`` checks the setting's modes."""
     names: set[str] = set()
     for app in staging:
-        with suppress(Exception):  # said by _check_configuration and _check_modules
+        with suppress(Exception):  # reported by _check_configuration and _check_modules
             names.update(app.tasks)
             for name in sorted(app.tasks):
                 if (mode := own_mode(app, name)) not in (*MODES, None):
@@ -161,7 +161,7 @@ def _check_content(app: Celery) -> Iterator[CheckMessage]:
 
 
 def _short(name: str) -> str:
-    """Return the name of a serializer, where its content type is given."""
+    """Return the name of a serializer, given the name or the content type."""
     return str(serialization.registry.type_to_name.get(name, name))  # type: ignore[attr-defined]
 
 

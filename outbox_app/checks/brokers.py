@@ -1,8 +1,8 @@
-"""Settings of the brokers that lose jobs, run them twice, or let a process hang: before a deploy.
+"""Broker settings that lose jobs, run them twice, or let a process hang: checked before a deploy.
 
-Only settings are looked at, no server (``servers`` asks those). They concern what plain Celery
-does: a send outside transactions, a worker's ``retry()``, the workers' acknowledgements. The
-drainer's own connection has time-outs and confirms, even where the project's options turn them off.
+The checks read settings only; ``servers`` asks the servers. The settings concern plain Celery: a
+send outside transactions, a worker's ``retry()``, the workers' acknowledgements. The drainer's own
+connection has timeouts and confirms, even if the project's options turn them off.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..jobs.staging.sending import staging_apps
 from .apps import configuration_error
 from .messages import listed
 
-#: Transport options without which a driver waits without limit, and values for them.
+#: By driver, transport options without which it waits without limit, and values for them.
 UNBOUNDED = {
     "redis": {"socket_timeout": 30},
     "py-amqp": {"read_timeout": 30, "write_timeout": 30},
 }
-#: Seconds after which these transports hand a message to another worker as well, by default.
+#: By transport, the default seconds after which it hands a message to another worker as well.
 VISIBILITY = {"redis": 3600, "sqs": 1800}
 
 
@@ -38,10 +38,10 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
     for app in staging_apps():
         transport = transport_of(app)
         if isinstance(transport, Exception):
-            if configuration_error(app):  # else check_transports says it
+            if configuration_error(app):  # else check_transports reports it
                 found.append(unasked(app, type(transport).__name__))
             continue
-        with suppress(Exception):  # said by the check of the apps
+        with suppress(Exception):  # reported by the check of the apps
             load_tasks(app)
         found += _check_timeouts(app, transport)
         if transport.driver_type == "amqp":
@@ -51,13 +51,13 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
 
 
 def check_transports(**kwargs: Any) -> list[CheckMessage]:
-    """Say of which ``broker_url`` no connection can be made. None is opened."""
+    """Report each ``broker_url`` of which no connection can be made. No connection is opened."""
     found: list[CheckMessage] = []
     for app in staging_apps():
         error = transport_of(app)
         if isinstance(error, Exception) and not configuration_error(app):
             message, advised = unusable(app, error)
-            if isinstance(error, LIBRARY_MISSING):  # what only stages needs none
+            if isinstance(error, LIBRARY_MISSING):  # a process that only stages needs no library
                 found.append(Warning(message, hint=advised, id="outbox.W028"))
             else:
                 found.append(Error(message, hint=advised, id="outbox.E033"))
@@ -65,10 +65,10 @@ def check_transports(**kwargs: Any) -> list[CheckMessage]:
 
 
 def transport_of(app: Celery) -> Any:
-    """Return the transport of an app's broker, or why there is none. No connection is opened."""
+    """Return the transport of an app's broker, or the error. No connection is opened."""
     try:
-        return app.connection_for_write().transport  # it is imported here
-    except Exception as error:  # no such transport, its library is missing, no such URL
+        return app.connection_for_write().transport  # imports the transport
+    except Exception as error:  # an unknown transport, a missing library, an invalid URL
         return error
 
 
@@ -126,7 +126,7 @@ def _check_queues(app: Celery) -> Iterator[CheckMessage]:
 
 def _is_classic(queue: Queue) -> bool:
     if queue.auto_delete:
-        return False  # for who listens now: a quorum queue cannot be such a one
+        return False  # a queue for current consumers only: a quorum queue cannot auto-delete
     return (queue.queue_arguments or {}).get("x-queue-type") not in ("quorum", "stream")
 
 
@@ -137,7 +137,7 @@ def _check_visibility(app: Celery, transport: Any) -> Iterator[CheckMessage]:
     any_limit = conf.task_time_limit or conf.task_soft_time_limit or 0
     limits = {"a task": any_limit if conf.task_acks_late else 0}
     for name, task in _own_tasks(app).items():
-        if task.acks_late:  # a job that is acknowledged when it begins may take its time
+        if task.acks_late:  # else the job is acknowledged when it begins
             limits[f"task {name!r}"] = task.time_limit or task.soft_time_limit or any_limit
     slowest = max(limits, key=limits.__getitem__)
     needed = horizon + limits[slowest]

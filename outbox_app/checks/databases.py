@@ -1,9 +1,9 @@
 """Databases that hold an outbox: what their configuration would break or slow down.
 
-Runs for the aliases that ``--database`` names, and there only where the tables exist: ``migrate``
-checks before it makes them. Reads catalogues, and the first rows of the job table. With
-``--deploy`` LISTEN is tried on PostgreSQL as a drainer tries it, on two sessions of the check's
-own; one that hears nothing costs ``HEAR_SECONDS``.
+The checks run for the aliases that ``--database`` names, if the tables exist: ``migrate`` checks
+before it creates them. They read catalogues and the first rows of the job table. With ``--deploy``
+they try LISTEN on PostgreSQL as a drainer does, on two sessions of their own; a LISTEN that hears
+nothing takes ``HEAR_SECONDS``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ..process.wakeup import JOBS
 from .aliases import written_aliases
 from .messages import listed
 
-#: How many staged rows are looked at, oldest first.
+#: How many staged rows are read, the oldest first.
 ROWS = 1000
 #: Seconds in which a NOTIFY must be heard. Longer than a drainer's own test, which is repeated.
 HEAR_SECONDS = 5.0
-#: Whether a server takes no writes, by vendor.
+#: By vendor, the query that returns whether a server is read-only.
 STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}
 
 
@@ -49,7 +49,7 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
 
 
 def _holding(databases: Sequence[str] | None) -> Iterator[tuple[Any, set[str]]]:
-    """Yield the connections whose databases hold an outbox, each with the tables that are there."""
+    """Yield the connections whose databases hold an outbox, each with the names of its tables."""
     for alias in databases or ():
         tables = set(connections[alias].introspection.table_names())
         if StagedJob._meta.db_table in tables:
@@ -84,7 +84,7 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
             for table, name, found in cursor.fetchall()
             if table not in entities or name == "id"  # further columns are the project's
         ]
-    logs = {log._meta.db_table for log in all_logs()}  # those have checks of their own
+    logs = {log._meta.db_table for log in all_logs()}  # logs have checks of their own
     for table, engine in engines:
         if table not in logs:
             yield Error(
@@ -124,7 +124,7 @@ def check_sqlite_settings(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
-    """Databases that lock several processes out. One process at a desk does not notice."""
+    """Report databases in which processes lock each other out. A single one does not notice."""
     if connection.is_in_memory_db():
         return
     mode = _asked(connection.alias, "PRAGMA journal_mode")
@@ -145,7 +145,7 @@ def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
 
 
 def _check_primary(alias: str) -> Iterator[CheckMessage]:
-    """Logs on other aliases have a check of their own; by time one is read from a replica, too."""
+    """Report a standby. Logs on other aliases have their own check, as by time a replica serves."""
     sql = STANDBY.get(connections[alias].vendor)
     if sql and alias in written_aliases() and str(_asked(alias, sql)) in ("True", "1", "ON"):
         yield Error(
@@ -172,7 +172,7 @@ def _check_tasks(alias: str) -> Iterator[CheckMessage]:
             continue
         try:
             load_tasks(app)
-        except Exception:  # said by the check of the apps
+        except Exception:  # reported by the check of the apps
             continue
         unknown = sorted(names.difference(app.tasks))
         if unknown:
@@ -196,7 +196,7 @@ def check_sessions(databases: Sequence[str] | None = None, **kwargs: Any) -> lis
 
 
 def _check_commits(connection: Any) -> Iterator[CheckMessage]:
-    """PostgreSQL that does not wait for the disk."""
+    """Report a PostgreSQL that confirms a commit before it is on disk."""
     alias = connection.alias
     if _asked(alias, "SHOW synchronous_commit") == "off":
         yield Warning(
@@ -209,7 +209,7 @@ def _check_commits(connection: Any) -> Iterator[CheckMessage]:
 
 
 def _check_listen(connection: Any) -> Iterator[CheckMessage]:
-    """LISTEN that hears nothing."""
+    """Report a LISTEN that hears no NOTIFY."""
     from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
     alias = connection.alias
@@ -233,14 +233,14 @@ def _check_listen(connection: Any) -> Iterator[CheckMessage]:
 
 
 def _hears(alias: str) -> bool:
-    token = uuid4().hex  # drainers that hear it take it for a test of another drainer
+    token = uuid4().hex  # a drainer that hears it takes it for another drainer's test
     with (
         closing(connections.create_connection(alias)) as listener,
         closing(connections.create_connection(alias)) as notifier,
     ):
         with listener.cursor() as cursor:
             cursor.execute(f"LISTEN {JOBS}")
-        # A pooler may well show a session its own notices, so another one sends it.
+        # A pooler may pass on a session's own notices, so another session sends this one.
         with notifier.cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, %s)", [JOBS, token])
         notices = listener.connection.notifies

@@ -1,7 +1,7 @@
-"""Entity types: a log of versions that is theirs alone, with its second unique index, beside them.
+"""Entity types: each has a version log of its own, with a second unique index, on the same alias.
 
-Without a database. Without the index a repeated command would be executed twice, and what is looked
-at only at COMMIT would fail a whole batch there.
+The checks ask no database. Without the index a repeated command would be executed twice. A
+constraint that the database checks only at COMMIT would fail a whole batch there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_entities(
 
 
 def check_requests(**kwargs: Any) -> list[CheckMessage]:
-    """Say where requests have transactions of their own: their commands get no batches."""
+    """Report aliases with ATOMIC_REQUESTS: the commands of requests are not batched there."""
     by_alias: dict[str, list[str]] = defaultdict(list)
     for entity in declared_types():
         by_alias[router.db_for_write(entity)].append(entity.__name__)

@@ -1,7 +1,7 @@
-"""The dictionary ``OUTBOX["FLEET"]``: names, addresses, weights, and what takes care of them.
+"""The dictionary ``OUTBOX["FLEET"]``: names, addresses, weights, and the registry.
 
-Only settings are looked at: whether a registry answers, and who is there, is said by
-``manage.py outbox_fleet servers``.
+The check reads settings only. ``manage.py outbox_fleet servers`` shows whether the registry
+answers, and which servers it lists.
 """
 
 from __future__ import annotations

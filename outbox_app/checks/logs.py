@@ -1,9 +1,9 @@
 """Event logs: models and databases that cannot be read exactly, and subscriptions that read them.
 
-Models and subscriptions are checked without a database. The tables of logs, their servers and the
-cursors in them are looked at for the aliases that ``--database`` names; ``eventlog.requirements``
-knows what has to hold. (That two models have one table is said by Django's own ``models.E028``.) An
-index that was made by hand and is not in the model's ``Meta`` is not seen: silence the warning.
+Models and subscriptions are checked without a database. The tables of logs, their servers and their
+cursors are checked for the aliases that ``--database`` names; ``eventlog.requirements`` has the
+requirements. (Django's own ``models.E028`` reports two models with one table.) The check does not
+see an index that was made by hand and is not in the model's ``Meta``: silence its warning.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _check_fields(log: type[EventLog]) -> Iterator[CheckMessage]:
 
 
 def _is_filled(field: Field[Any, Any]) -> bool:
-    """Say whether an event, or a tombstone, may leave the field out."""
+    """Return whether the INSERT of an event or a tombstone may leave the field out."""
     names = ("null", "generated", "auto_now", "auto_now_add")
     if field.has_db_default() or any(getattr(field, name, False) for name in names):
         return True
@@ -105,7 +105,7 @@ def check_log_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> l
     found: list[CheckMessage] = []
     for alias in databases or ():
         tables = connections[alias].introspection.table_names()
-        # By the check of databases, of the whole outbox.
+        # check_databases has reported a standby already, for the whole outbox.
         is_told = StagedJob._meta.db_table in tables and alias in written_aliases()
         for log in all_logs():
             if log._meta.db_table not in tables:
@@ -141,7 +141,7 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
 
 
 def check_declared_logs(**kwargs: Any) -> list[CheckMessage]:
-    """Name the subscriptions that cannot run. A warning, so that the others are started."""
+    """Warn of subscriptions that cannot run. An error would keep the others from starting."""
     hint = "Correct its logs=[…]: models derived from EventLog on one database."
     wrong = [each for each in all_subscribers() if each.fault]
     return [Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030") for each in wrong]

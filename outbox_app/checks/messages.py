@@ -1,7 +1,7 @@
 """How messages of checks are written: long lists are cut, and each message names a page.
 
-A hint ends with the page of the documentation on which there is more, at its address where it has
-one. Every id has a page: that of its subject, or the list of all checks.
+A hint ends with the page of the documentation that says more: its address, if it is published.
+Every id has a page: the page of its subject, or the list of all checks.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ PAGES = {
     "docs/howto/poolers.md": ("W022",),
     "docs/howto/preflight.md": ("E028", "W015", "W023", "W024"),
 }
-#: Said of settings with which another check may fail. What it would say is found afterwards.
+#: Errors in settings that may make another check fail. It runs once the settings are correct.
 UNREADABLE = {"outbox.E001", "outbox.E002", "outbox.E003"}
-#: Where every id is listed.
+#: The page that lists every id.
 EVERYWHERE = "docs/reference/checks.md"
 
 
@@ -61,7 +61,7 @@ def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[C
     def with_pages(**kwargs: Any) -> list[CheckMessage]:
         try:
             messages = list(check(**kwargs))
-        except Exception:  # such as TypeError, of a setting that is of another type
+        except Exception:  # such as TypeError, if a setting has another type
             if UNREADABLE.isdisjoint(each.id for each in check_settings()):
                 raise
             messages = []

@@ -1,7 +1,7 @@
 """Models with ``OutboxMixin``: declarations that cannot work, and where their jobs are staged.
 
-Task names are looked up as staging would look them up, so task modules are imported. What a
-callable returns is known only when it is called, and is not checked here.
+The checks look task names up as staging does, so they import task modules. They do not call
+callables, so the tasks that these return are not checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..jobs.staging.sending import StagingMixin
 from ..mixin import OutboxMixin
 from ..models import StagedJob
 
-#: What the mixin gives to a model.
+#: The attributes that the mixin adds to a model.
 NAMES = ("outbox", "publish", "stage", "stage_declared")
 
 

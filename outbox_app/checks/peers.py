@@ -1,7 +1,7 @@
-"""Peers that prepared events are exchanged with: their keys, their rows, their clocks.
+"""Peers that exchange prepared events with this service: their keys, their rows, their clocks.
 
-What is wrong with the setting ``PEERS`` itself is an error of its values: see ``values``. Rows of
-the table are read on the alias of the outbox only, where that is checked.
+``values`` reports errors in the setting ``PEERS`` itself. Rows of the table are read on the alias
+of the outbox only, if its database is among those being checked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Servers that no other can call, and entity types whose commands cannot be passed on.
 
-Neither loses a command: what is not passed on is executed where it arrives. The peer with which the
-servers of a service call one another may be in the table, so its absence is said only where the
-database of the outbox is checked.
+Neither loses a command: one that is not passed on is executed where it arrives. The peer with which
+the servers of a service call one another may be in the table, so its absence is reported only if
+the outbox's database is among those being checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .messages import listed
 
 
 def check_reach(**kwargs: Any) -> Iterator[CheckMessage]:
-    """In production: say what keeps servers from being called."""
+    """Report, before a deploy, settings that keep servers from being called."""
     if (conf := _sound()) is None:
         return
     host = urlsplit(conf.ADDRESS).hostname
@@ -44,7 +44,7 @@ def check_reach(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def check_routed(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Say that commands cannot be passed on. Peers may be in the table."""
+    """Report that commands cannot be passed on: neither the setting nor the table has the peer."""
     conf, names = _sound(), _routed()
     if conf is None or not conf.SERVICE or conf.TOPOLOGY is None or not names:
         return
@@ -63,7 +63,7 @@ def check_routed(databases: Sequence[str] | None = None, **kwargs: Any) -> Itera
 
 
 def _sound() -> FleetSettings | None:
-    """Return the settings, if there is nothing wrong with them."""
+    """Return the fleet's settings, or None if they have errors."""
     if any(isinstance(each, Error) for each in check_fleet()):
         return None
     return fleet_settings()

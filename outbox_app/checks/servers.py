@@ -1,8 +1,7 @@
-"""What the brokers themselves say: Redis that drops queues, RabbitMQ that confirms nothing.
+"""What the brokers themselves report: Redis that drops queues, RabbitMQ that confirms nothing.
 
-Asked for by ``check --deploy --database ALIAS``. Each wait is bounded, a broker that does not
-answer is a warning, and nothing is sent or declared. Transports of which nothing is known are not
-opened.
+``check --deploy --database ALIAS`` runs this check. Each wait is bounded, a broker that does not
+answer is a warning, and nothing is sent or declared. The check connects to Redis and RabbitMQ only.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..jobs.drain.brokers import eviction, redis_info, refuse_unsafe, transport_
 from ..jobs.staging.sending import staging_apps
 from .brokers import transport_of, unasked
 
-#: Bound of each network operation, in seconds.
+#: Timeout of each network operation, in seconds.
 TIMEOUT = 4.0
 
 
@@ -30,7 +29,7 @@ def check_servers(databases: Sequence[str] | None = None, **kwargs: Any) -> list
 
 
 def _ask(app: Celery) -> list[CheckMessage]:
-    # What is wrong with a broker's settings is said by the check of those.
+    # The checks in ``brokers`` report errors in a broker's settings.
     driver_type = getattr(transport_of(app), "driver_type", None)
     questions = {"redis": _ask_redis, "amqp": _ask_rabbitmq}
     if driver_type not in questions:
@@ -43,7 +42,7 @@ def _ask(app: Celery) -> list[CheckMessage]:
             max_retries=max(0, len(connection.alt) - 1), interval_start=0, interval_step=0
         )
         found = list(questions[driver_type](app, connection, connection.channel()))
-        connection.release()  # RabbitMQ logs a warning of who leaves without a word
+        connection.release()  # RabbitMQ logs a warning if a client does not close
     except Exception as error:  # the network, the server and the driver may raise anything
         return [unasked(app, f"{type(error).__name__}: {error}".rstrip("."))]
     finally:

@@ -1,6 +1,6 @@
-"""The dictionary ``OUTBOX``: its keys, types and values, and those that contradict each other.
+"""The dictionary ``OUTBOX``: its keys and types, and values that contradict each other.
 
-All faults are named at once. Expectations come from the types of ``conf.OutboxSettings``, so a new
+All errors are reported at once. The expected types are those of ``conf.OutboxSettings``, so a new
 setting is checked as soon as it is declared.
 """
 
@@ -21,18 +21,18 @@ from ..eventlog.registry import all_logs
 from ..jobs.staging.modes import MODES
 from ..process.lease import TRUST
 
-#: The largest integers, by the unit that the name ends with. Others have no limit.
+#: The largest integer, by the unit at the end of a setting's name. Others have no limit.
 MOST = {"DAYS": MAX_DAYS, "HOURS": 24 * MAX_DAYS}
-#: Numbers whose least value is not "more than 0".
+#: The least value of a number, if it is not just "above 0".
 LEAST = {
     **{"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "PREPARED_IMMUNE": 0},
     **{"INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01},
 }
-#: Days for which a sender keeps fences after the last question about them.
+#: Days for which a sender keeps a fence after the last time that a keeper may ask about it.
 FENCE_MARGIN = 7
-#: The part of the lease that is left, for sure, when a batch is published.
+#: The part of the lease that is certain to be left when a batch is published.
 LEFT = TRUST - 1 / BEATS
-#: Timeouts: the part of another setting that each has to fit into, and what would happen else.
+#: Timeouts: the part of another setting that each must not exceed, and what would happen if it did.
 TIMEOUTS = (
     ("PUBLISH_TIMEOUT", LEFT, "LEASE_SECONDS", "outbox.E004",
      "a drainer could lose its shards while it publishes, so it never would"),
