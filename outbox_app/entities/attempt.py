@@ -302,8 +302,7 @@ class Attempt:
 
     def _write(self) -> None:
         step = None
-        # If an index may refuse the row, a statement of its own inserts the version: then an
-        # IntegrityError here is always about the row.
+        # If an index may refuse the row, insert the version apart, to know whose error it is.
         if self.connection.vendor == "postgresql" and self.existed and self.last is None:
             step = self.unwritten[0] if len(self.unwritten) == 1 else None
         try:

@@ -74,8 +74,7 @@ def scope_of(using: str) -> Hashable | None:
     """Return the scope of this session, or None. It may not write for sessions of another scope."""
     named = outbox_settings().ENTITY_SCOPE
     scope: Hashable = import_string(named)() if named else None
-    # In a coroutine this is the initial schema, not its thread's: it only tells ``aask`` that there
-    # are schemas.
+    # In a coroutine this is not the thread's schema: it only tells ``aask`` that there are schemas.
     schema = getattr(connections[using], "schema_name", None) if _has_schemas(using) else None
     return None if scope is None and schema is None else (scope, schema)
 

@@ -1,10 +1,10 @@
-"""The check-back: asks senders what became of the events that nothing was heard of.
+"""The check-back: asks senders for the outcomes of events that they did not confirm or cancel.
 
-A sender is asked by one process at a time, by the leases of the drain, with at most ``QUESTIONS``
-under way and ``BATCH`` ids in each. Rows are claimed by moving their next check ahead, so a process
-that dies leaves them to the next one; should two ask, both get the same answer. Only an explicit
-answer counts: what is away, slow or broken is silent, is asked again later, and holds up itself
-only. What its sender cannot say by ``decide_by`` its policy decides, or a person.
+One process at a time asks a sender, by a lease, with at most ``QUESTIONS`` questions under way and
+``BATCH`` ids in each. To claim rows, a process moves their next check ahead: if it dies, the next
+process asks. If two processes ask, both get the same answer. Only an explicit answer counts. A
+sender that is unreachable, slow or broken is asked again later, and delays only itself. If it gives
+no answer by ``decide_by``, the policy of the event decides, or a person.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ DECIDES = {COMMITTED: State.CONFIRMED, ROLLED_BACK: State.CANCELLED}
 POLICIES: dict[str, str] = {Policy.CONFIRM: State.CONFIRMED, Policy.CANCEL: State.CANCELLED}
 UNDECIDED = "Its sender could not say in time what became of it."
 
-#: Senders are shared by the CRC-32 of their names, modulo this.
+#: Processes share the senders by the CRC-32 of their names, modulo this number.
 PARTS = 16
-#: Questions to one sender under way, and ids in each.
+#: The most questions to one sender under way, and the most ids in each.
 QUESTIONS, BATCH = 4, 100
-#: Seconds for which a claim keeps others away: longer than a question takes.
+#: Seconds that a claim keeps other processes away: longer than a question takes.
 CLAIM_SECONDS = 30.0
-#: Seconds until the second question about an event, and at most; each time twice as long.
+#: The first and the longest pause before an event is asked about again. Each pause doubles.
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
-#: Rows of which the time is over that are decided at once.
+#: The most overdue rows that are decided at once.
 EXPIRED = 500
 INTERVAL = 1.0
 ANSWER_SECONDS = 300.0
-#: Seconds for which a process that stops waits for questions that are under way.
+#: Seconds that a stopping process waits for the questions under way.
 LEAVE_SECONDS = 5.0
 
 
 def ask(sender: str, questions: Sequence[Question]) -> dict[UUID, str]:
-    """Return the answers of a sender; raise any error where it cannot be asked."""
+    """Return the answers of a sender; raise any error if it cannot be asked."""
     if not sender.startswith(PREFIX):
         from .remote import ask_over_http  # needs the extra door
 
@@ -68,13 +68,13 @@ def ask(sender: str, questions: Sequence[Question]) -> dict[UUID, str]:
     alias = sender.removeprefix(PREFIX)
     if alias not in connections:
         raise UnknownPrepared(f"There is no sender {sender!r} to ask: no such alias.")
-    # In the form of timezone.now(), which functions compare it with.
+    # In the form of timezone.now(), with which check_back functions compare it.
     local = [each._replace(prepared_at=stored(each.prepared_at)) for each in questions]
     return outcomes(local, using=alias)
 
 
 class SenderWorker:
-    """The questions to one sender, each in a thread of its own: it may hang."""
+    """The questions to one sender, each in a thread of its own, because a question may hang."""
 
     def __init__(self, name: str, *, using: str) -> None:
         self.name = name
@@ -82,11 +82,11 @@ class SenderWorker:
         self.backoff = Backoff(f"sender {name}", logger)
         self.decided = 0
         self._counting = threading.Lock()
-        #: About what, and when, each is. Results: why there was no answer, if there was none.
+        #: Each question's rows and start. The result is the error if there was no answer.
         self.under_way: dict[Future[Exception | None], tuple[Sequence[PreparedEvent], float]] = {}
 
     def turn(self) -> bool:
-        """See what has come of questions, and ask about what is due. Says whether it did."""
+        """Collect answers, and ask about due events. Return whether there was anything to do."""
         busy = False
         for future, (rows, asked_at) in list(self.under_way.items()):
             done = future.done()
@@ -97,14 +97,14 @@ class SenderWorker:
             error: Exception | None
             if done:
                 error = future.result()  # the keeper's own errors are raised
-            else:  # as where its database was cut off, of which its thread hears nothing
+            else:  # say, its database was cut off, which its thread does not notice
                 error = TimeoutError(f"no answer in {CLAIM_SECONDS:g} s")
                 self._put_off(rows, "unreachable", described(error))
             if error:
                 self.backoff.failed(error)
             else:
                 self.backoff.succeeded()
-        # Of a sender that is away one question at a time finds out when it is back.
+        # While the sender is unreachable, one question at a time shows when it is back.
         limit = 1 if self.backoff.failures else QUESTIONS
         while (
             not self.backoff.remaining and len(self.under_way) < limit and (rows := self._claim())
@@ -153,7 +153,7 @@ class SenderWorker:
         return None
 
     def settle(self, rows: Sequence[PreparedEvent], answers: Mapping[UUID, str]) -> None:
-        """Decide what was answered, and put off the rest."""
+        """Decide the events that have an outcome, and put off the others."""
         wanted: dict[UUID, str] = {}
         undecided: dict[str, list[PreparedEvent]] = {}
         for row in rows:
@@ -181,7 +181,7 @@ class SenderWorker:
         self._expire(list(over))
 
     def expire(self) -> None:
-        """Let their policies decide events whose time is over, without an answer."""
+        """Let their policies decide the events that are overdue without an answer."""
         due = self.events.due(self.name).filter(state=State.PREPARED, decide_by__lte=DatabaseNow())
         self._expire(list(due.order_by("decide_by")[:EXPIRED]))
 
@@ -253,7 +253,7 @@ class CheckBack(LeasedLoop):
         return [future for worker in self.workers.values() for future in worker.under_way]
 
     def _take_senders(self) -> None:
-        """Have a worker for each sender of an owned part."""
+        """Keep one worker for each sender of an owned part."""
         parts = self.holder.owned
         owned = {name for name in self._senders() if crc32(name.encode()) % PARTS in parts}
         for name in owned.difference(self.workers):
@@ -262,7 +262,7 @@ class CheckBack(LeasedLoop):
             self._decided += self.workers.pop(name).decided
 
     def _senders(self) -> list[str]:
-        """Return the senders that there are rows of: a look at the index for each."""
+        """Return the senders that have rows, by one index lookup for each sender."""
         names: list[str] = []
         rows = PreparedEvent.objects.using(self.using).order_by("sender")
         after = ""

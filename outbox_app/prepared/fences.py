@@ -1,12 +1,12 @@
-"""Fences: one row in the sender's database decides what became of a transaction.
+"""Fences: one row in the sender's database decides the outcome of a transaction.
 
-The sender inserts 'committed', first thing in its business transaction. Who is asked about it reads
-the row, and inserts 'rolled_back' where there is none, in a transaction of its own: the INSERT
-waits for a transaction that is still open, and once it is there that transaction cannot commit.
-So an answer stays true. "Not found, so rolled back" would be wrong a moment later.
+The sender inserts 'committed' as the first statement of its business transaction. To answer a
+question, ``outcomes`` reads the row and, if there is none, inserts 'rolled_back' in a transaction
+of its own. The INSERT waits for an open business transaction; once the row exists, that transaction
+cannot commit. So an answer stays true. "Not found, so rolled back" could be wrong a moment later.
 
-A fence is remembered, or the question is refused: rows are removed when they are old, and the mark
-says before when. A question about an older event is answered 'too_old', which decides nothing.
+Old fences are pruned, and the mark has the time before which they were. A question about an older
+event is answered 'too_old', which decides nothing.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
     from .sender import Prepared
 
 ID: Any = Fence._meta.pk
-#: What is not answered: the id has committed, as that of another keeper's event.
+#: The outcome of an id that has committed as another keeper's event. It is never sent.
 OF_ANOTHER = "another keeper's"
 
-#: Seconds for which an answer waits for a transaction that is open. MySQL knows whole ones only.
+#: Seconds that an answer waits for an open transaction. MySQL has whole seconds only.
 LOCK_SECONDS = 0.5
-#: Seconds after which the rest of a question is answered without waiting.
+#: Seconds after which the remaining ids of a question are answered without waiting.
 ANSWER_SECONDS = 5.0
-#: By so much the clocks of keeper and sender may differ.
+#: How much the clocks of keeper and sender may differ.
 CLOCKS = timedelta(days=1)
 
 
 def fence(event: Prepared) -> None:
-    """Write into the open transaction that its commit is what the event waits for.
+    """Write the fence: the event is published if the open transaction commits.
 
-    Call it first, before the business rows: then a check-back waits for the transaction.
+    Call it first, before you write business rows, so that a check-back waits for the transaction.
 
     Args:
         event: What ``prepare()`` returned.
 
     Raises:
         NotAtomic: No transaction is open on the alias of the event.
-        FencedOut: The keeper was told already what became of the event. The transaction, or the
-            savepoint that is open, cannot commit any more.
+        FencedOut: The event's outcome is decided already. The transaction, or the open savepoint,
+            can no longer commit.
     """
     using = event.using
     connection = connections[using]
@@ -67,7 +67,7 @@ def fence(event: Prepared) -> None:
             f"transaction.atomic(using={using!r})."
         )
     try:
-        # By hand: every business transaction pays for it, and ``save()`` takes twice as long.
+        # SQL by hand: every business transaction pays for it; ``save()`` takes twice as long.
         with transaction.atomic(using=using, savepoint=False), connection.cursor() as cursor:
             values = [ID.get_db_prep_value(event.event_id, connection), COMMITTED, event.to]
             insert_rows(cursor, Fence, ("event_id", "outcome", "keeper"), values)
@@ -83,24 +83,24 @@ def fence(event: Prepared) -> None:
 def outcomes(
     questions: Iterable[Question], *, keeper: str = "", using: str, seconds: float | None = None
 ) -> dict[UUID, str]:
-    """Say what became of the transactions of events, so that it cannot change any more.
+    """Return the outcomes of the transactions of events, and make them final unless in progress.
 
-    Nothing is said of an event whose id has committed with another keeper.
+    The result leaves out an event whose id has committed with another keeper.
 
     Args:
-        keeper: Who keeps the events, as ``Fence.keeper``.
-        seconds: After which no other transaction is waited for; ``ANSWER_SECONDS`` at most.
+        keeper: The keeper of the events, as in ``Fence.keeper``.
+        seconds: The time after which it waits for no other transaction, up to ``ANSWER_SECONDS``.
     """
     asked = {each.event_id: each for each in questions if each.event_id != Fence.MARK}
     if is_in_test(using) and is_atomic(using):
         return dict.fromkeys(asked, IN_PROGRESS)
     until = time.monotonic() + min(seconds or ANSWER_SECONDS, ANSWER_SECONDS)
-    # A session whose transactions commit, even where the caller's does not.
+    # A session of its own: its transactions commit even if the caller's rolls back.
     with nullcontext() if is_in_test(using) else own_connection(using, seconds=LOCK_SECONDS):
         answers = _recorded(asked, keeper=keeper, using=using)
         mark = answers.pop(Fence.MARK, None)
         missing = [id for id in asked if id not in answers]
-        # In no order: transactions that stay open may use up the time of the same few only.
+        # In random order: otherwise the same open transactions would use up the time every time.
         for id in random.sample(missing, len(missing)):
             if time.monotonic() >= until:
                 break
@@ -109,30 +109,30 @@ def outcomes(
                 answers[id] = TOO_OLD
             elif own != IN_PROGRESS:
                 _insert(id, own or ROLLED_BACK, keeper, using=using)
-        # What is there now stays; what is not there waits for its transaction.
+        # A fence that exists now is final. Without one, the transaction is still in progress.
         if missing:
             answers = _recorded(missing, keeper=keeper, using=using) | answers
         return {id: answers.get(id, IN_PROGRESS) for id in asked if answers.get(id) != OF_ANOTHER}
 
 
 def _recorded(ids: Iterable[UUID], *, keeper: str, using: str) -> dict[UUID, Any]:
-    """Return the outcomes that fences have; under ``MARK`` before when they were removed."""
+    """Return the outcomes of existing fences; under ``MARK``, the time before which they went."""
     rows = Fence.objects.using(using).filter(pk__in=[*ids, Fence.MARK])
     found: dict[UUID, Any] = {}
     for id, outcome, by, at in rows.values_list("event_id", "outcome", "keeper", "written_at"):
         if id == Fence.MARK:
-            found[id] = stored(aware(at, using=using))  # as those of questions
+            found[id] = stored(aware(at, using=using))  # comparable with Question.prepared_at
         else:
             found[id] = OF_ANOTHER if outcome == COMMITTED and by != keeper else outcome
     return found
 
 
 def _insert(id: UUID, outcome: str, keeper: str, *, using: str) -> None:
-    """Decide what became of a transaction, if it is not decided, nor open."""
+    """Decide the outcome of a transaction, unless it is decided already or still open."""
     stored = ID.get_db_prep_value(id, connections[using])
     values = {"event_id": stored, "outcome": outcome, "keeper": keeper}
     try:
-        # At once, and committed alone: an answer holds no lock while the next one waits. At READ
+        # Each INSERT has its own transaction: it holds no lock while the next one waits. At READ
         # COMMITTED it locks no gap on MySQL.
         with atomic_with_lock_wait(LOCK_SECONDS, using=using, read_committed=True):
             insert_if_missing(Fence, values, using=using)
@@ -142,10 +142,10 @@ def _insert(id: UUID, outcome: str, keeper: str, *, using: str) -> None:
 
 
 def mark_pruned(before: datetime, *, using: str) -> None:
-    """Answer 'too_old' about what was prepared before a time: call it before fences are removed.
+    """Answer 'too_old' about events prepared before a time. Call it before you prune fences.
 
-    The mark never goes back: a run that is interrupted refuses more questions than it has to, and
-    no fewer.
+    The mark never moves back: after an interrupted run more questions are refused than necessary,
+    never fewer.
     """
     fences = Fence.objects.using(using)
     mark = Fence(event_id=Fence.MARK, outcome=Fence.Outcome.PRUNED, written_at=before)

@@ -1,10 +1,10 @@
-"""The keeper: records prepared events, and publishes or forgets them when they are decided.
+"""The keeper: records prepared events, and publishes or drops them when they are decided.
 
-Every move is one conditional UPDATE, and what follows from it (the event in its log, the job in the
-outbox) is in the same transaction: both, or neither. Of two that decide at once, one moves the
-row and the other one sees what it did. Confirmed and cancelled are final. A decision against one of
-them is a contradiction, written down as an incident: a fence was not used, or a policy or a person
-decided against what happened.
+Each change of state is one conditional UPDATE. Its effect (the event in its log, the job in the
+outbox) is in the same transaction, so both happen or neither. If two processes decide at once, one
+updates the row and the other sees that decision. Confirmed and cancelled are final. A decision
+against a final state is a contradiction, and is recorded as an incident: a fence was not used, or a
+policy or a person decided against what happened.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from .request import content_hash
 logger = get_logger("outbox_app.prepared")
 
 State = PreparedEvent.State
-#: Answers that are no state: there is no such event; its id belongs to another one; it was decided
-#: otherwise.
+#: Answers that are no state: the event is unknown; its id belongs to another event; the event was
+#: decided otherwise.
 UNKNOWN, CONFLICT, CONTRADICTION = "unknown", "conflict", "contradiction"
-#: How a decision came: told by the sender, answered by it, by policy. A person has a name.
+#: How a decision came: by a call or an answer of the sender, or by policy. Or a person's name.
 ROUTES = CALL, ANSWER, POLICY = "call", "answer", "policy"
 
-#: Seconds for which a transaction waits for a lock, and for which it is done anew; seconds after
-#: which a call gives up what others hold.
+#: Seconds that a transaction waits for a lock, and for which it is repeated; seconds after which
+#: ``decide`` gives up events that others hold.
 LOCK_SECONDS, DECIDE_SECONDS = 2.0, 5.0
 
 Result = TypeVar("Result")
@@ -68,13 +68,13 @@ class Answer(NamedTuple):
 
 
 class _Raced(django.db.OperationalError):
-    """Another process has moved one of the rows."""
+    """Another process has changed the state of one of the rows."""
 
 
 def prepare(sender: str, rows: Sequence[PreparedEvent], *, using: str) -> list[Answer]:
     """Record events of a sender, in a transaction of its own; return the state of each.
 
-    An id that is known with the same content has the answer that it had, ``CONFLICT`` with other.
+    A known id gets the state of its event if the content is the same, otherwise ``CONFLICT``.
     """
     for row in rows:
         row.sender = sender
@@ -91,14 +91,14 @@ def prepare(sender: str, rows: Sequence[PreparedEvent], *, using: str) -> list[A
     answers = []
     for row in rows:
         kept = known.get(row.event_id, row)
-        # An empty hash: it was cancelled before it was prepared.
+        # The hash is empty if the event was cancelled before it was prepared.
         state = kept.state if kept.content_hash in (row.content_hash, "") else CONFLICT
         answers.append(Answer(row.event_id, state, is_new=kept is row))
     return answers
 
 
 def _insert(rows: Sequence[PreparedEvent], using: str) -> None:
-    """Insert new events. By hand: ``bulk_create`` takes thrice as long."""
+    """Insert new events, by SQL of our own: ``bulk_create`` takes three times as long."""
     connection = connections[using]
     one, fields = _columns(using)
     stored = [[f.get_db_prep_save(getattr(row, n), connection) for n, f in fields] for row in rows]
@@ -112,7 +112,7 @@ def _insert(rows: Sequence[PreparedEvent], using: str) -> None:
 
 @cache
 def _columns(using: str) -> tuple[str, list[tuple[str, Any]]]:
-    """Return what is written of a new event: the row of a statement, and the fields."""
+    """Return the SQL of one row in the INSERT of new events, and the fields of its values."""
     compiler = PreparedEvent.objects.using(using).query.get_compiler(using)
     later = (DatabaseNow() + timedelta(days=1)).resolve_expression(compiler.query)
     given = dict.fromkeys(["decide_by", "next_check_at"], compiler.compile(later)[0])
@@ -126,11 +126,11 @@ def _columns(using: str) -> tuple[str, list[tuple[str, Any]]]:
 def decide(
     sender: str, wanted: Mapping[UUID, str], *, by: str, reason: str = "", using: str
 ) -> list[Answer]:
-    """Confirm or cancel events, all in one transaction; in halves where one of them fails.
+    """Confirm or cancel events in one transaction; in halves if one of them fails.
 
-    An event that cannot be published, as its row was edited by hand, is undecided from then on, and
-    says why. Errors of the database itself are raised, and the time limit of a task; what others
-    hold is not decided, the rest is.
+    An event that cannot be published, because its row was edited by hand, becomes undecided, and
+    its reason says why. Errors of the database, and a task's time limit, are raised. If others
+    hold rows for too long, the remaining events are decided before that error is raised.
 
     Args:
         wanted: ``State.CONFIRMED`` or ``State.CANCELLED``, by the id of the event.
@@ -181,17 +181,17 @@ def _decide(
             unknown.append(id)
             answers.append(Answer(id, state))
         elif row.state in PreparedEvent.OPEN and by == POLICY and row.decide_by > row.now:
-            answers.append(Answer(id, row.state))  # a person has extended its time
+            answers.append(Answer(id, row.state))  # a person has given it more time
         elif row.state in PreparedEvent.OPEN:
             moved[state].append(row)
             answers.append(Answer(id, state))
-        elif row.state == state or by == POLICY:  # the call that came first had no policy in mind
+        elif row.state == state or by == POLICY:  # a policy contradicts no decision
             answers.append(Answer(id, row.state))
         else:
             answers.append(_contradiction(row, state, by, using))
     said = {"decided_at": DatabaseNow(), "decided_by": by[:255], "reason": reason[:10_000]}
     for state, found in moved.items():
-        # By what a split table is split by.
+        # Not by pk: a table may be partitioned by these columns.
         still = {"sender": sender, "event_id__in": [row.event_id for row in found]}
         changes = {"state": state, "next_check_at": None, **said}
         if found and events.filter(**still).open().update(**changes) != len(found):
@@ -235,7 +235,7 @@ def _publish(rows: Sequence[PreparedEvent], using: str, first: bool) -> None:
 
 
 def _trace(rows: Sequence[Any], began: int) -> None:
-    """Make a span of what was confirmed, in the trace of the request that prepared it."""
+    """Make the span of confirmed events, in the trace of the request that prepared them."""
     carriers = (row.content.get("headers", row.content.get("metadata")) for row in rows)
     with inside(start_span("outbox confirm", carriers, kind="INTERNAL", start_time=began)):
         pass
@@ -248,7 +248,7 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
     )
     incidents = Incident.objects.using(using)
     key = {"kind": Incident.Kind.CONTRADICTION, "first_id": row.pk, "last_id": row.pk}
-    if not incidents.filter(**key).exists():  # two calls at once write two
+    if not incidents.filter(**key).exists():  # two calls at once record two incidents
         incident = incidents.create(**key, detail=detail)
         tell = partial(incident_recorded.send_robust, Incident, using=using, incident=incident)
         transaction.on_commit(tell, using=using)  # a receiver that fails undoes nothing
@@ -262,7 +262,7 @@ def _refused(sender: str, id: UUID, error: Exception, using: str) -> Answer:
     rows = PreparedEvent.objects.using(using).filter(sender=sender, event_id=id)
     reason = described(error)
     if not rows.open().update(state=State.UNDECIDED, next_check_at=None, reason=reason):
-        # It is decided: a callback of the project's has failed after the commit.
+        # The event is decided: a callback of the project has failed after the commit.
         logger.error("Failed after the decision event_id=%s error=%r", id, error)
         return Answer(id, rows.values_list("state", flat=True).first() or UNKNOWN)
     logger.error("Not published event_id=%s error=%r", id, error)
@@ -270,10 +270,10 @@ def _refused(sender: str, id: UUID, error: Exception, using: str) -> Answer:
 
 
 def _in_transaction(step: Callable[[bool], Result], using: str) -> Result:
-    """Run a step in a transaction, anew where another one has refused it.
+    """Run a step in a transaction; repeat it if another transaction interferes.
 
-    The first time a step does not look whether ids are taken: where one is, the unique index raises
-    ``IntegrityError``, and the second time it looks. That saves four statements of ten.
+    The first time, a step assumes that all ids are new: if one exists, the unique index raises
+    ``IntegrityError``, and the second time the step looks. That saves four statements of ten.
     """
     if lacks_autocommit(connections[using]):
         raise NotAtomic(f"Autocommit is off on {using!r}: nothing would commit what is recorded.")

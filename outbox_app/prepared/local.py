@@ -1,7 +1,7 @@
-"""Keeper and sender in one project, on two of its database aliases: called, not sent to.
+"""Keeper and sender in one project, on two database aliases: function calls without HTTP.
 
-What the keeper writes is committed when a call returns, also if a transaction that is open on its
-alias rolls back.
+When a call returns, the keeper has committed its rows. They stay, even if a transaction of the
+caller that is open on the keeper's alias rolls back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connecti
 from . import keeper
 from .keeper import Answer
 
-#: What the names of senders that are aliases begin with. No name of a peer has a colon.
+#: The prefix of senders that are database aliases. The name of a peer has no colon.
 PREFIX = "alias:"
 
 
@@ -44,7 +44,7 @@ class LocalKeeper:
 
     @contextmanager
     def _outside(self) -> Iterator[None]:
-        """Work in no transaction of the caller, whose rollback would undo it; a test's may be."""
+        """Leave a transaction of the caller, whose rollback would undo the work; not a test's."""
         opened = is_atomic(self.using) or lacks_autocommit(connections[self.using])
         apart = opened and not is_in_test(self.using)
         own = own_connection(self.using, seconds=keeper.LOCK_SECONDS) if apart else nullcontext()

@@ -1,6 +1,6 @@
 """Calls without an answer: a confirm after the commit must not hold up a request.
 
-What finds the queue full, fails or is killed loses a call: the check-back is the retry.
+A full queue, an error or a killed process loses a call: the check-back is the retry.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ calls = Background("outbox-one-way", threads=2, longest=10_000, together=100, at
 
 
 def send(call: Callable[..., None], items: Sequence[Any], *args: Any) -> None:
-    """Have a thread make a call, some time soon, with the items of others of it. It may be lost."""
+    """Let a thread make a call soon, combined with equal calls. The call may be lost."""
     if not calls.send(attempt, items, call, *args):
         logger.warning("Too many calls wait, so the keeper will ask queue=%d", calls.longest)
 
 
 def attempt(items: Sequence[Any], call: Callable[..., None], *args: Any) -> None:
-    """Make a call whose error would be taken for one of a transaction that has committed."""
+    """Make a call, and log its error: raised, it would seem that the commit has failed."""
     try:
         call(items, *args)
     except Exception as error:

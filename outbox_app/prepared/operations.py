@@ -1,8 +1,8 @@
-"""What a person does with prepared events: look, have senders asked, decide, give them more time.
+"""Operations on prepared events for people: show, ask the senders, decide, give more time.
 
-A decision goes through the keeper, as all others do: the event is published, or its job staged, in
-the transaction that confirms it. An event that was decided meanwhile stays as it is. Each decision
-is written down with the name of the person and the reason.
+The keeper makes these decisions, like all others: the event is published, or its job staged, in the
+transaction that confirms it. An event that was decided meanwhile stays as it is. Each decision is
+stored with the person's name and the reason.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .fences import outcomes
 logger = get_logger("outbox_app.prepared")
 
 State = PreparedEvent.State
-#: Events of one transaction.
+#: How many events one transaction decides.
 BATCH_SIZE = 500
-#: What is shown of an event besides its content.
+#: The columns that are shown of an event, besides its content.
 COLUMNS = [
     field.name
     for field in PreparedEvent._meta.fields
@@ -50,7 +50,7 @@ def selected(
     state: str | None = None,
     older_than: timedelta | None = None,
 ) -> PreparedEventQuerySet:
-    """Return the events for which all that is given holds, the oldest first."""
+    """Return the events that match all given conditions, the oldest first."""
     before = older_than and DatabaseNow() - older_than
     wanted = {"event_id__in": list(ids), "sender": sender, "state": state}
     given = {name: v for name, v in (wanted | {"prepared_at__lte": before}).items() if v}
@@ -58,7 +58,7 @@ def selected(
 
 
 def described(event: PreparedEvent, *names: str) -> dict[str, Any]:
-    """Return an event as JSON can hold it: its ``COLUMNS``, and others that are named."""
+    """Return an event as JSON can hold it: its ``COLUMNS``, and those of ``names``."""
     values = {name: getattr(event, name) for name in (*COLUMNS, *names)}
     return {
         name: value.isoformat() if hasattr(value, "isoformat") else value
@@ -78,16 +78,16 @@ def describe(event_id: UUID, *, sender: str | None = None, using: str) -> dict[s
 
 
 def check(events: PreparedEventQuerySet) -> int:
-    """Have senders asked now, by the processes that run the check-back; return about how many."""
+    """Let the processes of the check-back ask about events now; return about how many events."""
     return events.open().order_by().update(next_check_at=DatabaseNow())
 
 
 def extend(
     events: PreparedEventQuerySet, seconds: float | None = None, *, by: str, reason: str
 ) -> int:
-    """Let senders be asked for so many seconds from now; return about how many events.
+    """Give senders ``seconds`` from now to answer; return about how many events that changes.
 
-    Undecided events are prepared again. Default: the setting PREPARED_DECIDE_BY.
+    Undecided events become prepared again. Default: the setting PREPARED_DECIDE_BY.
     """
     conf = outbox_settings()
     seconds = conf.PREPARED_DECIDE_BY if seconds is None else seconds
@@ -108,10 +108,10 @@ def extend(
 
 
 def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
-    """Fetch what is open of this sender at a keeper, and tell the keeper what the fences say.
+    """Fetch this sender's open events from a keeper, and send it the outcomes of their fences.
 
-    For a sender that no keeper can call. What is younger than the setting PREPARED_IMMUNE is left
-    alone: its transaction may not have begun.
+    For a sender that no keeper can call. Events younger than the setting PREPARED_IMMUNE are left
+    alone: their transactions may not have begun.
 
     Returns:
         How many events were confirmed, cancelled, left open, and decided otherwise before.
@@ -141,9 +141,9 @@ def decide(
     reason: str,
     write: Write = logger.info,
 ) -> tuple[int, list[str]]:
-    """Confirm or cancel those of the events that are open, in batches.
+    """Confirm or cancel the open events among these, in batches.
 
-    Returns how many were decided so, and why the others were not, ``LISTED`` of them at most.
+    Return how many were decided, and why the others were not, for at most ``LISTED`` of them.
     """
     by = f"{by} (a person)" if by in keeper.ROUTES else by
     chosen = list(events.open().order_by("sender", "pk").values_list("sender", "event_id"))

@@ -1,7 +1,7 @@
-"""A check-back: what is asked, what may be answered, and functions that answer before fences.
+"""A check-back: the question, the possible answers, and functions that answer before fences.
 
-Functions are the project's own, and answer from business rows, but only that a transaction has
-committed or is in progress: only a fence says 'rolled_back'.
+The project registers these functions. They answer from business rows, but only that a transaction
+has committed or is in progress: only a fence answers 'rolled_back'.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ IN_PROGRESS, TOO_OLD = "in_progress", "too_old"
 
 
 class Question(NamedTuple):
-    """What a keeper asks about."""
+    """A keeper's question about one event."""
 
     event_id: UUID
-    #: By the keeper's clock.
+    #: The time by the keeper's clock.
     prepared_at: datetime
     stream: str = ""
-    #: Of the event, or the task of a job.
+    #: The type of the event, or the task of the job.
     type: str = ""
 
 
@@ -40,12 +40,12 @@ _functions: list[tuple[str, Callable[[Question], Any]]] = []
 def check_back(pattern: str) -> Callable[[Function], Function]:
     """Register a function that answers for events without a fence, from business rows.
 
-    Put it into a module ``subscribers`` of an app, which every process imports: where it is not
-    registered, the fence decides, and without one nothing has committed.
+    Put it into the module ``subscribers`` of an app, which every process imports. In a process that
+    has not registered it, the fence decides; without a fence nothing has committed.
 
-    The function is called with a ``Question`` (event_id, prepared_at, stream, type), in no
-    transaction. It returns ``COMMITTED`` or ``IN_PROGRESS`` (which may be asked again), or None:
-    then the fence decides.
+    The function is called with a ``Question`` (event_id, prepared_at, stream, type), outside
+    transactions. It returns ``COMMITTED``, or ``IN_PROGRESS`` (the keeper may ask again), or None
+    to let the fence decide.
 
     Args:
         pattern: Types of events, or task names, as for ``fnmatch``: ``"order.*"``.
@@ -59,7 +59,7 @@ def check_back(pattern: str) -> Callable[[Function], Function]:
 
 
 def own_answer(question: Question) -> str:
-    """Return what the project's own functions say; empty: nothing."""
+    """Return the answer of the project's functions; empty if none answers."""
     for pattern, function in _functions:
         if not fnmatchcase(question.type, pattern):
             continue

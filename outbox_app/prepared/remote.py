@@ -1,7 +1,7 @@
-"""Keeper and sender in two projects: each is called over HTTP, signed both ways.
+"""Keeper and sender in two projects: they call each other over HTTP, signed both ways.
 
-No answer that is verified is no answer: ``KeeperUnavailable`` for a sender, silence for the
-check-back. What was sent may have arrived. Each call may be repeated.
+An answer that is not verified counts as none: a sender gets ``KeeperUnavailable``, and for the
+check-back it is silence. The request may have arrived nevertheless. Each call may be repeated.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from ..door import signing as signing  # so that without the extra nothing begins
+from ..door import signing as signing  # without the extra this fails first
 from ..door.client import SECONDS
 from ..door.messages import EVENTS, cloudevent, written, zoned
 from ..door.peers import limit, moment, peer_named
@@ -25,16 +25,16 @@ from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
 
 State = PreparedEvent.State
 OUTCOMES = (COMMITTED, ROLLED_BACK, IN_PROGRESS, TOO_OLD)
-#: What the keeper answers to what is not as it should be, each time.
+#: The statuses with which the keeper refuses a bad request, also when it is repeated.
 REFUSED = (400, 403, 413, 415, 422)
-#: Seconds that a call takes at most while it holds a transaction open.
+#: The most seconds that a call takes while it holds a transaction open.
 IN_TRANSACTION = 2.0
 
 
 def call_in_parts(
     peer: Peer, method: str, path: str, payload: Any = None, **options: Any
 ) -> tuple[int, Any]:
-    """Call a peer, in halves where that is too large: the other side alone knows its limits."""
+    """Call a peer; in halves if the payload is too large, as only the peer knows its limits."""
     status, said = call(peer, method, path, payload, **options)
     if status != 413 or not payload or len(payload) == 1:
         return status, said
@@ -48,7 +48,7 @@ def call_in_parts(
 
 
 class HttpKeeper:
-    #: Its log is not here.
+    #: The log is in another project.
     using = ""
 
     def __init__(self, name: str, alias: str) -> None:
@@ -100,7 +100,7 @@ class HttpKeeper:
         raise self._odd(f"said nothing of the event {id}")
 
     def open(self, skip: int = 0) -> list[Question]:
-        """Return open events of this sender, some of them: for a sender that cannot be called."""
+        """Return some open events of this sender, for a sender that the keeper cannot call."""
         found = self._call("GET", f"prepared/open?skip={skip}")
         try:
             return [
@@ -113,7 +113,7 @@ class HttpKeeper:
     def _said(
         self, path: str, elements: Sequence[dict[str, Any]], **options: Any
     ) -> Iterator[tuple[UUID, Any, Any]]:
-        """Yield id, status and state of each element, in as many requests as they take."""
+        """Send elements in as few requests as fit; yield the id, status and state of each."""
         groups = chunks(
             elements,
             rows=limit(self.peer, "events"),

@@ -1,6 +1,6 @@
-"""What a sender asks its keeper to record, checked before anything is sent or written.
+"""A sender's request to record an event, checked before anything is sent or written.
 
-All that could make the publishing fail later is refused here: names, JSON, size, log, task and
+Everything that could make publishing fail later is checked here: names, JSON, size, log, task and
 arguments. So a confirm cannot fail on the content of an event.
 """
 
@@ -52,9 +52,9 @@ class NewPrepared:
 
 
 def content_hash(row: PreparedEvent) -> str:
-    """Return a hash of all that is published, the same when it has been in a database.
+    """Return a hash of everything that is published. A round trip to a database keeps it.
 
-    The trace is left out: a call that is repeated may be in another one.
+    The hash leaves out the trace, because a repeated call may be in another trace.
     """
     content = {name: value for name, value in row.content.items() if name != "headers"}
     if metadata := content.get("metadata"):
@@ -66,16 +66,16 @@ def content_hash(row: PreparedEvent) -> str:
 
 
 def _number(text: str) -> int | float:
-    """PostgreSQL gives 1e16 back as the integer that it is, and -0.0 without its sign."""
+    """Parse as PostgreSQL does, which returns 1e16 as an integer and -0.0 without its sign."""
     value = Decimal(text)
     return int(value) if value == value.to_integral_value() else float(text)
 
 
 def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
-    """Return what a keeper records; its times are given from then on. Raises ``InvalidPrepared``.
+    """Return the row for a keeper, with its times as offsets. Raises ``InvalidPrepared``.
 
     Args:
-        using: The keeper's alias, and the log's. Default: another service, which checks its names.
+        using: The alias of the keeper and the log. Default: another service, which checks names.
     """
     if not isinstance(new, NewPrepared):
         raise InvalidPrepared(f"Prepared are NewPrepared(stream, type, data); got {new!r:.100}.")
@@ -104,7 +104,7 @@ def _event(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
         raise InvalidPrepared("args and kwargs are of a job; give its task as job=, or none.")
     log: Any = new.log
     if isinstance(log, str):
-        log = Event if remote else log_named(log)  # a table of another service is not here
+        log = Event if remote else log_named(log)  # a log of another service is not here
     require_log(log)
     data = {} if new.data is None else new.data
     metadata = new.metadata or {}
@@ -136,7 +136,7 @@ def _job(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
 
 
 def _trace(new: NewPrepared) -> dict[str, str]:
-    """Return the trace that its metadata name, or the caller's."""
+    """Return the trace in the event's metadata, or the caller's."""
     return trace_in(new.metadata) or current_trace()
 
 

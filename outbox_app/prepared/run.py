@@ -1,7 +1,7 @@
 """Running the check-back in the foreground: what ``manage.py run_prepared`` calls.
 
-SIGTERM and SIGINT take the answers that are there and hand the senders back. Several processes
-share the senders.
+After SIGTERM or SIGINT a process takes the answers that have arrived, and releases its senders.
+Several processes share the senders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(
     """Ask senders until SIGTERM or SIGINT, or with ``once`` until nothing is due.
 
     Returns:
-        An exit code: 0; 1 where a process died, or with ``once`` a sender gave no answer.
+        An exit code: 1 if a process died, or with ``once`` if a sender gave no answer; else 0.
     """
     require_at_least(processes=(processes, 1), interval=(interval, 0.01))
     using = using or outbox_alias()
@@ -54,7 +54,7 @@ def ask_here(
     parent: int | None = None,
     listen: Listen = stop_on_signals,
 ) -> int:
-    """Ask senders in this thread; ``listen`` is given what stops that."""
+    """Ask senders in this thread; ``listen`` gets the function that stops it."""
     loop = CheckBack(using=using, interval=interval, on_turn=Progress(_progress, parent=parent))
     listen(loop.stop)
     logger.info("Check-back started database=%s", using)

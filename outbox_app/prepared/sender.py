@@ -1,10 +1,10 @@
 """The sender's side: prepare, the fence in the business transaction, then confirm or cancel.
 
-``prepared()`` is the whole of it as a block. What was raised inside it, and where, says nothing of
-what became of the transaction: a COMMIT may have worked although its reply was lost. So the block
-asks its own fence, exactly as a check-back does, and tells the keeper what the fence says; where
-the fence gives no answer it tells nothing. A confirm or cancel that is lost is found out by the
-check-back.
+``prepared()`` does all of this as a block. An error that the block raises does not show whether the
+transaction was committed: a COMMIT may have worked although its reply was lost. So after an error
+the block asks its own fence, exactly as a check-back does, and sends the outcome to the keeper. If
+the fence gives no answer, the block sends nothing. The check-back makes up for a confirm or cancel
+that is lost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Prepared:
     #: The keeper's service; empty for this project.
     to: str
     request: PreparedEvent
-    #: By the clock of this process, before the keeper was called.
+    #: The time by the clock of this process, before it called the keeper.
     prepared_at: datetime
 
 
@@ -78,22 +78,22 @@ def prepared(
 
     Args:
         stream, type, data: As for ``publish()``.
-        using: Database alias of the business rows; not the one of the keeper's log.
-        to: The keeper, where it is another service. Default: this project.
-        wait: Tell the keeper before the block is left. Default: a thread tells it, after the
-            commit. Either way the keeper asks if that fails; no error is raised after a commit.
+        using: Database alias of the business rows; it must differ from that of the keeper's log.
+        to: The service that is the keeper. Default: this project.
+        wait: Send the outcome before the block is left. Default: a thread sends it after the
+            commit. If either fails, the keeper asks; no error is raised after a commit.
         **options: ``topic``, ``metadata``, ``log`` as for ``publish()``. ``event_id``: a UUID that
             makes the call repeatable (default: a new one). ``policy``: what to do with an outcome
             that is unknown at ``decide_by`` (seconds, default a day): "ask", "cancel" or "confirm"
-            (default: "ask"). ``immune``: seconds before which the keeper does not ask (default 10).
+            (default: "ask"). ``immune``: seconds during which the keeper does not ask (default 10).
             ``job``: a task name, with ``args`` and ``kwargs``, instead of an event.
 
     Raises:
-        InvalidPrepared: Something could never be published. The transaction was not begun.
+        InvalidPrepared: The event could never be published. The transaction was not begun.
         NotMigrated: The alias has no table of fences. Nothing was sent.
-        PreparedConflict: The id belongs to another event, or to one that is decided.
+        PreparedConflict: The id belongs to another event, or to an event that is decided.
         KeeperUnavailable: The keeper gave no answer. The transaction was not begun.
-        FencedOut: The keeper has asked before the transaction began; it is rolled back.
+        FencedOut: The keeper asked before the transaction began. The transaction is rolled back.
     """
     new = NewPrepared(stream, type, data, **options)
     with prepared_many([new], using=using, to=to, wait=wait) as [event]:
@@ -104,7 +104,7 @@ def prepared(
 def prepared_many(
     events: Sequence[NewPrepared], *, using: str, to: str = "", wait: bool = False
 ) -> Iterator[list[Prepared]]:
-    """As ``prepared()``, for several events of one transaction: one request, a fence for each."""
+    """Do what ``prepared()`` does, for several events: one request, and a fence for each."""
     recorded = prepare_many(events, using=using, to=to)
     try:
         with transaction.atomic(using=using):
@@ -136,7 +136,7 @@ def prepare(
 
 
 def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> list[Prepared]:
-    """As ``prepare()``, for several events in one request: all of them, or an error."""
+    """Do what ``prepare()`` does, for several events in one request: all, or an error."""
     if using not in connections:
         raise errors.InvalidPrepared(f"using={using!r}: there is no such database alias.")
     keeper = keeper_of(to, using)
@@ -153,7 +153,7 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
     return [Prepared(each.event_id, using, to, each, now) for each in requests]
 
 
-@cache  # a table that was there is not looked for again
+@cache  # once the table exists, it is not looked for again
 def _require_fences(using: str) -> None:
     require_migrated(using, Fence)
 
@@ -171,15 +171,15 @@ def _require_prepared(request: PreparedEvent, answer: Answer) -> None:
 
 
 def confirm(*events: Prepared, wait: bool = True) -> None:
-    """Have events published whose transactions have committed, as their fences show.
+    """Tell the keeper to publish events, whose fences must show that they were committed.
 
     Args:
         events: What ``prepare()`` returned.
-        wait: Return when the keeper has answered. Else a thread tells it.
+        wait: Wait for the answer of the keeper. Otherwise a thread calls it.
 
     Raises:
-        FencedOut: The transaction has not committed, or it wrote no fence. The keeper was not told.
-        KeeperUnavailable: The keeper gave no answer. Its check-back finds out.
+        FencedOut: The transaction has not committed, or it wrote no fence. Nothing was sent.
+        KeeperUnavailable: The keeper gave no answer. Its check-back finds the outcome.
         Contradiction: The event was cancelled before, by a person or a policy.
     """
     hint = " Call fence(event) inside the transaction, and confirm(event) after it has committed."
@@ -191,7 +191,7 @@ def cancel(*events: Prepared, wait: bool = True) -> None:
     """Withdraw events: from then on no transaction that fences one of them can commit.
 
     Raises:
-        FencedOut: The transaction has committed already, or is open. The keeper was not told.
+        FencedOut: The transaction has committed already, or is open. Nothing was sent.
         KeeperUnavailable, Contradiction: As for ``confirm()``.
     """
     _require_outcome(events, ROLLED_BACK, "cancelled")
@@ -199,17 +199,17 @@ def cancel(*events: Prepared, wait: bool = True) -> None:
 
 
 def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
-    """Have events confirmed when the open transaction of their alias commits.
+    """Confirm events when the open transaction of their alias commits.
 
-    For code that does not see the commit, as under ``ATOMIC_REQUESTS``. Of a rollback nothing is
-    told: the check-back finds out.
+    For code that does not see the commit, as under ``ATOMIC_REQUESTS``. A rollback is not reported:
+    the check-back finds it.
 
     Raises:
         NotAtomic: No transaction is open on the alias of an event.
     """
     tell = partial(_tell, state=State.CONFIRMED, wait=wait)
     for (_, using), group in _by_keeper(events):
-        if not connections[using].in_atomic_block:  # it would be told at once
+        if not connections[using].in_atomic_block:  # on_commit() would confirm at once
             raise errors.NotAtomic(
                 f"confirm_on_commit() was called outside a transaction on {using!r}."
             )
@@ -227,7 +227,7 @@ def _require_outcome(events: Sequence[Prepared], wanted: str, call: str, hint: s
 
 
 def _outcomes(events: Sequence[Prepared]) -> dict[UUID, str]:
-    """Ask as the keeper does: over a session that sees no open transaction, not even its own."""
+    """Ask the fences as the keeper does: in a session that sees no open transaction."""
     found: dict[UUID, str] = {}
     for (to, using), group in _by_keeper(events):
         asked = [
@@ -244,7 +244,7 @@ def _tell_what_fences_say(events: Sequence[Prepared], *, wait: bool) -> None:
         for outcome, state in ((COMMITTED, State.CONFIRMED), (ROLLED_BACK, State.CANCELLED)):
             told = [event for event in events if found.get(event.event_id) == outcome]
             _tell(told, state, wait=wait)
-    except Exception as error:  # the caller's own is the one to raise
+    except Exception as error:  # the caller's own error is raised
         logger.warning("Fences gave no answer, so the keeper will ask error=%r", error)
 
 
@@ -267,7 +267,7 @@ def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) ->
     keeper = keeper_of(to, using)
     told = keeper.decide({event.event_id: state for event in events})
     if lost := [answer.event_id for answer in told if answer.state == UNKNOWN]:
-        # The keeper's database was restored.
+        # The keeper's database was restored to a time before: record the events again.
         requests = {event.event_id: event.request for event in events}
         keeper.prepare([requests[id] for id in lost])
         told = [answer for answer in told if answer.event_id not in lost]

@@ -1,8 +1,8 @@
-"""How prepared events are doing: what status, diagnosis, metrics and the overview show of them.
+"""The facts about prepared events that status, diagnosis, metrics and the overview show.
 
-A number of statements that depends on nothing. Counting stops at ``counting.MANY``; what waits for
-a question, and which senders do not answer, is read from the oldest ``SAMPLE`` prepared events,
-which were asked about most often.
+The number of statements is fixed. Counting stops at ``counting.MANY``. The due events and the
+silent senders are read from the oldest ``SAMPLE`` prepared events, which were asked about most
+often.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..process.lease import alive
 from .questions import IN_PROGRESS, TOO_OLD
 
 SAMPLE = 1000
-#: A sender that has left so many questions about an event without an answer does not answer.
+#: A sender is silent after it has not answered so many questions about an event.
 SILENT = 3
-#: Characters of a last answer.
+#: How many characters of the last answer are shown.
 ANSWER = 300
 
 
@@ -34,22 +34,22 @@ class SilentSender:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStatus:
-    #: Counted up to counting.MANY, as are those that are undecided.
+    #: How many events are prepared, and undecided, counted up to counting.MANY.
     prepared: int
     undecided: int
-    #: Of the oldest that is prepared; 0 where there is none.
+    #: The age of the oldest prepared event; 0 if there is none.
     oldest_seconds: float
-    #: Of the sample, those that their sender is to be asked about by now.
+    #: How many events of the sample are due for a question.
     due: int
     #: Running processes of the check-back.
     processes: int
-    #: Of the last 24 hours, counted up to counting.MANY.
+    #: Contradictions of the last 24 hours, counted up to counting.MANY.
     contradictions: int
     silent: list[SilentSender]
 
 
 def prepared_status(*, using: str) -> PreparedStatus | None:
-    """Return the facts of a keeper; None where there is no prepared event at all."""
+    """Return the facts of a keeper; None if there is no prepared event at all."""
     events = PreparedEvent.objects.using(using)
     if not events.exists():
         return None

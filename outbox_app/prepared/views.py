@@ -1,6 +1,6 @@
 """Views of the door: signed requests about prepared events, by senders and by keepers.
 
-Each may come twice: it changes nothing the second time. ``door.serving`` says what is checked.
+A request may be repeated: the second one changes nothing. ``door.serving`` says what is checked.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ logger = get_logger("outbox_app.door")
 
 State = PreparedEvent.State
 DECIDED = (State.CONFIRMED, State.CANCELLED)
-#: Of one answer: no client reads more than 64 KiB.
+#: The most events, and their bytes, in one answer: no client reads more than 64 KiB.
 OPEN, OPEN_BYTES = 100, 48 * 1024
 
-#: What is said of an event where there is no state to tell.
+#: The status and detail for an event that has no state.
 STATELESS = {
     CONFLICT: (409, "The id belongs to an event of other content."),
     UNKNOWN: (404, "There is no such event."),
@@ -41,10 +41,10 @@ STATELESS = {
 
 @door("POST", SENDER, messages.EVENT, messages.EVENTS)
 def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
-    """Record an event, or up to 500: those that are refused keep none of the others away."""
+    """Record an event, or up to 500 events. A refused event does not affect the others."""
     batch = messages.media_type(request.headers["Content-Type"]) == messages.EVENTS
     using = outbox_alias()
-    #: By their place among the events: what is refused, and what is asked for.
+    #: Refusals, by the place of the event in the request; accepted events, by id.
     refused: dict[int, Said] = {}
     requests: dict[UUID, PreparedEvent] = {}
     events = messages.objects(content if batch else [content], peers.limit(peer, "events"))
@@ -88,7 +88,7 @@ def _said(answer: keeper.Answer, wanted: str) -> Said:
 
 
 def _short(status: int, said: dict[str, Any]) -> dict[str, Any]:
-    """Return what a batch says of one element: 64 KiB have room for 500."""
+    """Return the answer about one element of a batch. 500 answers fit into 64 KiB."""
     return {"status": status} | {name: said[name] for name in ("id", "state") if name in said}
 
 
@@ -128,7 +128,7 @@ def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
 
 @door("GET", SENDER, messages.JSON)
 def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
-    """Say which events of the caller are open, the longest due first, after ``?skip=`` of them."""
+    """List open events of the caller, the longest due first, after the first ``?skip=``."""
     rows = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name).open()
     try:
         skip = min(int(request.GET.get("skip", 0)), 1_000_000)
@@ -146,7 +146,7 @@ def _described(row: PreparedEvent) -> dict[str, Any]:
 
 @door("POST", KEEPER, messages.JSON)
 def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
-    """Answer a keeper what became of the transactions of events that it keeps."""
+    """Tell a keeper the outcomes of the transactions of its events."""
     asked = []
     for each in messages.objects(content, peers.limit(peer, "events")):
         element = messages.fields(each, ("id", "prepared_at"), ("stream", "type"))
@@ -157,7 +157,7 @@ def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
             detail = "A time has the form of ISO 8601, with a time zone."
             raise MessageRefused(422, detail) from error
         asked.append(Question(messages.event_id(element["id"]), at, *names))
-    # Half of the caller's time: the last of the transactions that are waited for begins within it.
+    # Half of the caller's time: the last wait for a transaction begins within it, and ends later.
     seconds = (seconds_left(request) or 0) / 2 or None
     found = outcomes(asked, keeper=peer.name, using=peer.database, seconds=seconds)
     return 200, [{"id": str(id), "outcome": outcome} for id, outcome in found.items()]
