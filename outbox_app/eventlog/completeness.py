@@ -1,12 +1,12 @@
 """Completeness: the versions of each stream must follow one another.
 
-For the first row of each stream in a page the row before it is looked up, one statement a page. It
-is accepted when that one was handled, or nothing older is kept; what is there and was not handled
-comes first; where a version is missing, this stream is held, and no other. What was handled already
-is dropped. Whether a row was handled is computed from the cursor; for a reader by time, which
-cannot compute it, from the versions that were recorded. (So what was handled, deleted, missed and
-put back is handled again behind a window.) That the *last* event of a stream was passed over cannot
-be seen until it has a successor.
+For the first row of each stream in a page, the check looks up the row before it: one statement a
+page. The row is accepted if its predecessor was handled, or if no older row is kept. A predecessor
+that exists and was not handled comes first; if a version is missing, its stream is held, and no
+other. Rows that were handled already are dropped. Whether a row was handled is computed from the
+cursor; a reader by time cannot compute it, and looks at the recorded versions. (So a reader with a
+window handles an event again that was handled, deleted, found missing and put back.) If the *last*
+event of a stream was passed over, the check cannot see it before the event has a successor.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .record import RecordedEvent
 from .state import WindowState
 from .windows.time import TimeState
 
-#: Events of one stream that are inserted into a page at once.
+#: The most missed events of one stream that are inserted into a page at once.
 MAX_BEFORE = 10_000
 
 _BEFORE, _AFTER = 0, 1
 
 
 class MissingVersions(NamedTuple):
-    """Versions of a stream, from first to last, that are missing, or not passed yet."""
+    """The versions ``first`` to ``last`` of a stream: missing, or not passed by the cursor yet."""
 
     stream: str
     first: int
@@ -36,7 +36,7 @@ class MissingVersions(NamedTuple):
 
 
 class Completeness:
-    """Checks the page after a cursor's state; its reader has to read all types and topics."""
+    """Checks the page that follows a cursor's state. The reader must read all types and topics."""
 
     def __init__(self, reader: LogReader, state: WindowState) -> None:
         self.reader = reader
@@ -47,10 +47,10 @@ class Completeness:
     def check(
         self, events: Sequence[RecordedEvent], handled: Mapping[str, int]
     ) -> tuple[list[RecordedEvent], list[MissingVersions]]:
-        """Return what of a page is to be handled, in order, and which streams have to wait.
+        """Return the events to handle, in order, and the versions that other streams wait for.
 
-        ``events`` are without the streams that are held; ``handled`` are the highest versions
-        handled, of the streams of which they were recorded.
+        ``events`` is a page without the events of held streams. ``handled`` maps a stream to the
+        highest version handled, if that was recorded.
         """
         streams: dict[str, list[list[RecordedEvent]]] = {}
         for event in sorted(events, key=lambda event: event.version):
@@ -75,14 +75,14 @@ class Completeness:
         beside: Mapping[tuple[int, int], int],
         missing: list[MissingVersions],
     ) -> list[RecordedEvent]:
-        """Return the events of one stream that can be handled; append what is missing then."""
+        """Return the events of one stream that can be handled; append the gap after them."""
         accepted: list[RecordedEvent] = []
         for run in runs:
             done = handled
             first, last = run[0], run[-1]
             if done is None:
                 if beside.get((last.id, _AFTER), 0) > 0:
-                    continue  # something later was handled: so was this
+                    continue  # a later version was handled, so this run was, too
                 before = beside.get((first.id, _BEFORE))
                 if before is None:
                     done = first.version - 1
@@ -100,7 +100,7 @@ class Completeness:
         return accepted
 
     def _beside(self, runs: Sequence[Sequence[RecordedEvent]]) -> dict[tuple[int, int], int]:
-        """Return the version before each run and the one after it; below zero: it is not passed."""
+        """Return the versions before and after each run; negative if the cursor has not passed."""
         if not runs:
             return {}
         arms = []
@@ -112,7 +112,7 @@ class Completeness:
                 f"ORDER BY e.version {order} LIMIT 1) AS beside_id "
                 f"FROM {self._source} p WHERE p.id IN ({ids})"
             )
-        # No join, for which a planner may read the whole log.
+        # A subquery instead of a join: for a join, the planner may read the whole log.
         rows = self._run(
             "SELECT page_id, side, (SELECT CASE WHEN "
             f"{self._unread} THEN -version ELSE version END "
@@ -123,7 +123,7 @@ class Completeness:
         return {(id, side): version for id, side, version in rows if version}
 
     def _done_before(self, event: RecordedEvent) -> int:
-        """Return the highest version that was handled below one whose predecessor was not."""
+        """Return the highest handled version below an event whose predecessor was not handled."""
         select = f"SELECT version FROM {self._source} WHERE stream = %s"
         passed = self._run(
             f"{select} AND version < {event.version} AND NOT ({self._unread}) "
@@ -136,7 +136,7 @@ class Completeness:
         return int(kept[0][0]) - 1 if kept else event.version - 1
 
     def _passed_over(self, done: int, event: RecordedEvent) -> list[RecordedEvent]:
-        """Return the events of a stream between a version and an event, which are behind."""
+        """Return the events that a reader by time passed over, from a version up to an event."""
         rows = self._run(
             f"SELECT {', '.join(self.reader.columns)} FROM {self._source} WHERE stream = %s "
             f"AND version > {done} AND version < {event.version} "
@@ -149,7 +149,7 @@ class Completeness:
 def contiguous(
     version: int, events: Iterable[RecordedEvent]
 ) -> tuple[list[RecordedEvent], MissingVersions | None]:
-    """Return the events of a stream from a version on up to a gap, and what is missing there."""
+    """Return the events of a stream from a version up to the first gap, and that gap, if any."""
     found = []
     for event in events:
         if event.version == version:
@@ -163,7 +163,7 @@ def contiguous(
 def _in_order(
     events: Sequence[RecordedEvent], accepted: Mapping[str, list[RecordedEvent]]
 ) -> list[RecordedEvent]:
-    """Return what was accepted in the order of the page, what was missed before its successor."""
+    """Return the accepted events in the page's order; missed ones come before their successor."""
     waiting = {stream: iter(queue) for stream, queue in accepted.items()}
     here = {event.id for event in events}
     found = []

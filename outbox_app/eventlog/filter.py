@@ -16,7 +16,7 @@ class EventFilter:
     topics: Sequence[str] | None = None
     #: Exact names, or prefixes that end in ``*``; None: all.
     types: Sequence[str] | None = None
-    #: One part of the streams, or some: those whose slice modulo ``parts`` is ``part``.
+    #: Which part of the streams, or which parts: the slice modulo ``parts`` is (in) ``part``.
     parts: int = 1
     part: int | tuple[int, ...] = 0
 
@@ -43,7 +43,7 @@ class EventFilter:
         return " AND ".join(conditions), params
 
     def matches(self, topic: str, type: str) -> bool:
-        """Say the same of a row in Python, but for its part."""
+        """Return whether a row has a wanted topic and type. Its part is not checked."""
         if self.topics is not None and topic not in self.topics:
             return False
         return self.types is None or any(

@@ -1,8 +1,8 @@
 """The heads of streams: who may write the next versions.
 
 A head's row is locked from the statement that bumps it until the transaction ends, so the versions
-of a stream are contiguous and commit in their order. Streams are bumped in one order everywhere:
-two transactions that write several streams in one call cannot deadlock.
+of a stream are contiguous and commit in their order. One call bumps its streams in the order of
+their names: two transactions that write several streams in one call cannot deadlock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db import connections
 from ..models import StreamHead
 from ..models.upsert import insert_rows
 
-#: Streams of one statement.
+#: The most streams that one statement bumps.
 CHUNK = 500
 _ADD = (
     "UPDATE outbox_stream SET version = version + %s "
@@ -46,7 +46,7 @@ def bump_versions(
 def bump_sql(
     log: str, stream: str, *, expected: int | None, count: int = 1
 ) -> tuple[str, list[Any]]:
-    """Return SQL for PostgreSQL that adds to a stream and returns its new version, if any."""
+    """Return SQL for PostgreSQL that bumps a stream; it returns no row if ``expected`` differs."""
     if expected:
         return f"{_ADD} RETURNING version", [count, log, stream, expected]
     added = "version = outbox_stream.version + excluded.version"
@@ -62,7 +62,7 @@ def current_version(log: str, stream: str, *, using: str) -> int:
     """Return the version of a stream as this transaction sees it; 0 without events."""
     heads = StreamHead.objects.using(using).filter(log=log, stream=stream)
     if connections[using].vendor == "mysql":
-        # At REPEATABLE READ only this sees what is new. The row was locked by the attempt.
+        # At REPEATABLE READ only a locking read sees new rows. The attempt has locked it already.
         heads = heads.select_for_update()
     return heads.values_list("version", flat=True).first() or 0
 
@@ -94,20 +94,21 @@ def _bump_any(log: str, counts: Mapping[str, int], using: str) -> dict[str, int]
 
 
 def _bump_at(log: str, stream: str, version: int, count: int, using: str) -> bool:
-    """Say whether the stream was at the version, 0: not there, and was bumped."""
+    """Bump a stream if it is at the version (0: it does not exist); return whether it was."""
     with connections[using].cursor() as cursor:
         if version:
             return add_versions(cursor, log, stream, count, at=version)
-        # Bumped, and put back where it was there: on MySQL an INSERT IGNORE would share the lock on
-        # it with those of others, and the next statements of two would deadlock.
+        # Bump the head, and put it back if it existed. On MySQL two transactions with an INSERT
+        # IGNORE would share the lock on the head, and their next statements would deadlock.
         bumped = _bump_any(log, {stream: count}, using)[stream]
         return bumped == count or not add_versions(cursor, log, stream, -count, at=bumped)
 
 
 def add_versions(cursor: Any, log: str, stream: str, count: int, *, at: int) -> bool:
-    """Bump a stream that is there, and at a version; say whether it was.
+    """Bump a stream that exists, if it is at a version; return whether it was.
 
-    On MySQL it locks the head alone, where an upsert locks what is beside it, too.
+    On MySQL an UPDATE locks only the head. An upsert also locks the gap beside it, and delays
+    transactions that create streams there.
     """
     cursor.execute(_ADD, [count, log, stream, at])
     return bool(cursor.rowcount)

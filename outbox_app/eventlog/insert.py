@@ -1,8 +1,8 @@
-"""Writes events: one INSERT for a thousand rows, a MiB, or what the database takes as parameters.
+"""Writes events: one INSERT for a thousand rows, a MiB, or the database's limit of parameters.
 
-``bulk_create`` costs several times as much for rows of which everything is known. What the database
-gives to a row (its position, transaction and time) is set on it, where the database can return it.
-Rows get their positions in the order of the list.
+For rows whose values are all known, ``bulk_create`` costs several times as much. The values that
+the database gives to a row (position, transaction and time) are set on the row if the database can
+return them. Rows get their positions in the order of the list.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Row = TypeVar("Row")
 CHUNK_ROWS = 1000
 CHUNK_SIZE = 1024 * 1024
 
-#: Columns of every log, and those that the database fills in.
+#: Columns that every log has: those that an INSERT gives, and those that the database fills in.
 COLUMNS = ("topic", "stream", "version", "type", "data", "metadata", "slice", "message_id")
 RETURNED = ("id", "txid", "recorded_at")
 
 
 def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -> None:
-    """Insert events, whose rows have their versions, in the open transaction."""
+    """Insert events in the open transaction. Their rows must have versions."""
     connection = connections[using]
     extra = _extra_fields(log)
     names = [*COLUMNS, *(str(field.column) for field in extra)]
@@ -57,19 +57,18 @@ def insert_and_bump(
 ) -> bool:
     """Bump the stream and insert one event, by one statement. Only on PostgreSQL.
 
-    Return False where the stream is at another version than ``expected``, as in ``heads.bump_sql``;
-    then nothing was written.
+    Returns False, and writes nothing, if the stream is not at the version ``expected``.
     """
     row, connection = event.row, connections[using]
     extra = _extra_fields(log)
     head, params = bump_sql(log._meta.db_table, row.stream, expected=expected)
     fields: list[Any] = [*map(log._meta.get_field, COLUMNS), *extra]
-    # Literals of a SELECT have no type of their own.
+    # The literals of a SELECT have no type of their own, so each one is cast.
     values = [
         "head.version" if f.name == "version" else f"%s::{f.cast_db_type(connection)}"
         for f in fields
     ]
-    # The statement may have waited for the stream since it began.
+    # The statement may have waited for the stream's lock: the time of its beginning is too early.
     fields.append(log._meta.get_field("recorded_at"))
     values.append("CLOCK_TIMESTAMP()")
     names = ", ".join(connection.ops.quote_name(str(field.column)) for field in fields)
@@ -91,7 +90,7 @@ def insert_and_bump(
 
 
 def own_values(log: type[EventLog], *, using: str, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return the columns that a log has of its own, with the values of a row that gives none."""
+    """Return a derived log's own columns, with their values for a row that sets none of them."""
     fields = [field for field in _extra_fields(log) if field.name not in but]
     row, connection = log() if fields else None, connections[using]
     return {str(f.column): _stored(f, row, connection) for f in fields}  # type: ignore[arg-type]
@@ -104,7 +103,7 @@ def _stored(field: Field[Any, Any], row: EventLog, connection: Any) -> Any:
 def chunks(
     rows: Sequence[Row], sizes: Sequence[int], *, columns: int, connection: Any
 ) -> Iterator[Sequence[Row]]:
-    """Divide rows, whose JSON has so many characters, into those of one statement each."""
+    """Yield the rows of each statement. ``sizes`` are the characters of JSON in each row."""
     limit = (connection.features.max_query_params or 10**6) // columns
     start = size = 0
     for end, length in enumerate(sizes):
@@ -118,7 +117,7 @@ def chunks(
 
 @cache
 def _extra_fields(log: type[EventLog]) -> list[Field[Any, Any]]:
-    """Return the fields that a derived log has of its own, but for those the database fills in."""
+    """Return a derived log's own fields, except those that the database fills in."""
     known = {*COLUMNS, *RETURNED}
     return [
         field

@@ -1,10 +1,10 @@
-"""Transactions that are open on a server: those that have written, and those with an old snapshot.
+"""Open transactions of a server: those that have written, and those with an old snapshot.
 
-One in flight on a log delays its own events only. One with an old snapshot slows the drain: a
-deleted row stays in the table and its indexes as long as a snapshot may still see it, so a report
-or a forgotten shell of some hours makes every batch read past the rows of those hours. Nothing is
-lost by either. What this database user may not see is reported as *denied*; nothing fails for it.
-SQLite has no such list.
+A transaction that has written to a log delays only its own events. One with an old snapshot slows
+the drain: a deleted row stays in the table and its indexes as long as a snapshot may still see it.
+While a report or a forgotten shell is open for hours, every batch reads past the rows deleted in
+those hours. Neither of the two loses anything. If this database user may not see everything,
+``denied`` says so, and nothing fails. SQLite has no list of transactions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from django.db import DatabaseError, connections, transaction
 from django.db.models import Model
 
-#: Transactions that are listed.
+#: The most transactions that are listed.
 LISTED = 20
-#: What a PostgreSQL user is denied.
+#: The text of ``denied`` on PostgreSQL.
 HIDDEN = "Sessions of others: grant pg_read_all_stats."
 #: MySQL's errors for a user without the privilege.
 DENIED = (1044, 1142, 1227)
@@ -32,14 +32,14 @@ class LongTransaction:
     id: str
     prepared: bool
     user: str
-    #: Since its first statement, or since it was prepared; None: not permitted.
+    #: Age since its first statement, or since it was prepared; None: this user may not see it.
     seconds: float | None
     state: str
     query: str
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> LongTransaction:
-        """Return a row of a server's list; any column may be NULL."""
+        """Return the transaction of one row of a server's list. Any column may be NULL."""
         id, prepared, user, seconds, state, query = row
         age = None if seconds is None else max(0.0, float(seconds))
         return cls(str(id), bool(prepared), user or "", age, state or "", query or "")
@@ -55,11 +55,11 @@ class LongTransactions:
     """Open transactions, the oldest first."""
 
     transactions: list[LongTransaction]
-    #: What could not be seen, and why; empty: nothing.
+    #: What this user may not see, and the grant that is missing; empty: nothing is hidden.
     denied: str = ""
 
 
-# A transaction that has written to a table holds this lock on it to its end; every user may see it.
+# A transaction that has written to a table keeps this lock on it. Every user may see the lock.
 _POSTGRES_WRITERS = f"""
 WITH writers AS (
     SELECT pid, virtualtransaction FROM pg_locks
@@ -80,7 +80,7 @@ WHERE w.pid IS NULL
 ORDER BY 4 DESC NULLS LAST LIMIT {LISTED}
 """
 
-# VACUUM is an old transaction, too, but keeps no rows.
+# VACUUM is a long transaction, too, but its snapshot keeps no rows.
 _POSTGRES_SNAPSHOTS = f"""
 SELECT pid::text, FALSE, usename, extract(epoch FROM clock_timestamp() - xact_start) AS age,
     state, left(query, 1000)
@@ -99,9 +99,9 @@ SELECT COUNT(*) FROM pg_stat_activity
 WHERE datname = current_database() AND query = '<insufficient privilege>'
 """
 
-# The list has times in the zone of the server, and not in that of the session.
+# innodb_trx has its times in the zone of the server, not in that of the session.
 _STARTED = "CONVERT_TZ(t.trx_started, 'SYSTEM', @@time_zone)"
-# It is a copy of InnoDB's, which is made anew only where it was not read for 0.1 s.
+# innodb_trx is a copy of InnoDB's list, and is refreshed only if it was not read for 0.1 s.
 _MYSQL = f"""
 SELECT t.trx_mysql_thread_id, t.trx_mysql_thread_id = 0, p.user,
     UNIX_TIMESTAMP() - UNIX_TIMESTAMP({_STARTED}), p.command, LEFT(p.info, 1000)
@@ -115,7 +115,7 @@ ORDER BY t.trx_started LIMIT {LISTED}
 def open_writers(*models: type[Model], using: str) -> dict[str, LongTransactions]:
     """Return the open transactions that have written to the tables of models, by table.
 
-    On MySQL, which does not say where: that have written anything to the database.
+    MySQL does not say to which table: there, all that have written anything to the database.
     """
     tables = [model._meta.db_table for model in models]
     if connections[using].vendor != "postgresql":

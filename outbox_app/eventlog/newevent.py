@@ -1,10 +1,11 @@
-"""Events that are offered, and what is refused of them before any statement.
+"""Events to be published, and the checks that refuse invalid ones before any statement.
 
-The rules are those of the strictest database, so that a log can move: names of 1 to 255 characters
-in valid Unicode without NUL, and versions that are integers and nothing like it. JSON is strict
-UTF-8 without NaN, Infinity and NUL, at most 30 levels deep (MariaDB stores no more than 32). What
-``DjangoJSONEncoder`` knows (dates, decimals, UUIDs) becomes text, and keys become strings. A float
-of 1e16 and more becomes the integer that PostgreSQL makes of it, and -0.0 becomes 0.0.
+The rules are those of the strictest database, so that a log can move to any other: names have 1 to
+255 characters of valid Unicode without NUL, and versions are of type ``int``, no bool or float.
+JSON is strict UTF-8 without NaN, Infinity and NUL, at most 30 levels deep (MariaDB stores no more
+than 32). Dates, decimals and UUIDs become text, as ``DjangoJSONEncoder`` writes them, and keys
+become strings. A float of 1e16 or more becomes the integer that PostgreSQL makes of it, and -0.0
+becomes 0.0.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from ..exceptions import InvalidEvent
 from ..models import EventLog
 from .window import TOMBSTONE
 
-#: Characters of a name: the columns' width.
+#: The most characters of a name: the width of the columns.
 MAX_NAME = 255
-#: Levels of JSON.
+#: The deepest nesting of JSON.
 MAX_DEPTH = 30
 
 _encode = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False).encode
-#: Their JSON is read as what they are.
+#: Types whose values are read back from JSON unchanged.
 _SCALARS = {str, int, float, bool, type(None)}
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -67,17 +68,17 @@ class NewEvent:
 class CheckedEvent(NamedTuple):
     """An event that every database can store."""
 
-    #: Without a version.
+    #: The row, which has no version yet.
     row: EventLog
-    #: What the row holds, as JSON.
+    #: The row's data and metadata, as JSON.
     data: str
     metadata: str
-    #: Whether its message id was given.
+    #: Whether the caller gave the message id.
     repeatable: bool
 
 
 def checked(event: NewEvent, log: type[EventLog]) -> CheckedEvent:
-    """Return an event with its row. Raises ``InvalidEvent``."""
+    """Check an event and make its row. Raises ``InvalidEvent``."""
     if not isinstance(event, NewEvent):
         raise InvalidEvent(f"publish_many() takes NewEvent(stream, type, data); got {event!r}.")
     topic = checked_name("topic", event.topic, empty=True)
@@ -119,7 +120,7 @@ def checked_name(field: str, value: Any, *, empty: bool = False) -> str:
 
 
 def checked_uuid(field: str, value: Any) -> UUID:
-    """Raise ``InvalidEvent`` for what is none."""
+    """Return a value as a UUID. Raises ``InvalidEvent`` if it is none."""
     try:
         return value if isinstance(value, UUID) else UUID(value)
     except (ValueError, AttributeError, TypeError) as error:
@@ -154,7 +155,7 @@ def canonical(field: str, value: Any) -> tuple[Any, str]:
     if type(value) in _SCALARS:
         return value, text
     seen = json.loads(text)
-    # Keys that became the same string, as 1 and "1" do, are in the text twice.
+    # Keys that became the same string, as 1 and "1" do, are in the text twice: encode it again.
     return seen, text if seen == value else _encode(seen)
 
 
@@ -169,7 +170,7 @@ def _depth(text: str) -> int:
 
 
 def expected_of(given: Any, streams: set[str]) -> dict[str, int | None]:
-    """Return what is expected of each stream: 0, no stream; None, any. Raises ``InvalidEvent``."""
+    """Return the expected version of each stream, as ``expected_number`` does."""
     if isinstance(given, Mapping):
         if unknown := [stream for stream in given if stream not in streams]:
             raise InvalidEvent(
@@ -186,7 +187,7 @@ def expected_of(given: Any, streams: set[str]) -> dict[str, int | None]:
 
 
 def expected_number(value: Any) -> int | None:
-    """Return what is expected of one stream: 0, no stream; None, any. Raises ``InvalidEvent``."""
+    """Return an expected version (0: no stream; None: any version). Raises ``InvalidEvent``."""
     if isinstance(value, Expected):
         return None if value is ANY else 0
     if type(value) is not int or not 1 <= value < 2**63:

@@ -1,4 +1,4 @@
-"""``publish()`` and ``publish_many()``: events into the caller's transaction.
+"""``publish()`` and ``publish_many()`` write events in the caller's transaction.
 
 Versions are given out under the lock of the stream's head, so they are contiguous and commit in
 their order. Everything is checked before the first statement; a conflict of versions leaves the
@@ -48,12 +48,12 @@ def publish(
     log: type[EventLog] = Event,
     using: str | None = None,
 ) -> EventLog:
-    """Publish one event.
+    """Publish one event. The errors below leave the transaction usable.
 
     Args:
         stream: The aggregate it happened to, for example ``"order-17"``; at most 255 characters.
         type: What happened, for example ``"order.placed"``; at most 255 characters.
-        data: What JSON can hold. Default: ``{}``.
+        data: Any value that JSON can hold. Default: ``{}``.
         expected_version: The version that the stream is at, ``NO_STREAM``, or ``ANY`` (default).
         topic: Names a publication inside the log, for example a tenant. Default: none.
         metadata: What receivers need beside the data: trace, user, cause. Default: ``{}``.
@@ -66,9 +66,9 @@ def publish(
 
     Raises:
         NotAtomic: No transaction is open on the alias, and the setting OUTSIDE is not "stage".
-        InvalidEvent, UnknownLog: Something of it could never be stored. The transaction is usable.
-        VersionConflict: The stream is at another version; ``current`` says which. The same.
-        MessageIdConflict: The message id belongs to an event of other content. The same.
+        InvalidEvent, UnknownLog: The event could never be stored, or the log is invalid.
+        VersionConflict: The stream is at another version; ``current`` says which.
+        MessageIdConflict: The message id belongs to an event with other content.
     """
     given = {} if data is None else data
     event = NewEvent(stream, type, given, metadata or {}, topic, message_id)
@@ -82,12 +82,12 @@ def publish_many(
     log: type[EventLog] = Event,
     using: str | None = None,
 ) -> list[EventLog]:
-    """Publish events in their order, all of them or none, with one INSERT a thousand rows.
+    """Publish events in their order, all of them or none, with one INSERT per thousand rows.
 
     Args:
-        events: What to publish. All of it is held in memory.
-        expected_version: As for ``publish``, for the one stream that the events belong to; for
-            several, a mapping by stream (default for those not in it: ``ANY``).
+        events: The events. All of them are held in memory.
+        expected_version: As for ``publish`` if all events belong to one stream. For several
+            streams, a mapping by stream; for a stream that it does not have, ``ANY``.
         log, using: As for ``publish``.
 
     Returns:
@@ -111,7 +111,7 @@ def publish_checked(
     *,
     using: str,
 ) -> list[EventLog]:
-    """Publish events that are checked, as ``publish_many``."""
+    """Do what ``publish_many`` does with events that have been checked."""
     require_table(log, "0002_event_log" if log is Event else "…", using=using)
     if not offered:
         return []
@@ -122,7 +122,7 @@ def publish_checked(
     while True:
         new = [each for each in offered if each.row.message_id not in known]
         streams = Counter(each.row.stream for each in new)
-        # A savepoint costs two statements: only where what was written may have to be undone.
+        # A savepoint costs two statements: open one only if the writes may have to be undone.
         several = len(streams) > 1 and any(at is not None for at in expected.values())
         undo = bool(repeatable) or several or not connections[using].in_atomic_block
         try:
@@ -130,8 +130,8 @@ def publish_checked(
                 _write(new, streams, expected, log, using=using)
             return [known.get(each.row.message_id, each.row) for each in offered]
         except (IntegrityError, VersionConflict) as error:
-            # The same call, in another transaction, may have been ahead by a moment. Where there is
-            # no such row a lock would be one on a gap, and hold others up.
+            # Another transaction may have published these message ids just now. Lock their rows
+            # after an IntegrityError only: without a row, the lock is one on the gap for others.
             locked = isinstance(error, IntegrityError) and not connections[using].get_autocommit()
             met = _published_before(repeatable, log, using=using, locked=locked)
             if not met.keys() - known.keys():
@@ -150,8 +150,8 @@ def _write(
     if not events:
         return
     table, rows = log._meta.db_table, [event.row for event in events]
-    # Where a statement fails (a lock timeout, say) this block marks the caller's transaction for
-    # rollback: it cannot commit without its events. A conflict is raised behind it.
+    # If a statement fails (a lock timeout, say), this block marks the caller's transaction for
+    # rollback, so it cannot commit without its events. A conflict is raised outside the block.
     with transaction.atomic(using=using, savepoint=False):
         if len(events) == 1 and connections[using].vendor == "postgresql":
             [stream] = streams
@@ -188,12 +188,12 @@ def _conflict(table: str, stream: str, expected: int | None, *, using: str) -> V
 def _published_before(
     rows: Sequence[EventLog], log: type[EventLog], *, using: str, locked: bool = False
 ) -> dict[UUID, EventLog]:
-    """Return the events whose ids are taken, or raise ``MessageIdConflict`` for another event."""
+    """Return the rows that have these message ids. Raises ``MessageIdConflict`` if one differs."""
     if not rows:
         return {}
     found = log._base_manager.using(using).filter(message_id__in=[r.message_id for r in rows])
     if locked:
-        found = found.select_for_update()  # at REPEATABLE READ this sees what is new
+        found = found.select_for_update()  # at REPEATABLE READ only a locking read sees new rows
     known = {event.message_id: event for event in found}
     for row in rows:
         other = known.get(row.message_id)
@@ -206,7 +206,7 @@ def _published_before(
 
 
 def require_log(log: Any) -> None:
-    """Raise ``UnknownLog``, ``WrittenByCommands``, for what is no log to publish to."""
+    """Raise ``UnknownLog`` or ``WrittenByCommands`` unless one can publish to ``log``."""
     is_log = isinstance(log, type) and issubclass(log, EventLog)
     if not is_log or log._meta.abstract or log._meta.proxy:
         raise UnknownLog(

@@ -1,8 +1,8 @@
-"""What readers of a log get: one immutable record for each event.
+"""The records that readers of a log get: one immutable tuple for each event.
 
-Making a model instance costs several times as much as making a tuple, and could be saved, though
-events do not change. Decoding costs a reader more than reading: JSON, ids and times are decoded
-when a handler first looks at them.
+A model instance takes several times as long to make as a tuple, and could be saved, though events
+do not change. Decoding costs a reader more than reading. So JSON, ids and times are decoded when a
+handler first looks at them.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class RecordedEvent(NamedTuple):
     data: Any
     metadata: Any
     message_id: UUID
-    #: By the database's clock, when the row was written (not when it was committed).
+    #: When the row was written (not committed), by the database's clock.
     recorded_at: datetime
     #: Table of the log.
     log: str
-    #: Of the command, where the log is that of an entity type; else None, as what follows.
+    #: Id of the command. Only logs of entity types set this field and the following ones.
     command_id: str | None = None
-    #: Whether the answer was no.
+    #: Whether the command was rejected.
     rejected: bool = False
-    #: The answer; code and text, if it was no.
+    #: The answer to the command; code and text if it was rejected.
     response: Any = None
-    #: The state after the command.
+    #: The entity's state after the command.
     state: Any = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,15 +60,15 @@ class RecordedEvent(NamedTuple):
 _LOG = RecordedEvent._fields.index("log")
 #: The columns of every log, in the order of the record's fields.
 COLUMNS = RecordedEvent._fields[:_LOG]
-#: What the log of an entity type has as well; and what stands there for an event of another log.
+#: The further fields of an entity type's log, and their values for an event of another log.
 ANSWER = RecordedEvent._fields[_LOG + 1 :]
 NO_ANSWER = tuple(RecordedEvent._field_defaults.values())
 
 
 class LazyRecord(RecordedEvent):
-    """A record that holds what the database gave, and is equal to the record that it decodes to."""
+    """A record that holds the database's raw values. It equals the record that it decodes to."""
 
-    # A namedtuple copies by its class, which would decode twice.
+    # namedtuple's _replace() calls _make(). With this class, it would decode decoded values again.
     _make = RecordedEvent._make  # type: ignore[assignment]
 
     @cached_property
@@ -97,7 +97,7 @@ for _name in ("index", "count"):
 
 
 def lazy_record(decode: Mapping[str, Callable[[Any], Any]]) -> type[RecordedEvent]:
-    """Return a class of records, given what the database gave; some columns are to be decoded."""
+    """Return a class of records that decodes these columns when they are first looked at."""
 
     def column(name: str) -> Any:
         index, convert = RecordedEvent._fields.index(name), decode[name]
@@ -119,6 +119,6 @@ def columns_of(log: type[EventLog]) -> tuple[str, ...]:
 
 
 def record_of(values: Sequence[Any], log: str) -> RecordedEvent:
-    """Return the record of the values of ``columns_of`` its log."""
+    """Return a record with these values, which are those of ``columns_of(log)``."""
     fields = [*values[:_LOG], log, *values[_LOG:]]
     return RecordedEvent(*fields)

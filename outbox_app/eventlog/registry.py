@@ -1,7 +1,7 @@
 """Which logs there are: ``Event``, and every concrete model derived from ``EventLog``.
 
-A log is known by its table, which is what cursors, stream heads and SQL refer to: the model may be
-renamed. It lives on one alias, together with the cursors of its readers.
+A log is identified by its table: cursors, stream heads and SQL refer to that, so the model may be
+renamed. A log lives on one alias, together with the cursors of its readers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..exceptions import UnknownLog
 from ..models import EntityVersion, EventLog
 from ..models.clock import aware
 
-#: Seconds by which times may be out of order.
+#: Seconds by which ``recorded_at`` may be out of order.
 MARGIN = 1.0
 
 
@@ -40,14 +40,14 @@ def log_named(name: str) -> type[EventLog]:
 
 
 def kept_days(log: type[EventLog], days: int) -> int:
-    """Return for how long events of a log are kept where they are to be for so many days."""
+    """Return for how many days a log keeps its events: ``days``, or more if it holds commands."""
     if issubclass(log, EntityVersion):
         return max(days, outbox_settings().ENTITY_COMMAND_DAYS)
     return days
 
 
 def sinks(using: str | None = None) -> dict[type[EventLog], tuple[str, int]]:
-    """Return the logs of the setting SINK, all or those on one alias: archive and age in days."""
+    """Return archive and age in days of the logs in the setting SINK: of all, or on one alias."""
     named = {log_named(name): each for name, each in outbox_settings().SINK.items()}
     return {
         log: (archive, kept_days(log, days))
@@ -57,11 +57,11 @@ def sinks(using: str | None = None) -> dict[type[EventLog], tuple[str, int]]:
 
 
 def position_before(log: type[EventLog], moment: datetime, *, using: str) -> int:
-    """Return a position behind which every event lies that was recorded at a time or later.
+    """Return a position after which all events lie that were recorded at a moment or later.
 
-    ``recorded_at`` grows with the positions, but not strictly: a statement is given its time before
-    its rows get their positions. So some events behind it may have been recorded up to ``MARGIN``
-    seconds earlier. Found by bisection: at most 64 looks at the primary key.
+    ``recorded_at`` grows with the positions, but not strictly: a statement gets its time before its
+    rows get their positions. So some events after the position may have been recorded up to
+    ``MARGIN`` seconds earlier. Bisection finds it with at most 64 looks at the primary key.
     """
     rows = log._base_manager.using(using).order_by("id")
     ends = rows.aggregate(first=Min("id"), last=Max("id"))
@@ -72,7 +72,7 @@ def position_before(log: type[EventLog], moment: datetime, *, using: str) -> int
         return times.first() or moment
 
     begin = moment - timedelta(seconds=MARGIN)
-    # Without a time zone an hour may come twice, and times go back: from the first one on.
+    # Without a time zone, an hour may occur twice, and times go back: begin in the first one.
     first, second = (aware(begin.replace(fold=n), using=using).utcoffset() for n in (0, 1))
     begin -= max(first - second, timedelta())  # type: ignore[operator]
     return positions.start + bisect_left(positions, begin, key=recorded_from) - 1

@@ -1,8 +1,8 @@
-"""What a log needs to be read exactly, of its table and its server.
+"""The requirements that a log's table and server must meet for the log to be read exactly.
 
-Checked by every window before it reads from a state, on Spark, too: what could lose events is
-refused, and a subscription keeps the reason on its cursor. The system checks report each violation
-by its id. Imports no Django: Spark's executors use it.
+Every window checks them before it reads from a state, on Spark, too. If events could be lost, it
+refuses to read, and a subscription keeps the reason on its cursor. The system checks report each
+violation by its id. Imports no Django: Spark's executors use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Violation:
     id: str
     text: str
     hint: str
-    #: Events could be lost, or come in the wrong order: nothing is read until it is corrected.
+    #: Whether nothing is read until it is corrected: events could be lost, or out of order.
     refused: bool = True
 
 
@@ -39,7 +39,7 @@ def require_exact(vendor: str, table: str, run: Run) -> None:
 
 
 def require_given_out(table: str, position: int, used: int) -> None:
-    """Raise ``ForeignCursor`` where a position was read that was not given out since."""
+    """Raise ``ForeignCursor`` if a cursor is past the highest position that was given out."""
     if position > used:
         raise ForeignCursor(
             f"The cursor has read {table} up to position {position}, but the database has given "
@@ -48,7 +48,7 @@ def require_given_out(table: str, position: int, used: int) -> None:
 
 
 def violations(vendor: str, table: str, run: Run) -> Iterator[Violation]:
-    """Yield what a log, whose table exists, does not meet."""
+    """Yield the requirements that a log violates. Its table must exist."""
     find = {"mysql": _mysql, "postgresql": _postgresql, "sqlite": _sqlite}
     return find[vendor](table, run)
 

@@ -2,8 +2,8 @@
 
 A window gives one reader page after page. A scan says how far a reader may go (``end``) and cuts
 the rows between two states into ``parts``, which other processes read, at any time and as often as
-they must: the rows between two states are the same every time (on MySQL as far as a missing
-position that was given up was really never used). One suite holds every scan to it
+they must: the rows between two states are the same every time (on MySQL, provided that each missing
+position that was given up was really never used). One suite tests every scan
 (tests/eventlog/test_scans.py). Imports no Django: Spark's executors use it.
 """
 
@@ -16,12 +16,12 @@ from typing import Generic, TypeVar
 #: A state of a window, or something that holds one.
 S = TypeVar("S")
 
-#: Positions of one part, at least: fewer are not worth a reader of their own.
+#: The fewest positions of one part: fewer are not worth a reader of their own.
 MIN_POSITIONS = 1_000
 
 
 class LogScan(ABC, Generic[S]):
-    """Adds to a window what several readers at once need."""
+    """The methods that a window needs for several readers at once."""
 
     @abstractmethod
     def beginning(self) -> S:
@@ -29,21 +29,21 @@ class LogScan(ABC, Generic[S]):
 
     @abstractmethod
     def latest(self) -> S:
-        """Return what has been committed by now as a state: a bound, and nothing to read from."""
+        """Return a state of all that is committed now: a bound, from which nothing can be read."""
 
     @abstractmethod
     def end(self, state: S, limit: int | None = None, bound: S | None = None) -> S:
-        """Return the state after the rows that come next; the same state where there are none.
+        """Return the state after the next rows, or the same state if there are none.
 
-        About ``limit`` rows, by default all; and none beyond ``bound``, which ``latest`` returned.
+        These are about ``limit`` rows, by default all, and none beyond ``bound`` (from ``latest``).
         """
 
     @abstractmethod
     def parts(self, start: S, end: S, count: int) -> list[list[str]]:
         """Return at most ``count`` parts, which together are the rows between two states.
 
-        For each part SQL conditions, without parameters, of which no row meets two. ``end`` is what
-        the method returned for ``start``, or for a state after it.
+        A part is a list of SQL conditions without parameters; no row meets two of them. ``end`` is
+        a state that the method ``end`` returned for ``start`` or for a later state.
         """
 
 

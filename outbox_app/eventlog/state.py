@@ -1,7 +1,7 @@
 """States of cursors: what a reader has to remember to read a log exactly.
 
-Each window has a state of its own; in the table, and in Spark's offsets, it is JSON that names its
-window. Imports no Django: Spark's executors use it.
+Each window has its own kind of state. In the table and in Spark's offsets, a state is JSON that
+names its window. Imports no Django: Spark's executors use it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Self, cast, get_type_hints
 
 from ..exceptions import DamagedCursor
 
-#: Below every transaction id: nothing is visible in it.
+#: Lower than every transaction id: a snapshot with this ``xmax`` sees nothing.
 NEVER = -(2**62)
 
-#: Errors of reading a text that is no state.
+#: Errors that reading an invalid state may raise.
 _NONSENSE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, DamagedCursor)
 
 _SNAPSHOT = re.compile(r"(-?\d{1,20}):(-?\d{1,20}):((?:\d{1,20},)*\d{1,20})?", re.ASCII)
@@ -27,9 +27,9 @@ _SNAPSHOT = re.compile(r"(-?\d{1,20}):(-?\d{1,20}):((?:\d{1,20},)*\d{1,20})?", r
 class Snapshot:
     """What was committed at one moment, as ``pg_snapshot`` writes it: ``xmin:xmax:xip,xip…``."""
 
-    #: Transactions from here on had not begun.
+    #: The lowest transaction id that had not begun.
     xmax: int
-    #: Those below that were still running.
+    #: The transactions below ``xmax`` that were still running.
     running: frozenset[int]
     text: str
 
@@ -45,7 +45,7 @@ class Snapshot:
         raise DamagedCursor(f"{text!r:.100} is no snapshot (xmin:xmax:xip,…).")
 
     def sees(self, txid: int) -> bool:
-        """Say whether a transaction had committed, or rolled back."""
+        """Return whether a transaction had ended, by commit or rollback."""
         return txid < self.xmax and txid not in self.running
 
 
@@ -56,7 +56,7 @@ BEGINNING = f"{NEVER}:{NEVER}:"
 class WindowState:
     """Base of all states."""
 
-    #: Of the window that understands it.
+    #: Name of the window that understands this state.
     window: ClassVar[str]
 
     def dump(self) -> str:
@@ -79,7 +79,7 @@ class WindowState:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
-        """Return the state with these values, checked. ``load`` makes its errors one."""
+        """Check the values and return their state. ``load`` turns all errors into one."""
         hints = get_type_hints(cls)
         for field in fields(cls):  # type: ignore[arg-type]
             value, kind = values[field.name], hints[field.name]
@@ -92,7 +92,7 @@ class WindowState:
         return state
 
     def check(self) -> None:
-        """Raise ``ValueError``, ``TypeError`` or ``DamagedCursor`` where it is invalid."""
+        """Raise ``ValueError``, ``TypeError`` or ``DamagedCursor`` if the state is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +101,21 @@ class PostgresState(WindowState):
 
     #: ``system_identifier`` of the cluster that the transaction ids belong to.
     cluster: str
-    #: What is visible here is consumed.
+    #: Snapshot; the rows that it sees are consumed.
     lo: str
-    #: What is visible here is due. Empty: no window is open.
+    #: Snapshot; the rows that it sees are due. Empty: no window is open.
     hi: str = ""
     #: Last position handled inside the open window.
     pos: int = 0
-    #: Positions between which the open window's rows lie, but for those of ``lo``'s running ones.
+    #: First and last position of the open window, without rows of transactions running in ``lo``.
     first: int = 0
     last: int = 0
-    #: Another such state, from before the cluster changed; its rows come first.
+    #: The state from before the cluster changed, as a dictionary; its rows come first.
     rebased: Any = None
 
     @property
     def after(self) -> int:
-        """What is left of the open window lies behind it, but for ``lo``'s running ones."""
+        """The rest of the open window lies after it, except transactions running in ``lo``."""
         return max(self.pos, self.first - 1)
 
     def check(self) -> None:
@@ -136,12 +136,12 @@ class MysqlState(WindowState):
     window: ClassVar[str] = "mysql"
 
     high: int = 0
-    #: Runs ``[first, last, since]`` of positions that were not there, in order; ``since`` is the
-    #: database's time, in seconds, from which on nothing was seen of the run; None: it was seen.
+    #: Runs ``[first, last, since]`` of missing positions, in order. ``since`` is the database's
+    #: time, in seconds, since when dirty reads show no row of the run; None: the last one did.
     missing: Any = ()
 
     def __post_init__(self) -> None:
-        # So that a state is equal to what JSON returns for it.
+        # JSON returns lists. With tuples, a state that was stored and loaded is equal to itself.
         if not isinstance(self.missing, list | tuple):
             raise TypeError(f"missing is {self.missing!r:.100}")
         object.__setattr__(self, "missing", tuple(map(tuple, self.missing)))

@@ -1,10 +1,10 @@
-"""Transaction ids of a log that was restored: those of another PostgreSQL cluster, or of its past.
+"""Transaction ids of a restored log: those of another PostgreSQL cluster, or of this one's past.
 
-Such an id means nothing here, and may come again. So it is negated: what an earlier cluster wrote
-has ids below 1, where no snapshot of this one looks, and older cursors still tell by it what they
-have passed (``PostgresWindow.rebase``). Rows that were negated before become 0, which every
-snapshot sees: only a cursor from the beginning has not passed them. Other databases have no such
-ids; there this does nothing.
+Such an id means nothing in this cluster, which may give it out again. So it is negated: rows of an
+earlier cluster have ids below 1, where no snapshot of this cluster looks, and older cursors still
+find out by the negated ids which rows they have passed (``PostgresWindow.rebase``). An id that was
+negated before becomes 0, which every snapshot sees: only a cursor from the beginning has not passed
+its rows. Other databases have no such ids; there these functions do nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ BATCH = 50_000
 
 
 def is_foreign(reader: LogReader, states: list[WindowState], last: int | None = None) -> bool:
-    """Say whether a log, or one of its cursors, is from another cluster or another past.
+    """Return whether a log, or one of its cursors, is from another cluster or another past.
 
-    Where cursors are positions, one beyond ``last`` is, too: its position was given out again.
-    Raises ``ReadRefused`` where this server cannot tell: a standby, for example.
+    If cursors are positions, a cursor beyond ``last`` is, too: its position was given out again.
+    Raises ``ReadRefused`` if this server cannot tell, as a standby cannot.
     """
     try:
         if not states and reader.vendor == "postgresql":
@@ -44,10 +44,10 @@ def is_foreign(reader: LogReader, states: list[WindowState], last: int | None = 
 def require_unwritten(reader: LogReader, last: int) -> None:
     """Check that no row up to a position was written in this cluster.
 
-    Rows that came by a restore have the transaction of the restore in their system column ``xmin``.
-    A transaction of this cluster has its own id there; or, of what it wrote under a savepoint, a
-    higher one, and its own is from after the primary key, which a restore makes behind the rows.
-    Raises ``ReadRefused``.
+    Rows that a restore inserted have the restore's transaction in their system column ``xmin``. A
+    row of this cluster has its own ``txid`` there; or, if it was written under a savepoint, a
+    higher id, and a ``txid`` that is later than the primary key, which a restore creates after the
+    rows. Raises ``ReadRefused``.
     """
     if reader.vendor != "postgresql":
         return
@@ -72,7 +72,7 @@ def require_unwritten(reader: LogReader, last: int) -> None:
 
 
 def require_all(reader: LogReader, last: int) -> None:
-    """Check that no row after a position is from before, as far as its transaction tells."""
+    """Check, as far as ``txid`` tells, that no row after a position is from before the restore."""
     if reader.vendor != "postgresql":
         return
     newest = f"SELECT max(txid), {XMAX} FROM {reader.window.source} WHERE id > {last}"
@@ -88,7 +88,7 @@ def require_all(reader: LogReader, last: int) -> None:
 def renumber(reader: LogReader, last: int, *, batch: int = BATCH) -> Iterator[int]:
     """Negate the transaction ids of the rows up to a position, in key order, in one transaction.
 
-    Yields the positions that it reaches. No mark says which rows were done: commit all or none.
+    Yields each position that it reaches. Nothing marks the rows that are done: commit all or none.
     """
     assert connections[reader.using].in_atomic_block
     if reader.vendor != "postgresql":
@@ -110,7 +110,7 @@ def renumber(reader: LogReader, last: int, *, batch: int = BATCH) -> Iterator[in
 
 
 def adopt(reader: LogReader, state: WindowState) -> WindowState:
-    """Return the state for a cluster that continues the ids before it. Raises ``ReadRefused``."""
+    """Return the state for a cluster that continues the old one's ids. Raises ``ReadRefused``."""
     if not isinstance(state, PostgresState):
         return state
     here = reader.window.start()  # refuses rows of transactions that this cluster has not begun

@@ -1,7 +1,7 @@
 """The events that a cursor has not passed, counted up to a bound.
 
-No more rows than the bound are looked at, each through an index, however long the backlog and
-whatever the filter.
+Only about as many rows as the bound are read, each through an index, however long the backlog is
+and however few rows the filter selects.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from .state import PostgresState, Snapshot, WindowState
 from .window import TOMBSTONE
 from .windows.postgres import array
 
-#: Cursors of one statement. SQLite takes 500 at most.
+#: The most cursors that one statement counts. SQLite takes 500.
 CHUNK = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    #: Events that it asks for, among those that were looked at.
+    #: Events that the cursor's filter selects, among the rows that were read.
     rows: int
-    #: Whether there are none beyond those.
+    #: Whether these are all; otherwise counting stopped at the bound.
     complete: bool
-    #: Position of the first of them, 0 where there is none.
+    #: Position of the first of these events, 0 if there is none.
     first: int
 
 
 def count_unread(
     reader: LogReader, cursors: Sequence[tuple[WindowState, EventFilter]], *, bound: int
 ) -> list[Unread]:
-    """Return for each cursor, by its state and filter, what it has not passed."""
+    """Count, for each cursor (state and filter), the events that it has not passed."""
     found: list[Unread] = []
     for start in range(0, len(cursors), CHUNK):
         parts, params = [], []
@@ -48,23 +48,23 @@ def count_unread(
         for number, looked_at, rows, first in counted:
             state, _ = cursors[start + number]
             complete = looked_at <= bound
-            if isinstance(state, PostgresState) and state.hi:  # as far as ``_ahead`` looks
+            if isinstance(state, PostgresState) and state.hi:  # ``_ahead`` looks no further
                 complete &= state.last - state.after <= 2 * bound
             found.append(Unread(min(rows, bound), complete, first or 0))
     return found
 
 
 def _ahead(reader: LogReader, state: WindowState, limit: int) -> str:
-    """Return SQL for about ``limit`` rows that were not passed, the oldest among them."""
+    """Return SQL for about ``limit`` rows that the state has not passed, including the oldest."""
     select = f"SELECT id, topic, type, slice FROM {reader.window.source} WHERE"
     if not isinstance(state, PostgresState) or state.rebased:
         return f"{select} {reader.window.unread(state)} ORDER BY id LIMIT {limit}"
-    # As one condition the planner would scan the whole table: an index range each.
+    # One SELECT per index range: for a single condition, the planner would scan the whole table.
     arms = []
     later = Snapshot.parse(state.lo)
     if state.hi:
         lo, later = later, Snapshot.parse(state.hi)
-        # The planner does not know how many rows of the window are its own: bounded by positions.
+        # The planner cannot tell how few rows of a range belong to the window: bound the positions.
         arms.append(
             f"{select} id > {state.after} AND id <= {state.last} AND id <= 2 * {limit} + "
             f"(SELECT COALESCE(MIN(id), 0) FROM {reader.window.source} WHERE id > {state.after}) "

@@ -1,1 +1,1 @@
-"""Scans, one for each vendor: what ``windows`` reads page by page, for several readers at once."""
+"""Scans, one for each vendor: they let several readers at once read what ``windows`` reads."""

@@ -1,8 +1,8 @@
-"""MySQL and MariaDB: the positions up to one state that were not there before another.
+"""MySQL and MariaDB: the positions that a state has seen and an earlier state has not.
 
-Which positions are missing is found without reading the rows: blocks of positions are counted, and
-only those that are not full are looked at. A position that appears later belongs to the first
-state that has seen it. No tombstones are written: the reader may have no right to.
+The scan finds missing positions without reading the rows: it counts the rows of each block of
+positions, and looks only into blocks that are not full. A position that appears later belongs to
+the first state that has seen it. No tombstones are written: the reader may lack the right to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..state import MysqlState
 from ..window import TOMBSTONE
 from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, chunks, meets, within, without
 
-#: Positions counted together.
+#: Positions of a block.
 BLOCK = 1_000
 
 
@@ -28,7 +28,7 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
     def end(
         self, state: MysqlState, limit: int | None = None, bound: MysqlState | None = None
     ) -> MysqlState:
-        """What was missing below the bound may come after it was made."""
+        """Rows below the bound count, too, if they were committed after it was made."""
         known: Runs = list(state.missing)
         crowded = len(known) > MAX_RUNS
         high = state.high if crowded else self._reach(state.high, limit)
@@ -37,8 +37,8 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
         came = self._committed(known)
         runs = without(known, came) + self._holes(state.high, high)
         while True:
-            # What a row's writer could see has a lower position, and was committed before: it is
-            # seen now. If it was missing in a view that is no cut, this finds it.
+            # Rows that a row's writer could see have lower positions and were committed earlier, so
+            # they are visible now. If a read view that is no cut missed one, this look finds it.
             seen, now = self._look(runs)
             late = self._committed([run for run in runs if meets(seen, run[0], run[1])])
             if not late:
@@ -59,7 +59,7 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
         return dealt(_conditions(new), _conditions([late]))
 
     def _reach(self, high: int, limit: int | None) -> int:
-        """Return the position of the row that many further on, or that of the last one."""
+        """Return the position of the row that is ``limit`` rows after ``high``, or of the last."""
         if limit:
             ids = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE id > {high}"
             if rows := self.run(f"{ids} ORDER BY id LIMIT 1 OFFSET {limit - 1}", []):
@@ -67,10 +67,10 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
         return max(high, self.top())
 
     def _holes(self, after: int, upto: int) -> Runs:
-        """Return the positions between that have no committed row.
+        """Return the positions in a range that have no committed row.
 
-        A position was reserved before the rows above it were written. Where these are older than
-        the settle time, measured by the newest row, it has been missing for that long.
+        A position was reserved before the rows above it were written. If those rows are older than
+        the settle time, compared with the newest row, the position has been missing for that long.
         """
         if upto <= after:
             return []

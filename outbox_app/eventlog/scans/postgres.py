@@ -28,7 +28,7 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
     def end(
         self, state: PostgresState, limit: int | None = None, bound: PostgresState | None = None
     ) -> PostgresState:
-        """A limited one ends with its window."""
+        """A scan with a limit ends where its window ends, at the latest."""
         now = self._own_snapshot(state)
         reached = self._reach(state, Snapshot.parse(bound.lo) if bound else now, limit)
         if reached != state:
@@ -65,9 +65,9 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
     def _windows(
         self, start: PostgresState, end: PostgresState
     ) -> Iterator[tuple[PostgresState, int | None]]:
-        """Yield what is left of the window of ``start``, what came then, and the window of ``end``.
+        """Yield the rest of the window of ``start``, the one between, and the window of ``end``.
 
-        With each the position at which it ends; None: all of it is meant.
+        Each comes with the position at which it ends; None: at its own end.
         """
         if start.hi and (start.lo, start.hi) == (end.lo, end.hi):
             yield start, end.pos
@@ -83,19 +83,18 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
             yield replace(end, pos=0), end.pos
 
     def _outlast_a_crash(self) -> None:
-        """Flush to the server's disk all that the snapshots of a state rest on.
+        """Flush to the server's disk the end of each transaction that a state has seen end.
 
-        A snapshot counts transactions, too, whose end is not on disk yet: rolled back, or committed
-        asynchronously. After a crash of the server their ids are given out again, and a state that
-        is kept elsewhere, in an archive or a checkpoint, would take new rows for old ones. A commit
-        that is waited for brings all before it to disk; all it writes is a message that
-        has no receiver.
+        A snapshot also takes a transaction as ended whose end is not on disk yet: it was rolled
+        back, or committed asynchronously. After a crash the server gives out its id again, and a
+        state that is kept elsewhere, in an archive or a checkpoint, would take new rows for old
+        ones. A synchronous commit flushes all before it; this one writes an unread message only.
         """
         message = "pg_logical_emit_message(true, 'outbox_app', '')::text"
         self.run(f"SELECT set_config('synchronous_commit', 'local', true), {message}", [])
 
     def _cut(self, window: PostgresState, upto: int | None, count: int) -> list[list[str]]:
-        """Return the parts of an open window, from its place to a position."""
+        """Cut the rest of an open window, up to a position, into parts."""
         lo, hi = Snapshot.parse(window.lo), Snapshot.parse(window.hi)
         begun = sees(hi) if lo.xmax == NEVER else f"txid >= {lo.xmax} AND {sees(hi)}"
         last = window.last if upto is None else min(window.last, upto)

@@ -1,6 +1,6 @@
 """SQLite: commit order is position order, so a scan is a range of positions.
 
-It never changes: what is committed later has a higher position.
+The rows of a range never change: rows that are committed later have higher positions.
 """
 
 from __future__ import annotations

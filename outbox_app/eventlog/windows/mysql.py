@@ -1,13 +1,13 @@
 """MySQL and MariaDB: positions commit out of order, and a gap is closed only by evidence.
 
-Delivery continues past a missing position; when it appears it is delivered. What is still missing
-after a page is looked for by a *dirty* read, which sees rows that are not committed. The run rule:
-missing positions that follow one another are one run, and while any of it is dirty-visible all of
-it is open, because an INSERT of many rows reserves its positions before the rows exist. A run of
-which nothing was seen for the settle time was never used; a session that stays between a position
-and its first row for longer than that is what tombstones are for. MariaDB's read view is no atomic
-cut: it may show version 5 of a stream and not version 4. So a page is read until nothing is missing
-that a later look finds committed. Figures: docs/explanation/reading-the-log.md.
+Delivery continues past a missing position, and delivers its row when it appears. After each page, a
+*dirty* read, which sees uncommitted rows, looks for the positions that are still missing. The run
+rule: missing positions that follow one another are one run, and the run is open while a dirty read
+sees any of it, because an INSERT of many rows reserves its positions before the rows exist. A run
+of which nothing was seen for the settle time counts as never used; tombstones are for a session
+that stays between a position and its first row for longer. MariaDB's read view is no atomic cut: it
+may show version 5 of a stream and not version 4. So a page is looked at again until no position
+that it misses turns out to be committed. Figures: docs/explanation/reading-the-log.md.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ..requirements import require_exact, require_given_out
 from ..state import MysqlState
 from ..window import TOMBSTONE, Page, Window
 
-#: A cursor keeps at most so many runs; then it stops, and says so.
+#: A cursor with more runs than this reads no new positions, and reports it (``TooManyGaps``).
 MAX_RUNS = 10_000
-#: A reader that begins looks for unfinished rows so far below the position it begins at …
+#: How far below its first position a new reader looks for rows in flight …
 LOOK_BACK = 100_000
-#: … and for positions reserved for rows that do not exist yet so far.
+#: … and for positions that are reserved for rows that do not exist yet.
 LOOK_NEAR = 10_000
-#: Runs looked for by one statement.
+#: The most runs that one statement looks for.
 CHUNK = 500
-#: A page takes at most so many rows, wanted or not …
+#: With a filter, a page reads at most so many rows, wanted or not, or its limit if that is higher …
 MAX_ROWS = 20_000
-#: … and of a part, or with a filter, may take so many, however few it is to return.
+#: … and may read so many for each part, even if its limit is lower.
 MIN_ROWS = 100
-#: Of longer runs one row is looked for, of shorter ones all.
+#: In a longer run, a dirty read looks for the first row; in a shorter one, for all rows.
 WIDE = 50
-#: Longer runs are not sealed: they come of setting AUTO_INCREMENT.
+#: Longer runs are not sealed: they come from an AUTO_INCREMENT that was set.
 MAX_SEALED = 10_000
 
-#: As in ``MysqlState.missing``.
+#: Runs of positions, as in ``MysqlState.missing``.
 Runs = list[tuple[int, int, Any]]
 
 
@@ -53,7 +53,7 @@ class MysqlWindow(Window[MysqlState]):
         return self.move(after, [])
 
     def move(self, after: int | None, states: Sequence[MysqlState]) -> MysqlState:
-        """As ``start()``; what these wait for is kept, however far below it lies."""
+        """As ``start()``, but keeps the runs that these states wait for, however low they lie."""
         top = self.top()
         high = top if after is None else after
         end = min(top, high)
@@ -77,7 +77,7 @@ class MysqlWindow(Window[MysqlState]):
         known: Runs = list(state.missing)
         crowded = len(known) > MAX_RUNS
         most = limit
-        if only.sql()[0]:  # some are not wanted
+        if only.sql()[0]:  # the filter drops some rows
             most = min(max(limit, MIN_ROWS) * max(only.parts, 1), max(limit, MAX_ROWS))
         beyond = None if crowded else state.high
         rows = self._rows(beyond, known, columns=columns, limit=most, only=only)
@@ -89,8 +89,8 @@ class MysqlWindow(Window[MysqlState]):
             seen, now = self._look(runs)
             if not rows:
                 break
-            # What a row's writer could see has a lower position, and was committed before: it is
-            # seen now. If it was missing in a view that is no cut, this finds it.
+            # Rows that a row's writer could see have lower positions and were committed earlier, so
+            # they are visible now. If a read view that is no cut missed one, this look finds it.
             reach = rows[-1][0] if full else high
             near = [(first, min(last, reach), None) for first, last, _ in runs if first <= reach]
             written = [run for run in near if meets(seen, run[0], run[1])]
@@ -138,7 +138,7 @@ class MysqlWindow(Window[MysqlState]):
 
     def _used(self) -> int:
         """Return the highest position that was given out."""
-        # MySQL remembers it for a day otherwise; MariaDB skips what is in the comment.
+        # Otherwise MySQL remembers the value for a day. MariaDB skips the text in the comment.
         self.run("SET @outbox = 0 /*!80003 , SESSION information_schema_stats_expiry = 0 */", [])
         [(used,)] = self.run(
             "SELECT COALESCE(auto_increment, 1) - 1 FROM information_schema.tables "
@@ -148,7 +148,7 @@ class MysqlWindow(Window[MysqlState]):
         return max(int(used), self.top())
 
     def _committed(self, runs: Runs) -> Runs:
-        """Return the positions of the runs that have a committed row, in order, a run each."""
+        """Return the positions in the runs that have a committed row, in order, each as a run."""
         select = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
         rows = [row for chunk in chunks(runs) for row in self.run(f"{select} {within(chunk)}", [])]
         return sorted((int(id), int(id), None) for (id,) in rows)
@@ -158,8 +158,8 @@ class MysqlWindow(Window[MysqlState]):
     ) -> list[tuple[Any, ...]]:
         """Return the first ``limit`` rows of the runs, and beyond ``high``, by one statement.
 
-        Rows that are not wanted are returned too, as their positions are not missing; empty, which
-        with many parts is a third of the work.
+        Unwanted rows are returned, too, as their positions are not missing, but with empty columns:
+        with many parts, that is a third of the work.
         """
         wanted, params = only.sql()
         condition = f"{wanted and f'({wanted}) AND '}type <> '{TOMBSTONE}'"
@@ -183,7 +183,7 @@ class MysqlWindow(Window[MysqlState]):
         return sorted(rows, key=itemgetter(0))[:limit]
 
     def _look(self, runs: Runs) -> tuple[Runs, float]:
-        """Return positions of rows, committed or not (one a run, at least), and the time."""
+        """Return positions of rows, committed or not (of each run at least one), and the time."""
         if not runs:
             return [], 0.0
         assert self.dirty is not None
@@ -195,14 +195,14 @@ class MysqlWindow(Window[MysqlState]):
             select = f"SELECT id, 0 FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
             arms = [f"({select} {within(narrow)})"] if narrow else []
             arms += [f"({select} {within([run])} ORDER BY id LIMIT 1)" for run in wide]
-            # The time in UTC: the session's zone may set its clock back and forth.
+            # The time is in UTC: in the session's zone, clocks may be set back and forth.
             arms.append("(SELECT 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))")
             found = self.dirty(" UNION ALL ".join(arms), [])
             seen += [(id, id, None) for id, _ in found if id]
         return sorted(seen), max(time for _, time in found) / 1_000_000
 
     def _settle(self, high: int, runs: Runs, seen: Runs, now: float) -> MysqlState:
-        """Return the state without the runs that were never used."""
+        """Return the state, without the runs that count as never used."""
         kept: Runs = []
         for first, last, since in runs:
             if meets(seen, first, last):
@@ -214,13 +214,13 @@ class MysqlWindow(Window[MysqlState]):
         return MysqlState(high, kept)
 
     def _seal(self, first: int, last: int) -> bool:
-        """Put tombstones where they are asked for. Says whether the run is closed."""
+        """Write tombstones if they are asked for. Returns whether the run is closed."""
         if not self.tombstones or last - first >= MAX_SEALED:
             return True
         own = [self.own_values() for _ in range(first, last + 1)]
         names = "".join(f", `{name}`" for name in own[0])
-        # As old as the next event, or those in the place of pruned ones would hold the retention.
-        # Asked for apart: as a part of another statement it would wait for an event in flight.
+        # Tombstones are as old as the next event: new ones in the place of pruned events would hold
+        # up the prune. The time is read apart: inside the INSERT it would wait for rows in flight.
         time = f"SELECT CAST(recorded_at AS CHAR) FROM {self.source}"
         after = self.run(f"{time} WHERE id > {last} ORDER BY id LIMIT 1", [])
         at = f"'{after[0][0]}'" if after else "UTC_TIMESTAMP(6)"
@@ -236,7 +236,7 @@ class MysqlWindow(Window[MysqlState]):
                 [value for row in own for value in row.values()],
             )
         except Exception as error:
-            if error.args[:1] == (1062,):  # duplicate: its writer was there after all
+            if error.args[:1] == (1062,):  # duplicate: the position had a writer after all
                 return False
             raise
         return True
@@ -251,7 +251,7 @@ class MysqlWindow(Window[MysqlState]):
 
 
 def _page_of(rows: list[Any], limit: int, most: int) -> tuple[list[Any], bool]:
-    """Return the rows up to the last of ``limit`` that are wanted, and whether more may follow."""
+    """Return the rows up to the ``limit``-th wanted one, and whether more may follow."""
     wanted = 0
     for count, row in enumerate(rows[:most], 1):
         wanted += bool(row[1])
@@ -261,21 +261,21 @@ def _page_of(rows: list[Any], limit: int, most: int) -> tuple[list[Any], bool]:
 
 
 def without(runs: Runs, holes: Runs) -> Runs:
-    """Return what is left of runs; both are in order and do not overlap."""
+    """Return the runs without the holes. Both are in order and do not overlap."""
     found: Runs = []
     for first, last, since in runs:
         begin = bisect_left(holes, first, key=itemgetter(1))
         for a, b, _ in holes[begin : bisect_right(holes, last, key=itemgetter(0))]:
             if first < a:
                 found.append((first, a - 1, None))
-            first, since = b + 1, None  # what is left beside a row that came has been seen near
+            first, since = b + 1, None  # a row came: the rest of its run counts as seen
         if first <= last:
             found.append((first, last, since))
     return found
 
 
 def _joined(runs: Iterable[tuple[int, int, Any]], end: int) -> Runs:
-    """Return runs up to a position, in order; those that meet or follow one another are one."""
+    """Return the runs up to a position, in order; those that overlap or adjoin become one."""
     found: Runs = []
     for first, last in sorted((first, min(last, end)) for first, last, _ in runs if first <= end):
         if found and first <= found[-1][1] + 1:

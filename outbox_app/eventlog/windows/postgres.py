@@ -1,11 +1,11 @@
 """PostgreSQL: a window is the difference of two snapshots, in the order of positions.
 
-The method of PgQ (Skytools; ``pgq.batch_event_sql``). What was committed is visible in every later
-snapshot, and not in an earlier one: each row lies in exactly one window. When a window is opened
-each of its transactions has ended, so it never changes; paging, crashes and retries read the same
-rows. A snapshot is a consistent cut: what a row's writer could see is in no later window. A long
-transaction delays its own rows only. Transaction ids are integers and are written into the SQL as
-such.
+This is the method of PgQ (Skytools; ``pgq.batch_event_sql``). A committed transaction is visible in
+every later snapshot and in no earlier one, so each row lies in exactly one window. When a window is
+opened, all of its transactions have ended, so it never changes: paging, crashes and retries read
+the same rows. A snapshot is a consistent cut: a row is never in a later window than a row whose
+writer could see it. A long transaction delays only its own rows. Transaction ids are integers, and
+are written into the SQL as such.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..requirements import require_exact
 from ..state import BEGINNING, NEVER, PostgresState, Snapshot
 from ..window import MAX_POSITIONS, Page, Window
 
-#: In this snapshot all that an earlier cluster wrote is committed, and nothing of this one:
-#: ``eventlog.transaction_ids`` has made its ids 0 or negative.
+#: A snapshot that sees all rows of an earlier cluster, and no row of this one:
+#: ``eventlog.transaction_ids`` has made the earlier cluster's ids 0 or negative.
 REBASED = "1:1:"
 #: SQL of the first transaction id that has not begun.
 XMAX = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
-#: SQL of a text that is another one once the server may have forgotten commits, and after each
-#: checkpoint: a pooler keeps the connection over a crash and a fail-over.
+#: SQL of a text that changes if the server may have forgotten commits, and at each checkpoint. The
+#: connection does not show this: a pooler keeps it over a crash and a fail-over.
 SERVER = (
     "(SELECT concat_ws(' ', extract(epoch FROM pg_control_last_modified), "
     "extract(epoch FROM pg_postmaster_start_time())) FROM pg_control_system())"
@@ -74,7 +74,7 @@ class PostgresWindow(Window[PostgresState]):
         require_exact("postgresql", self.table, self.run)
 
     def rebase(self, state: PostgresState, last: int | None = None) -> PostgresState:
-        """What the old state had not passed is read first, by its own snapshots."""
+        """Rows that the old state had not passed are read first, by its own snapshots."""
         if state.rebased:
             raise ForeignCursor(
                 f"The cursor of {self.table} has not read all that was left at its last rebase; "
@@ -85,13 +85,13 @@ class PostgresWindow(Window[PostgresState]):
         return PostgresState(cluster, REBASED, rebased=asdict(state))
 
     def _open(self, state: PostgresState, now: Snapshot) -> PostgresState:
-        """Return the state with a window open up to ``now``, or moved past nothing."""
+        """Return the state with a window open up to ``now``; at ``now`` if it has no rows."""
         lo = Snapshot.parse(state.lo)
         if now.text == lo.text:
             return state
         if lo.xmax == NEVER:
             return self._opened(state, now)
-        # min(id + 0): as min(id) the planner may walk the primary key from the log's beginning.
+        # min(id + 0): for min(id), the planner may walk the primary key from the log's beginning.
         [(first, last)] = self.run(
             f"SELECT min(id + 0), max(id + 0) FROM {self.source} "
             f"WHERE txid >= {lo.xmax} AND {sees(now)}",
@@ -102,7 +102,7 @@ class PostgresWindow(Window[PostgresState]):
         return replace(state, hi=now.text, pos=0, first=first or 1, last=last or 0)
 
     def _opened(self, state: PostgresState, now: Snapshot, *, pos: int = 0) -> PostgresState:
-        """Open the first window: the whole table, from the front."""
+        """Return the state with the first window open: the whole table after ``pos``."""
         sql = f"SELECT min(id), max(id) FROM {self.source} WHERE id > {pos}"
         [(first, last)] = self.run(sql, [])
         return replace(state, hi=now.text, pos=pos, first=first or pos + 1, last=last or 0)
@@ -110,7 +110,7 @@ class PostgresWindow(Window[PostgresState]):
     def _read_window(
         self, state: PostgresState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[PostgresState]:
-        # Also where a filter drops most rows, a page passes only so many positions.
+        # A page passes a limited number of positions, even if a filter drops most rows.
         reach = state.after + MAX_POSITIONS
         sql, params = self._page(state, reach, columns=columns, limit=limit, only=only)
         rows = self.run(sql, params)
@@ -118,7 +118,7 @@ class PostgresWindow(Window[PostgresState]):
         if len(rows) == limit:
             return Page(rows, replace(state, pos=reached), more=True, position=reached)
         if reach < state.last:
-            if not rows:  # over a gap of any size at once
+            if not rows:  # pass a gap of any size at once
                 gap = f"SELECT min(id) - 1 FROM {self.source} WHERE id > {reach}"
                 [(reach,)] = self.run(gap, [])
             if reach is not None:
@@ -137,9 +137,9 @@ class PostgresWindow(Window[PostgresState]):
     ) -> tuple[str, list[Any]]:
         """Return the SQL of a page: transactions begun since ``lo``, and those it saw running.
 
-        The first walks the primary key between the window's bounds, the second one index range a
-        transaction. Of what is inside a CASE the planner expects half: it would take the bare
-        conditions for rare, and read and sort the whole window for each page.
+        The first part walks the primary key between the window's bounds, the second reads one index
+        range per transaction. The planner expects half of the rows to meet a CASE. It would expect
+        few to meet the bare conditions, and read and sort the whole window for each page.
         """
         lo, hi = Snapshot.parse(state.lo), Snapshot.parse(state.hi)
         condition, params = only.sql()
@@ -180,7 +180,7 @@ class PostgresWindow(Window[PostgresState]):
         return Page(rows, replace(state, rebased=None), more=True, position=reached)
 
     def _due_before(self, state: PostgresState) -> str:
-        """Return the condition: not passed by the state of the earlier cluster, nor by this one."""
+        """Return the condition for rows that neither this state nor the earlier one has passed."""
         old = PostgresState(**state.rebased)
         lo = Snapshot.parse(old.lo)
         condition = f"(txid <= {-lo.xmax} OR txid = ANY({array(-xid for xid in lo.running)}))"
@@ -192,7 +192,7 @@ class PostgresWindow(Window[PostgresState]):
         return f"(txid <= 0 AND id > {state.pos} AND {condition})"
 
     def _snapshot(self) -> tuple[Snapshot, str]:
-        """Return what is committed now, and the identifier of the cluster. Raises ``UnsafeLog``."""
+        """Return the present snapshot and the cluster's identifier. Raises ``UnsafeLog``."""
         [(text, in_transaction, standby, cluster)] = self.run(
             "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned() IS NOT NULL, "
             "pg_is_in_recovery(), (SELECT system_identifier::text FROM pg_control_system())",
@@ -211,7 +211,7 @@ class PostgresWindow(Window[PostgresState]):
         return Snapshot.parse(text), cluster
 
     def _own_snapshot(self, state: PostgresState) -> Snapshot:
-        """Return what is committed now; check that the state is from before, in this cluster."""
+        """Return the present snapshot; check that the state is an earlier one of this cluster."""
         now, cluster = self._snapshot()
         known = Snapshot.parse(state.hi or state.lo)
         if state.cluster != cluster:
@@ -228,7 +228,7 @@ class PostgresWindow(Window[PostgresState]):
         return now
 
     def _require_own_rows(self) -> None:
-        """Check, by one look at an index, that no row has a transaction id of the future."""
+        """Check, by one look at an index, that no row has a transaction id not begun yet."""
         [(top, xmax)] = self.run(f"SELECT max(txid), {XMAX} FROM {self.source}", [])
         if top is not None and top >= xmax:
             raise ForeignCursor(
@@ -243,5 +243,5 @@ def array(numbers: Iterable[int]) -> str:
 
 
 def sees(snapshot: Snapshot) -> str:
-    """Return the condition: a snapshot sees the row."""
+    """Return the SQL condition for rows that a snapshot sees."""
     return f"txid < {snapshot.xmax} AND NOT (txid = ANY({array(snapshot.running)}))"

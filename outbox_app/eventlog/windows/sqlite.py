@@ -1,7 +1,7 @@
 """SQLite: commit order is position order.
 
-A second writer is refused before it gets a position, so what is visible is complete up to the
-highest position. That needs AUTOINCREMENT, Django's default: a plain rowid is used again after a
+A second writer is refused before it gets a position, so the visible rows are complete up to the
+highest position. This needs AUTOINCREMENT, Django's default: a plain rowid is used again after a
 delete.
 """
 
@@ -37,7 +37,7 @@ class SqliteWindow(Window[SqliteState]):
         )
         full = len(rows) == limit
         pos = rows[-1][columns.index("id")] if full else end
-        if not rows:  # over a gap of any size at once
+        if not rows:  # pass a gap of any size at once
             [(first,)] = self.run(f"SELECT MIN(id) FROM {self.source} WHERE id > {end}", [])
             pos = first - 1 if first else end
         return Page(rows, SqliteState(pos), more=full or end < top, position=pos)

@@ -1,10 +1,10 @@
-"""By time: for readers that have no window of their own, such as a replica or an imported log.
+"""Reads by time where no exact window is possible: from a replica, or from an imported log.
 
 Rows come in the order of ``(recorded_at, id)``, up to a second ago by the database's clock. **Rows
-that commit later than that are passed over**: alone this is the reader that loses rows. The
-completeness check (``eventlog.completeness``) brings them back once a later event of their stream
-is read; the last event of a stream that is late and has no successor it cannot see. Needs an index
-on ``(recorded_at, id)``. Imports no Django.
+that commit later than that are passed over**: on its own, this reader loses rows. The completeness
+check (``eventlog.completeness``) brings a late row back once a later event of its stream is read;
+it cannot see a late event that is the last of its stream. The log needs an index on
+``(recorded_at, id)``. Imports no Django.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ class TimeState(WindowState):
     id: int = 0
     #: Upper bound of the next page; empty: a second ago.
     until: str = ""
-    #: Where it began. Rows up to here are not asked for.
+    #: Where the reader began. Rows up to here count as handled.
     since_at: str = ""
     since_id: int = 0
-    #: Made when it began: versions recorded under another one are ignored.
+    #: An id made when the reader began: versions recorded under another one are ignored.
     run: str = ""
 
     def check(self) -> None:
-        """The times are written into SQL."""
+        """Raise ``ValueError`` if a time has another form: times are written into SQL."""
         for text in (self.at, self.until, self.since_at):
             if not _TIME.fullmatch(text):
                 raise ValueError(f"{text!r:.100} is no time")
 
     @property
     def floor(self) -> TimeState:
-        """Where it began: everything before that counts as handled."""
+        """The state in which the reader began: every row before it counts as handled."""
         return TimeState(self.since_at, self.since_id)
 
 
 class TimeWindow(Window[TimeState]):
-    """What differs between databases is in the subclasses."""
+    """Reads by time. The subclasses hold what differs between databases."""
 
     state = TimeState
     #: Rows younger than this are left for later, in seconds.
     behind: ClassVar[float] = 1.0
-    #: SQL of the time, as text, so that nothing of it is lost.
+    #: SQL of a time as text, with all of its digits.
     text: ClassVar[str]
-    #: SQL of the moment ``behind`` ago, of a type that ``recorded_at`` is compared with.
+    #: SQL of the moment ``behind`` seconds ago, of a type that compares with ``recorded_at``.
     bound: ClassVar[str]
-    #: SQL of the rows after a place.
+    #: SQL condition for the rows after a time and position.
     after: ClassVar[str] = "((recorded_at, id) > ('{at}', {id}))"
 
     def start(self, after: int | None = None) -> TimeState:
-        """``after`` stands for the time of that position."""
+        """``after`` stands for the time of the row at that position, or of the one before it."""
         run = uuid4().hex
         if after is None:
             [(at,)] = self.run(f"SELECT {self.text.format(self._bound())}", [])
@@ -83,12 +83,12 @@ class TimeWindow(Window[TimeState]):
     ) -> Page[TimeState]:
         """Return a page.
 
-        After a page that is full the next one ends at its largest time, until one is not full: rows
-        of one time, as one transaction writes them, are read to their end before later ones.
+        After a full page, the next pages end at its largest time until one is not full: rows with
+        the same time, as one transaction writes them, are all read before later rows.
         """
         condition, params = only.sql()
-        # With a condition what it leaves out is passed as well, or it would be read for ever: up to
-        # the last row that is there. A replica may be behind, where a time would pass what is not.
+        # With a condition, pass the rows that it leaves out, too, or they would be read for ever.
+        # Pass up to the last row, not to a time: a replica that is behind may get rows before it.
         newest = self._newest() if condition and not state.until else ("", 0)
         bound = f"'{state.until}'" if state.until else self._bound()
         rows = self.run(
@@ -111,14 +111,14 @@ class TimeWindow(Window[TimeState]):
         )
 
     def unread(self, state: TimeState) -> str:
-        """A row that committed late counts as passed, though it was not read."""
+        """A row that committed late counts as passed, although it was not read."""
         return self.after.format(at=state.at, id=state.id) if state.at else "(1 = 1)"
 
     def verify(self, state: TimeState) -> None:
-        """A time of this database looks like one of any other."""
+        """Accept any state: a time of this database looks like that of any other."""
 
     def _newest(self) -> tuple[str, int]:
-        """Return time and position of the last row that may be read, or of none."""
+        """Return time and position of the last row that may be read; empty and 0 if none may."""
         rows = self.run(
             f"SELECT {self.text.format('recorded_at')}, id FROM {self.source} "
             f"WHERE recorded_at <= {self._bound()} ORDER BY recorded_at DESC, id DESC LIMIT 1",
@@ -131,8 +131,8 @@ class TimeWindow(Window[TimeState]):
 
 
 class PostgresTimeWindow(TimeWindow):
-    """On PostgreSQL, a standby included. Texts are in UTC, and say so: a session may be in a zone
-    in which an hour comes twice, and the next one in another."""
+    """On PostgreSQL, a standby included. Texts are in UTC, and say so: in a session's zone an hour
+    may occur twice, and the next session may have another zone."""
 
     text = """to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"+00"')"""
     bound = "(statement_timestamp() - interval '{} seconds')"
@@ -144,7 +144,7 @@ class MysqlTimeWindow(TimeWindow):
     quote = "`"
     text = "DATE_FORMAT({}, '%%Y-%%m-%%d %%H:%%i:%%s.%%f')"
     bound = "(UTC_TIMESTAMP(6) - INTERVAL {} SECOND)"
-    # As two ranges, since an index does not serve a row comparison.
+    # Two ranges, because the server uses no index for a row comparison.
     after = "(recorded_at > '{at}' OR (recorded_at = '{at}' AND id > {id}))"
 
 
