@@ -1,8 +1,8 @@
-"""What a rebuild would change: the live table and the shadow table, compared by SQL.
+"""Compares the live table with the shadow table, by SQL: the changes that a rebuild would make.
 
-Both are read in one snapshot. Rows whose events one of the two has not applied yet are counted as
-*unsettled* and not compared: a difference that is reported is a real one, though writers keep
-writing. Columns that hold the time of writing (``auto_now``) are not compared.
+Both tables are read in one snapshot. Rows with events that one table has not applied yet are
+counted as *unsettled* and not compared, so each reported difference is real, even while writers
+continue. Columns with the time of writing (``auto_now``) are not compared.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from django.db import connections, models, transaction
 
-#: Rows of each kind that are shown.
+#: How many rows of each kind are shown.
 EXAMPLES = 3
 #: Keys looked up by one statement.
 CHUNK = 500
@@ -35,7 +35,7 @@ class Counts(NamedTuple):
 
 class Comparison(NamedTuple):
     counts: Counts
-    #: Rows that differ, perhaps only as one side has not applied an event yet.
+    #: Rows that differ, perhaps only because one side has not applied an event yet.
     unsettled: int
     #: Lines for people.
     examples: list[str]
@@ -48,10 +48,10 @@ def compare(
     using: str,
     unsettled: Callable[[], Collection[Any]],
 ) -> Comparison:
-    """Compare two tables of the same columns.
+    """Compare two tables with the same columns.
 
-    ``unsettled`` returns the keys of all events that one side may not have applied when the
-    comparison began. Called inside the snapshot.
+    ``unsettled`` is called inside the snapshot. It returns the keys of all events that one table
+    may not have applied when the comparison began.
     """
     tables = _Tables(live, shadow, using)
     with transaction.atomic(using=using):
@@ -88,7 +88,7 @@ class _Tables:
         }
 
     def counts(self, keys: Sequence[Any] | None = None) -> Counts:
-        """Count all rows, or those with some keys, by one statement."""
+        """Count all rows, or the rows with these keys, by one statement."""
         params: list[Any] = []
         selects = []
         for kind, source in self.sources.items():

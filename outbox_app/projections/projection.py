@@ -1,10 +1,10 @@
 """``Projection``: a read model, kept up to date by a subscription.
 
-A subclass says how an event changes a row; a page of any size is then one read, one INSERT, one
-upsert and one DELETE at most. The subscription (*pull*) guarantees the rows, and its effects are
-exact. ``push=True`` applies a writer's events right after its commit, too, ``inline=True`` inside
-its transaction: ``projections.push``. The rule that lets both sides change one row is in
-``projections.rows``; ``manage.py outbox_rebuild`` makes the rows anew from the log.
+A subclass defines how an event changes a row. A page of any size then costs one read, one INSERT,
+one upsert and one DELETE at most. The subscription (*pull*) guarantees the rows: it applies each
+event exactly once. ``push=True`` also applies a writer's events right after its commit, and
+``inline=True`` inside its transaction: see ``projections.push``. ``projections.rows`` has the rule
+that lets both change one row. ``manage.py outbox_rebuild`` rebuilds the rows from the log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..subscriptions.subscriber import (
 from .push import receive
 from .rows import PendingEvent, ProjectionTable
 
-#: Those of ``@subscriber`` that a projection has, too.
+#: The options of ``@subscriber`` that a projection has, too.
 _OPTIONS = (
     *("types", "topics", "logs", "partitions", "on_error"),
     *("start", "batch_size", "on_gap", "max_backtracks"),
@@ -40,16 +40,16 @@ class Projection:
     """Base of read models. A subclass that has a ``name`` is a subscription.
 
     Write it in the module ``subscribers`` of your app. The view is an ordinary model whose primary
-    key is what ``key`` returns: the event's stream, unless you say otherwise. ``apply`` must depend
-    on its arguments alone: it may be called again for the same event, with the row read anew.
+    key is the result of ``key``, by default the event's stream. ``apply`` must depend only on its
+    arguments: it may be called again for the same event, with the row read again.
     """
 
-    #: Name of the subscription; unique.
+    #: The unique name of the subscription.
     name: ClassVar[str] = ""
     #: The model of the view. Its table is on the database of the logs.
     model: ClassVar[type[models.Model]]
 
-    #: These have the meaning that they have for ``@subscriber``.
+    #: Options with the same meaning as for ``@subscriber``.
     types: ClassVar[Sequence[str] | None] = None
     topics: ClassVar[Sequence[str] | None] = None
     logs: ClassVar[Sequence[type[EventLog] | str] | None] = None
@@ -60,22 +60,22 @@ class Projection:
     on_gap: ClassVar[OnGap] = "off"
     max_backtracks: ClassVar[int] = 20
 
-    #: Apply the events of a transaction right after its commit, in the same process, too.
+    #: Also apply the events of a transaction right after its commit, in the same process.
     push: ClassVar[bool] = False
-    #: Apply them inside the transaction; what ``apply`` raises fails the ``publish()``.
+    #: Also apply them inside the transaction. An error of ``apply`` makes ``publish()`` fail.
     inline: ClassVar[bool] = False
-    #: Each event says everything about its row, so that it may be pushed on top of any earlier one.
+    #: Each event has the whole state of its row, so it may be pushed on top of any earlier event.
     whole_state: ClassVar[bool] = False
 
     def apply(self, event: RecordedEvent, row: Any) -> models.Model | None:
-        """Return what becomes of a row.
+        """Return the row as it is after an event.
 
         Args:
             event: The event.
-            row: The row as it is, or None where there is none.
+            row: The row as it is before, or None if there is none.
 
         Returns:
-            The row, changed, or an instance of ``model``; its key is filled in. None: no row.
+            The changed row, or a new instance of ``model``, whose key is set. None: no row.
         """
         raise NotImplementedError
 
@@ -102,12 +102,12 @@ class Projection:
 
     @property
     def versioned(self) -> bool:
-        """Whether rows keep the version that they have applied."""
+        """Whether each row stores the version of its stream that it has applied."""
         return self.push or self.inline
 
 
 def declare(projection: Projection) -> None:
-    """Make a projection a subscription. Raises ``InvalidSubscriber``."""
+    """Register a projection as a subscription. Raises ``InvalidSubscriber``."""
     _check(projection)
     options: dict[str, Any] = {name: getattr(projection, name) for name in _OPTIONS}
     subscriber(projection.name, **options)(projection)

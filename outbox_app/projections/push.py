@@ -1,10 +1,10 @@
 """Push and inline: the writer applies its own events to the projections that ask for it.
 
-*Push* comes right after the commit, in the same process. It cannot harm the writer: it waits for
-locks for a second at most, and where it fails or is lost (a killed process) that is logged, and the
-pull brings the row. *Inline* comes inside the writer's transaction and fails with it. Its
-subscription runs all the same: it applies the events from before the projection was added, and what
-an inline event had to leave to it. Both read the events back from the log, so that they see what
+*Push* runs right after the commit, in the same process. It cannot harm the writer: it waits for a
+lock for a second at most, and only logs its errors. If it fails, or is lost with a killed process,
+the pull applies the events. *Inline* runs inside the writer's transaction and fails with it. Its
+subscription runs nevertheless: it applies the events from before the projection was added, and the
+events that inline had to leave out. Both read the events back from the log, so that they see what
 the pull sees.
 """
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 logger = get_logger("outbox_app.projections")
 
-#: Seconds for which a push waits for a lock.
+#: Seconds that a push waits for a lock.
 LOCK_WAIT = 1
-#: Events of one read.
+#: How many events one statement reads.
 CHUNK = 500
 
 
 def receive(
     sender: type[EventLog], *, using: str, events: Sequence[EventLog], **kwargs: Any
 ) -> None:
-    """Take events that were just written, before the commit."""
+    """Handle events that were just written, in the open transaction."""
     for each in all_subscribers():
         projection: Any = each.handle
-        if not getattr(projection, "versioned", False):  # a function, or the pull alone
+        if not getattr(projection, "versioned", False):  # a function, or it has only the pull
             continue
         if each.fault or using != each.using or sender not in each.logs:
             continue
@@ -58,15 +58,15 @@ def receive(
 def pending_events(
     subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]
 ) -> Iterator[PendingEvent]:
-    """Read events back, each with the version before it that the subscription asks for."""
+    """Read events back; yield each with the version before it that the subscription asks for."""
     rows = log._base_manager.using(subscriber.using)
     condition, params = EventFilter(subscriber.topics, subscriber.types).sql()
     earlier = rows.filter(stream=OuterRef("stream"), version__lt=OuterRef("version"))
     if condition:
-        # The very SQL of the pull: what "order.*" means must not differ by a letter.
+        # The same SQL as the pull, so that a pattern like "order.*" matches the same types.
         earlier = earlier.extra(where=[condition], params=params)
     previous = Subquery(earlier.order_by("-version").values("version")[:1])
-    # At REPEATABLE READ events that were committed since the writer's snapshot are not seen.
+    # REPEATABLE READ hides events that were committed after the writer's snapshot.
     connection: Any = connections[subscriber.using]
     may_lack = connection.vendor == "mysql" and connection.isolation_level != "read committed"
     for start in range(0, len(ids), CHUNK):
@@ -75,7 +75,7 @@ def pending_events(
             before = row.previous or 0
             between = rows.filter(stream=row.stream, version__gt=before, version__lt=row.version)
             if may_lack and between.count() < row.version - 1 - before:
-                before = row.version - 1  # what is not seen may be asked for
+                before = row.version - 1  # the projection may ask for a hidden event
             yield PendingEvent(recorded(row), before)
 
 

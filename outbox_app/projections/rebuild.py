@@ -1,13 +1,13 @@
 """Rebuilding a projection from the log, beside the live table: ``manage.py outbox_rebuild``.
 
-The log is replayed into a shadow table while the live one is read and its subscription runs. The
-takeover is one transaction: it stops the subscription by its cursors, locks the live table, reads
-the events that have come meanwhile, puts the new rows in place of the old ones, and sets the
-cursors to the state of the new rows. Readers see the old rows until it commits, then the new ones;
-no event is missed or applied twice. Rows are copied and no table is renamed: on MySQL a renaming
-commits by itself, and indexes, constraints, grants and foreign keys keep their names. Killed at any
-point it has changed nothing, but for a shadow table that the next rebuild removes. What cannot be
-rebuilt is refused before anything is written.
+The log is replayed into a shadow table, while the live table is read and its subscription runs. The
+takeover is one transaction: it locks the subscription's cursors, then the live table, reads the
+events that have come meanwhile, replaces the old rows with the new rows, and sets the cursors to
+the state of the new rows. Readers see the old rows until it commits, then the new rows; no event is
+missed or applied twice. Rows are copied and no table is renamed: on MySQL a RENAME commits by
+itself, and indexes, constraints, grants and foreign keys keep their names. A killed rebuild leaves
+only a shadow table, which the next rebuild removes. A projection that cannot be rebuilt is refused
+before anything is written.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from .shadow_table import shadow_table
 
 logger = get_logger("outbox_app.subscriptions")
 
-#: Seconds for which the takeover waits for a lock, while others wait for it.
+#: Seconds that the takeover waits for a lock, while others wait for its locks.
 LOCK_WAIT = 2
-#: Takeovers that are tried, one after the other.
+#: How often the takeover is tried.
 ATTEMPTS = 10
 #: Events between two progress lines.
 PROGRESS_EVENTS = 50_000
@@ -51,8 +51,8 @@ PROGRESS_EVENTS = 50_000
 def rebuild(name: str, *, write: Write = logger.info) -> int:
     """Rebuild the projection ``name`` from the log; return how many rows it has now.
 
-    Raises ``RebuildRefused``; ``RebuildFailed`` where it did not come to the takeover: the live
-    rows and the subscription are unchanged.
+    Raises ``RebuildRefused``, or ``RebuildFailed`` if the takeover was not committed: the live rows
+    and the subscription are unchanged.
     """
     projection = rebuildable(name)
     using = projection.subscriber.using
@@ -85,7 +85,7 @@ def rebuildable(name: str) -> Projection:
 
 
 def require_whole(projection: Projection) -> None:
-    """Raise ``RebuildRefused`` where a stream has lost its beginning; its head stays."""
+    """Raise ``RebuildRefused`` if version 1 of a stream was pruned, which its head outlives."""
     using = projection.subscriber.using
     for log in projection.subscriber.logs:
         table = log._meta.db_table
@@ -104,7 +104,7 @@ def require_whole(projection: Projection) -> None:
 def failing_as_one(
     name: str, *, describe: Callable[[BaseException], str] | None = None
 ) -> Iterator[None]:
-    """Wrap any error of a rebuild in ``RebuildFailed``, but for ``RebuildRefused``."""
+    """Wrap any error of a rebuild, except ``RebuildRefused``, in ``RebuildFailed``."""
     try:
         yield
     except RebuildRefused:
@@ -118,7 +118,7 @@ def failing_as_one(
 
 
 class Rebuild:
-    """One rebuild: ``fill`` makes the new rows, ``finish`` puts them in place of the old ones."""
+    """One rebuild: ``fill`` makes the new rows, ``finish`` replaces the old rows with them."""
 
     def __init__(self, projection: Projection, shadow: type[models.Model], *, write: Write) -> None:
         self.projection, self.subscriber = projection, projection.subscriber
@@ -133,13 +133,13 @@ class Rebuild:
         only = EventFilter(self.subscriber.topics, self.subscriber.types)
         logs = self.subscriber.logs
         self.readers = [LogReader(log, using=self.using, only=only) for log in logs]
-        #: Highest position replayed of each.
+        #: The highest replayed position of each log.
         self.positions = [0] * len(logs)
-        # It reads on a connection of its own: the takeover's transaction may not read the log.
+        # This thread's own connection reads the log: the takeover's transaction may not read it.
         self.thread = ThreadPoolExecutor(1, "rebuild")
 
     def run(self) -> int:
-        """Fill, and take over. Return the number of rows."""
+        """Make the new rows, and take over. Return the number of rows."""
         try:
             self.ask(self._make_cursors)
             self.write(f"rebuild started name={self.name} table={self.live._meta.db_table}")
@@ -149,9 +149,9 @@ class Rebuild:
             self.thread.shutdown()
 
     def fill(self) -> list[WindowState]:
-        """Make the new rows; return the states up to which they have applied the logs."""
+        """Make the new rows; return the states of the logs that they have applied."""
         states = self.replay([self.ask(reader.window.start, 0) for reader in self.readers])
-        # Meanwhile the log may have been pruned. What is read from here on is too young for that.
+        # The log may have been pruned meanwhile. Events read from here on are too new to be pruned.
         self.ask(require_whole, self.projection)
         return states
 
@@ -163,7 +163,7 @@ class Rebuild:
                 rows = self._take_over(states)
                 break
             except django.db.OperationalError as error:
-                # Any other may be of a COMMIT that succeeded: the shadow has those events then.
+                # After any other error the COMMIT may have worked: the shadow has the events then.
                 if attempt == ATTEMPTS or not is_conflict(error):
                     raise
                 self.replayed = replayed
@@ -182,11 +182,11 @@ class Rebuild:
                 begin(self.subscriber, reader)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function on the connection that reads."""
+        """Call a function in the thread that reads the log."""
         return self.thread.submit(function, *arguments).result()
 
     def replay(self, states: list[WindowState]) -> list[WindowState]:
-        """Apply what comes after the states; return the states at the end of the log."""
+        """Apply the events after these states; return the states at the end of the logs."""
         states = list(states)
         for index, reader in enumerate(self.readers):
             more = True
@@ -208,15 +208,15 @@ class Rebuild:
         using = self.using
         cursors = Cursor.objects.using(using).filter(subscription=self.name)
         vendor = connections[using].vendor
-        # By a snapshot from before its lock the table would not be emptied.
+        # With a snapshot from before the lock, the DELETE would not empty the table.
         own_level = vendor == "postgresql"
         with atomic_with_lock_wait(LOCK_WAIT, using=using, read_committed=own_level):
             if vendor == "mysql":  # gaps are locked, too: no row is inserted behind the DELETE
                 with connections[using].cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            # First the cursors, as the pull does: a page in flight is waited for, or finds that its
-            # cursor was moved. Then the table: pushes and writers of inline events wait, so the log
-            # that is read now holds all that the old rows held.
+            # Lock the cursors first, as the pull does: either this waits for a page in flight, or
+            # that page finds its cursor moved. Then lock the table: pushes and inline writers wait,
+            # so the log that is read now has all events that the old rows have applied.
             own = lock_cursors(self.name, using=using)
             for each in own:
                 cursors.filter(pk=each.pk).bump_revision()
@@ -226,7 +226,7 @@ class Rebuild:
             failpoint("rebuild_copied")
             for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
                 values = {"state": end.dump(), "position": position}
-                for each in own:  # by its key: MySQL would lock those of others, too
+                for each in own:  # by key: else MySQL locks others' cursors, too
                     if each.log == reader.table:
                         cursors.filter(pk=each.pk).move(counted=None, failed_event=None, **values)
             ParkedStream.objects.using(using).filter(subscription=self.name).delete()
@@ -241,8 +241,8 @@ class Rebuild:
         live = connection.ops.quote_name(self.live._meta.db_table)
         with connection.cursor() as cursor:
             if connection.vendor == "postgresql":
-                # Any weaker lock lets a SELECT … FOR UPDATE begin, which then waits for a row that
-                # is gone, and does not see the one in its place. Plain reads are not blocked.
+                # A weaker lock lets a SELECT … FOR UPDATE begin, which waits for a row that is then
+                # gone, and does not see the row that replaces it. Plain reads are not blocked.
                 cursor.execute(f"LOCK TABLE {live} IN EXCLUSIVE MODE")
             cursor.execute(f"DELETE FROM {live}")
 
@@ -265,8 +265,8 @@ class Rebuild:
 
 
 def _is_whole_window(before: Any, after: Any) -> bool:
-    """Say whether a page was all that had been committed when it was read, on PostgreSQL.
+    """Return whether a page had all that was committed when it was read, on PostgreSQL.
 
-    There the next one has events as long as others write: the takeover would never end.
+    There the next page has events as long as others write, and the takeover would never end.
     """
     return isinstance(before, PostgresState) and not (before.hi or after.hi)

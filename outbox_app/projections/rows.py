@@ -1,14 +1,14 @@
 """The rows of a projection: events are applied in memory, and a page is written at once.
 
-Rows are locked in the order of their keys, so partitions and pushes that meet on a row wait for one
-another; an INSERT that finds a row which another transaction has just inserted starts again.
+Rows are locked in the order of their keys, so partitions and pushes that change the same row wait
+for each other. If another transaction has just inserted one of the new rows, the page starts again.
 
-The rule of rows with versions. The pull is in order and complete for what the projection asks for,
-so it applies every event above the row's version, over any versions in between. A push or an inline
-event arrives out of order, so it is applied only where the row has applied the event that the
-projection asked for before it in the stream: v on top of v - 1. Otherwise it is left to the pull.
-So a row always holds exactly the events up to its version. A deleted row would forget that and
-come back with a late push: it stays, marked in its field ``deleted``.
+The rule for rows with versions: the pull gets, in order, all events that the projection asks for,
+so it applies every event above the row's version, across versions in between. A pushed or inline
+event may arrive out of order. It is applied only if the row has applied the event before it in the
+stream that the projection asks for: v on top of v - 1. Otherwise it is left to the pull. So a row
+always has exactly the events up to its version. A deleted row would lose its version, and a late
+push would bring it back: so the row stays, marked in its field ``deleted``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..process.enclosure import refusing
 if TYPE_CHECKING:
     from .projection import Projection
 
-#: Attempts at rows that other transactions insert at the same moment.
+#: How often a page is tried while other transactions insert its rows.
 ATTEMPTS = 5
 
 Rows = dict[Any, Any]
@@ -36,8 +36,8 @@ Rows = dict[Any, Any]
 
 class PendingEvent(NamedTuple):
     event: RecordedEvent
-    #: The version before it in its stream that the projection asks for, 0 where there is none.
-    #: None in the pull, which has applied it.
+    #: The version of the event before it, in its stream, that the projection asks for; 0 if there
+    #: is none. None in the pull, which has applied that event.
     previous: int | None = None
 
 
@@ -45,7 +45,7 @@ Keyed = tuple[Any, PendingEvent]
 
 
 class ProjectionTable:
-    """The rows of a projection, in its model's table or in another one of the same columns."""
+    """The rows of a projection, in its model's table or in another table with its columns."""
 
     def __init__(
         self, projection: Projection, *, using: str, table: type[models.Model] | None = None
@@ -61,7 +61,7 @@ class ProjectionTable:
         self.written = [
             field.name
             for field in meta.concrete_fields
-            # What an INSERT fills in (auto_now_add) belongs to the first one.
+            # An update keeps the values that only an INSERT sets (auto_now_add).
             if not (field.generated or field == self.pk or getattr(field, "auto_now_add", False))
         ]
         self.keeps_deleted = projection.versioned and "deleted" in self.columns
@@ -72,8 +72,8 @@ class ProjectionTable:
         if keyed and self.projection.versioned and pending[0].previous is None:
             keyed = self._not_applied(keyed)
         keys = sorted({key for key, _ in keyed})
-        # The row of a stream that begins is not there: at REPEATABLE READ a lock would be one on
-        # the gap in which other writers insert theirs.
+        # The row of a new stream does not exist: at REPEATABLE READ its lock would be on the gap
+        # in which other writers insert their rows.
         begin = {key for key, each in keyed if self.projection.inline and each.previous == 0}
         for attempt in range(1, ATTEMPTS + 1):
             before = self._read([key for key in keys if attempt > 1 or key not in begin])
@@ -85,7 +85,7 @@ class ProjectionTable:
             gone = [key for key, row in after.items() if row is None and key in before]
             try:
                 with transaction.atomic(using=self.using) if new else nullcontext():
-                    # New rows last: a unique value of theirs may have been one of the others'.
+                    # New rows last: they may have a unique value that a deleted or changed row had.
                     if gone:
                         self.rows.filter(pk__in=gone).delete()
                     if changed and self.written:
@@ -93,7 +93,7 @@ class ProjectionTable:
                     if new:
                         self.rows.bulk_create(sorted(new, key=lambda row: row.pk))
                 return
-            except IntegrityError:  # another transaction may have inserted one since the read
+            except IntegrityError:  # another transaction may have inserted a row since
                 if attempt == ATTEMPTS or not new:
                     raise
 
@@ -112,10 +112,10 @@ class ProjectionTable:
         return key
 
     def _not_applied(self, keyed: list[Keyed]) -> list[Keyed]:
-        """Leave out what the rows have applied, without a lock: versions only grow.
+        """Leave out events that the rows have applied, without a lock: versions only grow.
 
-        So where everything was pushed, or is inline, the pull and the writers never wait for one
-        another.
+        So if all events were pushed, or are inline, the pull and the writers never wait for each
+        other.
         """
         rows = self.rows.filter(pk__in={key for key, _ in keyed})
         applied = dict(rows.values_list("pk", "version"))
@@ -145,7 +145,7 @@ class ProjectionTable:
         return found
 
     def fold(self, before: Rows, keyed: list[Keyed]) -> Rows:
-        """Return the rows that change, None for those that are deleted."""
+        """Return the changed rows, and None for each deleted row, by key."""
         after: Rows = {}
         kind: Any = self.model
         for key, (event, previous) in keyed:
@@ -179,7 +179,7 @@ class ProjectionTable:
         return previous is None or self.projection.whole_state or previous <= at
 
     def _deleted(self, row: Any, event: RecordedEvent) -> Any:
-        """Return what is left of a row that an event deletes."""
+        """Return the row that stays when an event deletes one, marked as deleted, or None."""
         if not self.projection.versioned:
             return None
         if not self.keeps_deleted:

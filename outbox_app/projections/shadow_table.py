@@ -1,7 +1,7 @@
 """A shadow table: the columns of another table, without its indexes, constraints and foreign keys.
 
-It exists while the block runs. The next call removes what a killed process has left; it removes the
-table of a process that is still running, too, whose next statement then fails.
+It exists while the block runs. The next call removes the table that a killed process has left. It
+also removes the table of a process that is still running, whose next statement then fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def shadow_table(model: type[models.Model], *, using: str) -> Iterator[type[mode
     connection = connections[using]
     table = model._meta.db_table
     prefix = f"{table[:32]}_{crc32(table.encode()):08x}__rebuild_"  # at most 63 characters
-    # Of a killed rebuild; one that is running would end here, with an error.
+    # Tables of killed rebuilds. A rebuild that is still running ends with an error.
     for left in connection.introspection.table_names():
         if left.startswith(prefix):
             _drop(left, using=using)
@@ -38,7 +38,7 @@ def shadow_table(model: type[models.Model], *, using: str) -> Iterator[type[mode
 
 
 def _collate(table: str, *, like: str, using: str) -> None:
-    """Give a table the collation of another, which ``compare_bytes`` may have changed."""
+    """Give a table the collation of another one, which ``compare_bytes`` may have changed."""
     connection = connections[using]
     with connection.cursor() as cursor:
         cursor.execute(
@@ -66,7 +66,7 @@ def _shadow_model(model: type[models.Model], table: str) -> type[models.Model]:
     for field in model._meta.local_concrete_fields:
         twin: Any = copy.deepcopy(field)
         for name in ("cached_col", "path_infos", "reverse_path_infos", "related_fields"):
-            twin.__dict__.pop(name, None)  # they know the other table
+            twin.__dict__.pop(name, None)  # they refer to the other table
         twin.db_index = False
         twin._unique = field.primary_key
         if field.is_relation:

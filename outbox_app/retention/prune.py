@@ -1,9 +1,9 @@
 """Retention: inbox ids, incidents, counters, task results, decided events and fences.
 
-Rows go oldest first, in batches found by the index on their time and deleted by primary key, each
-batch in a transaction of its own: a run that is interrupted has lost nothing and is started again.
-Age is judged by the database's clock. Once an id is gone, its job would be executed again: keep ids
-for longer than any message can stay in the broker.
+Old rows are removed in batches, the oldest first. The index on their time finds a batch, and each
+batch is deleted by primary key in its own transaction, so an interrupted run is just started again.
+The database's clock measures the age. After an inbox id is removed, its job would be executed
+again: keep ids for longer than any message can stay in the broker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..text import Write, get_logger, per_second
 logger = get_logger("outbox_app.retention")
 
 BATCH_SIZE = 1000
-#: A batch names its rows by id, and databases take only so many parameters.
+#: A DELETE names its rows by id, and databases limit the number of parameters.
 MAX_BATCH_SIZE = 10_000
 
 #: How many rows each batch had, and the place that it reached.
@@ -43,7 +43,7 @@ class Kept:
     model: type[Model]
     column: str
     alias: Callable[[], str]
-    #: The setting that says for how long, and its unit.
+    #: The setting that has the retention, and its unit.
     setting: str
     unit: str = "days"
 
@@ -57,10 +57,10 @@ def _senders_alias() -> str:
 KEPT = {
     "inbox": Kept(InboxEntry, "handled_at", inbox_alias, "INBOX_RETENTION_DAYS"),
     "incidents": Kept(Incident, "created_at", outbox_alias, "INCIDENT_RETENTION_DAYS"),
-    # A drainer removes those of its own database by itself.
+    # A drainer removes the counters of its own database by itself.
     "counters": Kept(Statistic, "minute", outbox_alias, "STATISTICS_RETENTION_HOURS", "hours"),
     "results": Kept(TaskResult, "kept_from", outbox_alias, "TASK_RESULT_RETENTION_DAYS"),
-    # Those that are open have no such time.
+    # Events that are open have no such time.
     "prepared": Kept(PreparedEvent, "decided_at", outbox_alias, "PREPARED_RETENTION_DAYS"),
     "fences": Kept(Fence, "written_at", _senders_alias, "FENCE_RETENTION_DAYS"),
 }
@@ -80,15 +80,15 @@ def prune_inbox(
         using: Database alias. Default: the inbox's.
         older_than: Age in days. Default: the setting INBOX_RETENTION_DAYS.
         batch_size: Rows removed at once.
-        dry_run: Remove nothing: say how many would be.
+        dry_run: Remove nothing; report how many rows would be removed.
         write: Takes progress lines.
 
     Returns:
-        How many were removed.
+        How many rows were removed.
 
     Raises:
         InvalidArgument: An argument is out of bounds, or the alias is unknown.
-        NotMigrated: The tables are not there.
+        NotMigrated: The tables do not exist.
     """
     return prune("inbox", using, older_than, batch_size, dry_run=dry_run, write=write)
 
@@ -117,7 +117,7 @@ def prune(
     dry_run: bool = False,
     write: Write = logger.info,
 ) -> int:
-    """Remove the rows of one kind of ``KEPT`` that are older than so many days, or its setting."""
+    """Remove rows of one kind of ``KEPT``, older than so many days or its setting."""
     kept = KEPT[kind]
     using = using or kept.alias()
     age = getattr(outbox_settings(), kept.setting) if older_than is None else older_than
@@ -146,7 +146,7 @@ def prune(
 def remove(
     what: str, batches: Batches, age: str, *, using: str, dry_run: bool, write: Write
 ) -> int:
-    """Go through the batches; say how it goes."""
+    """Go through the batches, and report progress; return how many rows were removed."""
     started, tell = time.monotonic(), throttled(write)
     removed = 0
     for count, reached in batches:
@@ -170,16 +170,16 @@ def _batches(
         yield old.count(), before
         return
     while batch := list(front.values_list("pk", column)[:batch_size]):
-        old.filter(pk__in=[pk for pk, _ in batch]).delete()  # if it is so still
+        old.filter(pk__in=[pk for pk, _ in batch]).delete()  # the rows that are still old
         reached = batch[-1][1]
         yield len(batch), reached
         if connections[rows.db].vendor == "postgresql":
-            # It would walk over the index entries of all that is deleted, batch after batch.
+            # Otherwise each batch would walk over the index entries of all deleted rows.
             front = old.filter(**{f"{column}__gte": reached})
 
 
 def check_arguments(using: str, age: int, batch_size: int, *, given: int | None) -> None:
-    """Raise ``InvalidArgument``; the age is the one that is given, in days, or a setting."""
+    """Raise ``InvalidArgument`` if one is invalid. ``age`` is ``given``, in days, or a setting."""
     require_alias(using)
     if age < 1:
         raise InvalidArgument(f"--older-than must be at least 1 day; got {age}.")

@@ -1,11 +1,11 @@
-"""The retention beside other loops: once an hour what was kept long enough is removed.
+"""The retention beside other loops: ``Retention`` removes old rows once an hour.
 
-``Sink`` removes, all the time, what is in the archive of a log that the setting SINK names.
+``Sink`` removes archived events, all the time, from a log that the setting SINK names.
 
-One process at a time does it, by a lease, and another takes over when that has run out; two at once
-would only remove the same rows. Counters go by the drainer; fences, which are in the databases of
-senders, and archived events take ``outbox_prune``. A kind that cannot be removed is logged, and
-stops no other.
+One process at a time does this, by a lease, and another one takes over when the lease has expired.
+Two at once would only remove the same rows. The drainer removes counters; ``outbox_prune`` removes
+fences, which are in the databases of senders, and archived events. If one kind of rows cannot be
+removed, this is logged, and the other kinds are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .prune import BATCH_SIZE, prune
 
 logger = get_logger("outbox_app.retention")
 
-#: A statement that gets no answer for so many seconds is cut off.
+#: Seconds after which a statement without an answer is cut off.
 ANSWER_SECONDS = 300.0
 
 
@@ -58,12 +58,12 @@ class Retention(LeasedLoop):
         )
         elsewhere = {inbox_alias(), *map(log_alias, all_logs())} - {using}
         self._watchdog.beside = [alias for alias in connections if alias in elsewhere]
-        #: What is left of the run in progress.
+        #: The remaining steps of the run in progress.
         self._work: Iterator[None] | None = None
         self._next = float("-inf")
-        #: By kind, why it was not removed the last time.
+        #: By kind of rows, the error of the last run.
         self._faults: dict[str, str] = {}
-        #: Who needs what is old enough.
+        #: Who still needs the next of the old events.
         self._held = ""
 
     @property
@@ -77,11 +77,11 @@ class Retention(LeasedLoop):
     def _turn(self) -> bool:
         self._share()
         if not self.holder.owned:
-            self._work, self._held = None, ""  # what holds now, another process knows
+            self._work, self._held = None, ""  # another process knows what holds now
             self._faults.clear()
         elif self._work is None and time.monotonic() >= self._next:
             self._work = self._prune()
-        work, self._work = self._work, None  # where a step fails, it begins anew
+        work, self._work = self._work, None  # after a failed step the run starts again
         if work is None:
             return False
         if next(work, True):
@@ -92,7 +92,7 @@ class Retention(LeasedLoop):
         return True
 
     def _prune(self) -> Iterator[None]:
-        """Remove what there is, step by step; yield None after each."""
+        """Remove old rows, one kind in each step; yield None after each step."""
         removals: dict[str, Callable[..., int]] = {
             kind: partial(prune, kind, self.using) for kind in ("incidents", "results", "prepared")
         }
@@ -122,9 +122,9 @@ class Retention(LeasedLoop):
 
 
 class Sink(Retention):
-    """Removes from a log of the setting SINK what is old, archived, and passed by all.
+    """Removes old events from a log of SINK, once archived and passed by all subscriptions.
 
-    A batch a step, so the lease is kept however much there is.
+    A step removes one batch, so the lease is renewed in time however many events there are.
     """
 
     rest = 60.0
@@ -137,7 +137,7 @@ class Sink(Retention):
     def _prune(self) -> Iterator[None]:
         table, before = self.log._meta.db_table, self.done
         archive, days = sinks()[self.log]
-        self._faults, self._held = {}, ""  # a log without a row is not looked at
+        self._faults, self._held = {}, ""  # prune_steps says nothing about an empty log
         try:
             archived = ArchiveLookup(archive, table)
             for rows, _, held in prune_steps(
@@ -154,7 +154,7 @@ class Sink(Retention):
 
 
 def retain_here(make: Callable[[], Retention], *, once: bool, listen: Listen) -> int:
-    """Run a retention in this thread; ``listen`` is given what stops it."""
+    """Run a retention in this thread; ``listen`` gets the function that stops it."""
     loop = make()
     listen(loop.stop)
     logger.info("Retention started resource=%s database=%s", loop.resource, loop.using)
