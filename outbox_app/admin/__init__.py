@@ -1,9 +1,9 @@
 """The outbox in Django's admin: jobs, drainers, events, subscriptions, statistics, an overview.
 
-Works with ``django.contrib.admin`` alone. Everything is read-only but peers and what is decided:
-requeue and discard dead jobs; cancel, release and bury staged ones; confirm and cancel prepared
-events; pause, resume and replay subscriptions, release parked streams, skip gaps; drain servers.
-Entity types are registered when Django is ready: see ``entity``.
+The pages need ``django.contrib.admin`` only. They are read-only except for peers and these actions:
+requeue and discard dead jobs; cancel, release and move to dead staged jobs; confirm and cancel
+prepared events; pause, resume and replay subscriptions, release parked streams, skip gaps; drain
+servers. Entity types are registered when Django is ready: see ``entity``.
 """
 
 from .dead import DeadJobAdmin

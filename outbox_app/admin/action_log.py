@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Selection:
     ids: list[str]
-    #: All that match the filter; the ids say nothing then.
+    #: Whether all rows that match the filter are selected. The ids are ignored then.
     across: bool
-    #: The filter.
+    #: The query string of the list, with the filter.
     query: str
 
     @classmethod
@@ -45,7 +45,7 @@ def log(request: HttpRequest, rows: Any, action: BulkAction, outcome: str, reaso
     written = LogEntry.objects.create(
         user_id=request.user.pk,  # type: ignore[misc]
         content_type=get_content_type_for_model(rows.model),
-        # The page of a row shows its history by this.
+        # The history page of a row finds the line by this id.
         object_id=selection.ids[0] if single else None,
         action_flag=DELETION if action.destroys else CHANGE,
         **_logged(request, action, outcome, reason),
@@ -56,7 +56,7 @@ def log(request: HttpRequest, rows: Any, action: BulkAction, outcome: str, reaso
 def log_anew(
     request: HttpRequest, action: BulkAction, outcome: str, reason: str, *, entry: int, before: str
 ) -> bool:
-    """Rewrite the line ``entry`` if it still has the outcome ``before``; say whether it had."""
+    """Rewrite the line ``entry`` if its outcome is still ``before``; return whether it was."""
     lines = LogEntry.objects.filter(
         pk=entry,
         user_id=request.user.pk,  # type: ignore[misc]
@@ -66,7 +66,7 @@ def log_anew(
 
 
 def _logged(request: HttpRequest, action: BulkAction, outcome: str, reason: str) -> dict[str, str]:
-    alias = getattr(request, "outbox_database", "")  # of several, which may have a row of this id
+    alias = getattr(request, "outbox_database", "")  # of several databases with such an id
     message = _("%(outcome)s Action: %(action)s. Rows: %(rows)s. Reason: %(reason)s") % {
         "outcome": outcome,
         "action": action.name,

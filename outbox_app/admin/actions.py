@@ -1,13 +1,13 @@
 """Actions on rows of a list: confirmed first, with a reason, done by POST, logged.
 
-An action answers with a question: what it does, to which rows, and why. Only the answer to that
-does anything. Each needs its permission, and leaves one line in the admin's log.
+An action first shows a question: what it will do, to which rows, and why. Only the confirmed form
+changes anything. Each action needs its permission, and writes one line to the admin's log.
 
-An action on any number of rows is batched, as a web server waits for 30 seconds: each POST works
-for ``SECONDS``, rewrites its line, and answers with a page whose form posts the rest. How far
-it is travels in that form, signed: it holds for one person, one action and one selection. A
-form that is posted twice does nothing twice, and leaves a line of its own where it did something.
-Only rows that were there when the question was asked are taken.
+An action on any number of rows is batched, as a web server waits for 30 seconds only: each POST
+works for ``SECONDS``, rewrites the log line, and returns a page whose form posts the rest. The
+form holds the progress, signed, and valid for one person, one action and one selection. If a form
+is posted twice, no row is changed twice; a second POST that changed rows writes a log line of its
+own. An action changes only rows that existed when its question was asked.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from .action_log import Selection, log, log_anew
 from .base import OutboxAdmin, is_few
 from .row_range import id_in, number, row_range
 
-#: How long a POST works.
+#: How long one POST works, in seconds.
 SECONDS = 3.0
-#: How old the form of a page may be, in seconds.
+#: The maximum age of a form that posts the rest, in seconds.
 MAX_AGE = 24 * 3600
 SALT = "outbox_app.admin.progress"
 
@@ -59,7 +59,7 @@ class Reason(forms.Form):
 
 
 class RequiredReason(Reason):
-    """Why: without it nothing is done."""
+    """A form that is invalid without a reason."""
 
     reason = _reason(required=True)
 
@@ -67,24 +67,24 @@ class RequiredReason(Reason):
 @dataclass(frozen=True, slots=True)
 class BulkAction:
     name: str
-    #: Codename of the permission that it takes.
+    #: Codename of the permission that it needs.
     permission: str
-    #: Of its button for several rows, and for one.
+    #: Text of its button for several rows, and for one row.
     label: Any
     single: Any
     effect: Any
-    #: Given the rows, the form's values and the name of the person; returns the outcome, or the
-    #: number of rows for ``outcome``.
+    #: Called with the rows, the form's values and the user's name. Returns the text of the outcome,
+    #: or the number of rows for ``outcome``.
     run: Callable[[Any, dict[str, Any], str], Any] | None = None
-    #: Instead of ``run``, where there may be many rows. As ``jobs.dead.requeue_for``; takes
-    #: ``reason`` besides.
+    #: Replaces ``run`` if there may be many rows. It takes the arguments of
+    #: ``jobs.dead.requeue_for``, and ``reason``.
     run_for: Callable[..., BulkResult] | None = None
-    #: The outcome for a number of rows: ``ngettext_lazy`` without its number.
+    #: Text of the outcome, with a place for the number of rows: an ``ngettext_lazy``, for example.
     outcome: Any = "%s"
     form: type[Reason] = RequiredReason
-    #: Whether it takes something away for good.
+    #: Whether it removes something for good: its button and log line show it as a deletion.
     destroys: bool = False
-    #: Whether it is about the rows that the question lists, as they were then, and no others.
+    #: Whether it changes only the rows that the question listed, and only if they look the same.
     listed_only: bool = False
 
 
@@ -98,7 +98,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         self.actions = [_django_action(each) for each in self.bulk_actions]
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        # Django 6.1 asks for those of a place. Before it there is one place, and no argument.
+        # Django 6.1 asks for the actions of one location. Earlier versions have no such argument.
         place = {"action_location": action_location} if action_location else {}
         allowed = {each.name for each in self._permitted(request)}
         found = super().get_actions(request, **place).items()
@@ -107,7 +107,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
     def response_action(
         self, request: HttpRequest, queryset: models.QuerySet[Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Refuse ids that no row can have, where Django or the database would fail."""
+        """Refuse ids that no row can have: Django or the database would fail on them."""
         for id in request.POST.getlist(ACTION_CHECKBOX_NAME):
             if not _possible(self.opts.pk, id):
                 raise BadRequest(f"{id[:50]!r} is no id of a {self.opts.verbose_name}.")
@@ -116,7 +116,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> Any:
-        """Offer batched actions on all rows that match: Django knows those of the page only."""
+        """Offer batched actions on all rows that match, beside Django's on the rows of the page."""
         offered = [each for each in self._permitted(request) if each.run_for]
         context = {**(extra_context or {}), "bulk_actions": offered}
         return super().changelist_view(request, context)
@@ -164,7 +164,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         return self._page(request, "ask", action, context)
 
     def summary(self, preview: Any) -> Any:
-        """Return the table that a question shows instead of the rows, for ``table.html``."""
+        """Return a table for ``table.html``, if the question shows one instead of the rows."""
         return None
 
     def run(self, request: HttpRequest, rows: Any, action: BulkAction, values: Any) -> None:
@@ -229,7 +229,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         outcome, note = _outcome(action, found, state.done)
         before, reason = state.noted, state.reason
         if not log_anew(request, action, note, reason, entry=state.entry, before=before):
-            # Another post of this form has written there: both count what they did themselves.
+            # Another POST of this form has rewritten the line: each counts its own rows from here.
             outcome, note = _outcome(action, found, found.done)
             state = replace(state, done=found.done)
             if found.done or found.error:
@@ -275,18 +275,18 @@ class ConfirmedActionsAdmin(OutboxAdmin):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far a batched action is, and whose it is."""
+    """The progress of a batched action, and the person it belongs to."""
 
     user: str
     action: str
     selection: str
     reason: str
-    #: The highest id that it is about.
+    #: The highest id that the action may change.
     until: int
-    #: The line in the admin's log, and what its outcome is by now.
+    #: Id of the line in the admin's log, and the outcome that it had last.
     entry: int
     noted: str
-    #: Lowest and highest value of the column when it began.
+    #: Lowest and highest value of the order column when the action began.
     first: int = 0
     last: int = 0
     after: int = START
@@ -294,13 +294,13 @@ class State:
 
     @property
     def percent(self) -> int:
-        """How far it is through the table, as the values of the column tell."""
+        """The progress through the table, estimated from the values of the order column."""
         part = (self.after - self.first) / max(1, self.last - self.first)
         return int(100 * min(1.0, max(0.0, part)))
 
 
 def left(rows: Any, order: str, state: State) -> str:
-    """Return how many rows are left, as far as ``counting.MANY`` rows of the table tell."""
+    """Return how many rows are left, counted in the next ``counting.MANY`` rows of the table."""
     after = {f"{order}__gt": state.after}
     table = rows.model._default_manager.using(rows.db).filter(**after)
     values = table.order_by(order).values_list(order, flat=True)
@@ -313,15 +313,15 @@ def left(rows: Any, order: str, state: State) -> str:
 
 
 def asked_at(request: HttpRequest) -> datetime | DatabaseNow:
-    """Return the time that a filter by age counts from: when an action was asked about, or now.
+    """Return the time from which a filter by age counts: when the question was shown, or now.
 
-    Without it, rows would leave the filter while a long action is running.
+    With the time of each POST, rows would leave the filter while a long action is running.
     """
     try:
         moment = parse_datetime(request.POST.get("asked", ""))
     except ValueError:
         moment = None
-    # Not at the end of time, where no zone can be taken off.
+    # Not near the last year of datetime, where converting to another zone would overflow.
     if moment and timezone.is_aware(moment) == settings.USE_TZ and 2000 < moment.year < 9999:
         return moment
     return DatabaseNow()
@@ -348,7 +348,7 @@ def _django_action(action: BulkAction) -> Callable[[Any, HttpRequest, Any], Any]
     def run(model_admin: Any, request: HttpRequest, rows: Any) -> Any:
         return model_admin.answer(request, rows, action)
 
-    # As Django asks of an action.
+    # Django reads these attributes of an action.
     run.__name__ = action.name
     run.short_description = action.label  # type: ignore[attr-defined]
     return run

@@ -2,8 +2,8 @@
 
 Rows are read on the outbox's own alias, never written through a form, and shown with control
 characters as escapes. A list looks at ``MANY`` rows of its table (see ``row_range``),
-sorts by indexed columns only, and does not fetch messages. What a page shows of a row is a copy to
-look at: it is never saved.
+sorts by indexed columns only, and does not fetch messages. The instances that a page shows are
+escaped, so they are never saved.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from .row_range import RowRange, number, row_range
 
 #: Columns of a message or an event: shown through ``payload`` only, and not fetched for a list.
 MESSAGE = ("body", "envelope", "data", "metadata")
-#: Columns of exceptions' words, which may quote anything.
+#: Columns with the text of exceptions, which may quote anything.
 WORDS = ("error", "reason", "trouble", "detail", "last_answer")
-#: In the address of a list: where the rows end that it looks at.
+#: Query parameter of a list: it reads the rows below this value.
 BEFORE = "before"
-#: In the address of each page, and in its forms: the alias of the outbox, of several.
+#: Query parameter of each page, and field of its forms: the outbox's alias, if several are offered.
 DATABASE = "outbox"
 
 
 class DatabaseAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Pages show, and change, the outbox that their own address names: one of those offered.
+    """Each page shows, and changes, the outbox that its address names: one of those offered.
 
-    What a person has chosen last is remembered by the session, and only completes addresses: a form
-    goes to the database that its page has shown, whichever was chosen meanwhile in another window.
+    The session remembers a person's last choice only to complete addresses that name none: a form
+    changes the database that its page has shown, even if another window has chosen another since.
     """
 
     def get_urls(self) -> list[Any]:
@@ -60,7 +60,7 @@ class DatabaseAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return DatabaseChangeList
 
     def of_one_database(self, view: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the view with the outbox of the page's address in the place of the setting's."""
+        """Return the view, made to use the outbox that the page's address names."""
 
         def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             offered = list(dict.fromkeys([outbox_alias(), *outbox_settings().ADMIN_DATABASES]))
@@ -77,9 +77,9 @@ class DatabaseAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             try:
                 with chosen(alias) if alias != offered[0] else nullcontext():
                     response = view(request, *args, **kwargs)
-                    # A list makes its columns when it is rendered.
+                    # Rendered inside the block: a list computes its columns only then.
                     return response.render() if hasattr(response, "render") else response
-            except django.db.Error:  # it may be away: the menu's links would lead back to it
+            except django.db.Error:  # if it is away, the menu's links must not lead back to it
                 request.session.pop(DATABASE, None)
                 request.session.save()
                 raise
@@ -88,7 +88,7 @@ class DatabaseAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _with_database(request: HttpRequest, offered: list[str]) -> HttpResponseRedirect:
-    """Show the page of one database. A form that names none, or two, changes nothing."""
+    """Redirect to the page of one database. A form that names none, or two, changes nothing."""
     if request.method not in ("GET", "HEAD"):
         text = _("Nothing was done: the form did not say on which database. Here it does.")
         messages.error(request, text)
@@ -101,19 +101,19 @@ def _with_database(request: HttpRequest, offered: list[str]) -> HttpResponseRedi
 
 class DatabaseChangeList(ChangeList):
     def get_filters_params(self, params: Any = None) -> Any:
-        """Leave out the end of the range and the database, which are no filters."""
+        """Leave out BEFORE and DATABASE, which are no filters."""
         given = super().get_filters_params(params)
         return {key: value for key, value in given.items() if key not in (BEFORE, DATABASE)}
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
-    """Counts up to ``MANY`` rows; what lies behind them is reached by a filter."""
+    """Counts up to ``MANY`` rows; a filter reaches the rows beyond them."""
 
     is_cut = False
 
     @cached_property
     def count(self) -> int:
-        # In the order of the list: without one, PostgreSQL reads the table where many rows match.
+        # Count in the list's order: without one, PostgreSQL scans the table if many rows match.
         rows: Any = self.object_list
         found = int(rows[: counting.MANY + 1].count())
         self.is_cut = found > counting.MANY
@@ -121,7 +121,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 
 
 class EscapedChangeList(DatabaseChangeList):
-    """A list of rows that are safe to show, of a range of the table."""
+    """A list of the rows in a range of the table, with their text escaped."""
 
     model_admin: Any
     row_range: RowRange | None
@@ -132,7 +132,7 @@ class EscapedChangeList(DatabaseChangeList):
         return rows.defer(*names.intersection(self.model_admin.not_listed))
 
     def url_for_result(self, result: Any) -> str:
-        """Return the address of a row by its own id, not by the one that is shown."""
+        """Return the address of a row by its stored id, not by the escaped one."""
         return str(self.model_admin.address(given(result, self.pk_attname)))
 
     def get_ordering_field(self, field_name: Any) -> Any:
@@ -141,8 +141,8 @@ class EscapedChangeList(DatabaseChangeList):
         return super().get_ordering_field(field_name) if field_name in allowed else None
 
     def get_results(self, request: HttpRequest) -> None:
-        """Look at the range only, and escape every row of the page."""
-        # Here, not in get_queryset: an action on all rows that match reaches those outside too.
+        """Read the rows of the range only, and escape those of the page."""
+        # Not in get_queryset: an action on all rows that match also reaches rows outside the range.
         self.row_range = self.model_admin.row_range(request)
         if self.row_range:
             self.queryset = self.row_range.rows(self.queryset)
@@ -161,7 +161,7 @@ class EscapedChangeList(DatabaseChangeList):
 
     @property
     def may_match(self) -> bool:
-        """Whether a row matches, here or in the part of the table that was not looked at."""
+        """Whether a row matches, or may match in the part of the table that was not read."""
         return bool(self.result_count or (self.row_range and not self.row_range.is_all))
 
     @property
@@ -172,7 +172,7 @@ class EscapedChangeList(DatabaseChangeList):
 class OutboxAdmin(DatabaseAdmin):
     """A read-only view of a table of the outbox. Django shows all of its ``fieldsets`` as text."""
 
-    # Also of models of the project.
+    # Named here, as Django looks for templates by app, and entity types are models of the project.
     change_form_template = "admin/outbox_app/change_form.html"
     change_list_template = "admin/outbox_app/change_list.html"
     paginator = BoundedPaginator
@@ -184,9 +184,9 @@ class OutboxAdmin(DatabaseAdmin):
     not_listed: ClassVar[tuple[str, ...]] = MESSAGE
     #: Whether the rows are on the alias of the log, not on that of the jobs.
     of_the_log: ClassVar[bool] = False
-    #: Codename of the permission to see what the rows carry. Empty: they carry nothing.
+    #: Codename of the permission to see the rows' payload. Empty: they have none.
     payload_permission: ClassVar[str] = ""
-    #: What the address asks for, where an index has the rows in the order of the list.
+    #: Query parameter whose rows an index returns in the order of the list. Empty: there is none.
     indexed_by: ClassVar[str] = ""
 
     class Media:
@@ -203,16 +203,16 @@ class OutboxAdmin(DatabaseAdmin):
         return address(site, model, key, app=app, **filters)
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
-        """Return what a list looks at; None where that is bounded anyway."""
+        """Return the range that a list reads, or None if its query is bounded without one."""
         asked = self.indexed_by and request.GET.get(self.indexed_by, "").strip()
-        # With a NUL Django refuses the search, and the list is that of all rows.
+        # Django ignores a search with a NUL, and lists all rows.
         is_indexed = asked and "\x00" not in asked
         if is_few(request) or is_indexed or not isinstance(self.opts.pk, models.AutoField):
             return None
         return row_range(self.get_queryset(request), before=number(request.GET.get(BEFORE, "")))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the row, harmless, with a note of whether this person may see what it carries."""
+        """Return the row, escaped; ``may_be_seen`` is whether this user may see its payload."""
         row = super().get_object(request, object_id, from_field)
         if row:
             escaped_copy(row)
@@ -221,7 +221,7 @@ class OutboxAdmin(DatabaseAdmin):
         return row
 
     def measure(self, rows: list[Any]) -> None:
-        """Add to rows what a list or a page shows besides the columns of the table."""
+        """Add to the rows the figures that a list or a page shows beside the table's columns."""
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return EscapedChangeList
@@ -234,12 +234,12 @@ class OutboxAdmin(DatabaseAdmin):
             [column] = self.search_fields
             try:
                 queryset = queryset.filter(**{column: search_term.strip()})
-            except ValidationError:  # no id
+            except ValidationError:  # the term is no valid id
                 queryset = queryset.none()
         return queryset, False
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Filter by what the page offers only: any other lookup may read a whole table."""
+        """Allow the filters that the page offers only: any other lookup may scan a whole table."""
         return lookup in {f.parameter_name for f in self.list_filter}  # type: ignore[union-attr]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -262,7 +262,7 @@ def address(
 
 
 def few(request: HttpRequest, rows: models.QuerySet[Any], ids: list[int]) -> models.QuerySet[Any]:
-    """Return those with the ids that an index led to, wherever in the table they are."""
+    """Return the rows with these ids, which an index has found, from anywhere in the table."""
     request.outbox_few = True  # type: ignore[attr-defined]
     return rows.filter(id__in=ids)
 
@@ -272,14 +272,14 @@ def is_few(request: HttpRequest) -> bool:
 
 
 def column(description: Any, show: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return a column of a list, or a field of a page, that is made of a row."""
+    """Return a column of a list, or a field of a page, whose text ``show`` makes of a row."""
     return admin.display(description=description)(lambda _admin, row: show(row))
 
 
 def escaped_copy(row: models.Model) -> models.Model:
-    """Replace the row's text by text that can be shown. What the database holds is not touched.
+    """Replace the text of an instance by text that can be shown. The database is not changed.
 
-    In an exception's words sensitive values are masked, as far as they are seen.
+    In the text of an exception, sensitive values are masked if they are recognised.
     """
     for field in row._meta.concrete_fields:
         value = row.__dict__.get(field.attname)
@@ -291,5 +291,5 @@ def escaped_copy(row: models.Model) -> models.Model:
 
 
 def given(row: models.Model, name: str) -> Any:
-    """Return a column as the database holds it: for a look-up, not for a page."""
+    """Return a column's value as it is stored: for a lookup, not for display."""
     return row.__dict__.get("_given", {}).get(name, getattr(row, name))

@@ -1,7 +1,7 @@
 """What blocks: transactions in flight, held snapshots, and the problems that keep rows waiting.
 
-Which session, whose, for how long, and what it keeps waiting. The text of its query may hold data
-of anybody: it takes a permission of its own.
+The table names the session, its user, its age, and what it keeps waiting. The text of its query may
+contain anyone's data, so it needs a permission of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .tables import SHORT, WORDS, Group, Table
 _SILENT = gettext_lazy("Drainer silent"), gettext_lazy("The jobs of its shards wait.")
 _TROUBLE = gettext_lazy("Drainer in trouble"), gettext_lazy("The jobs of its shards wait.")
 _EVENTS = gettext_lazy("Its events wait, and are not pruned.")
-#: Problems whose subjects keep rows waiting: what such a subject is, and what it does.
+#: By code, the problems whose subjects keep rows waiting: what a subject is, and its effect.
 BLOCKING: dict[str, tuple[Any, Any]] = {
     "no_drainer": _SILENT,
     "drainer_silent": _SILENT,
@@ -34,7 +34,7 @@ BLOCKING: dict[str, tuple[Any, Any]] = {
     "paused": (gettext_lazy("Subscription paused"), _EVENTS),
 }
 
-#: What, who, for how long, its query or error, and what it does.
+#: The cells of a row: what blocks, who, for how long, the query or error, and the effect.
 Row = tuple[Any, str, str, str, Any]
 
 
@@ -48,7 +48,7 @@ def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -
             else _("Its events come when it commits; others do not wait.")
         )
         what = _("In flight on %(table)s") % {"table": table}
-        # Once each: MySQL does not say on which table, so that each has the same ones.
+        # Show each once: MySQL does not tell the table, so every table has the same transactions.
         for row in _transactions(open_, what, effect, may_read):
             rows.setdefault(row[1], row)
     effect = _("Deleted rows stay in the tables: batches take longer.")

@@ -1,8 +1,8 @@
-"""Charts of figures over time as SVG, drawn on the server: no script, nothing from elsewhere.
+"""Charts of figures over time as SVG, drawn on the server: no script, no third-party assets.
 
 A chart is one SVG with a title and a description for screen readers, a legend, and its figures as
-a table to open. Colors and dashes come from classes of ``admin.css``, for light and dark; nothing
-has a style of its own, so that a strict content security policy lets it be. Without a sample there
+a table to open. Colors and dashes come from classes of ``admin.css``, for light and dark themes. No
+element has an inline style, so a strict content security policy allows the chart. A missing sample
 is a hole in the line, not a zero.
 """
 
@@ -32,22 +32,22 @@ _LEFT, _RIGHT, _TOP, _FLOOR = 52, WIDTH - 10, 10, HEIGHT - 22
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    #: What the figures are.
+    #: Name of the figures in the legend.
     name: Any
-    #: One per step; None: no sample.
+    #: One value per step, None where there is no sample.
     values: Sequence[float | None]
     #: Class of its color and dashes: ``outbox-line-1`` to ``outbox-line-3``.
     number: int = 1
 
 
 def job_charts(hour: Series, day: Series, *, now: int) -> list[SafeString]:
-    """Return the backlog, which is ``now`` at this moment, and the rates: by hour and by day."""
+    """Return charts of the backlog, now ``now``, and of the rates, for the last hour and day."""
     drawn = []
     for name, heading, counted in (("hour", _("last hour"), hour), ("day", _("last day"), day)):
         ready = Line(_("ready"), [*counted.ready[:-1], now], 1)
         title = _("Ready jobs, %(span)s") % {"span": heading}
         drawn.append(chart(f"outbox-backlog-{name}", title, counted.starts, [ready]))
-        # The current step is not over: its rates would look like a fall.
+        # Without the current step, which is not over: its rates would look like a drop.
         rates = [
             Line(_("staged, estimated"), counted.staged[:-1], 2),
             Line(_("published"), _known(counted, counted.published)[:-1], 1),
@@ -62,7 +62,7 @@ def events_chart() -> SafeString:
     using = log_alias(Event)
     handled = _sums(series.handled(using=using, minutes=61).values())
     published = _sums(series.published(using=using, minutes=61).values())
-    # The current minute is not over; of the one before, the next sample may be to come.
+    # Without the current minute, which is not over. Samples of the one before may be missing yet.
     return chart(
         "outbox-events-hour",
         _("Events per minute, last hour"),
@@ -81,13 +81,13 @@ def _sums(lists: Iterable[list[Any]]) -> list[float | None]:
 
 
 def _known(counted: Series, values: list[float]) -> list[float | None]:
-    """Return None for each step without a sample and a count: no process was there to count."""
+    """Return the values, None for a step without a sample and a count: no process was running."""
     steps = zip(values, counted.ready, counted.published, counted.dead, strict=True)
     return [None if ready is None and not (out or dead) else n for n, ready, out, dead in steps]
 
 
 def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Line]) -> SafeString:
-    """Return a chart of at most three lines. No two charts of a page have the same name."""
+    """Return a chart of at most three lines. Its name must be unique on the page."""
     known = [value for line in lines for value in line.values if value is not None]
     scale = _round_up(max(known, default=0))
     times = [date_format(timezone.localtime(start), "H:i") for start in starts]
@@ -113,7 +113,7 @@ def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Lin
             if rows
         ],
         "lines": [(line.number, line.name, list(_runs(line.values, scale))) for line in lines],
-        # An area for each step, which tells its figures to a pointer.
+        # An invisible area for each step, whose tooltip has the figures.
         "areas": [
             (f"{_LEFT + place * width:.1f}", "\n".join([time, *map("{}: {}".format, names, shown)]))
             for place, (time, shown) in enumerate(rows)
@@ -138,7 +138,7 @@ def _said(line: Line) -> str:
 
 
 def _runs(values: Sequence[float | None], top: float) -> Iterator[str]:
-    """Yield the points of each part of a line that has no hole; one alone is a short dash."""
+    """Yield the points of each part of a line between holes; a single point is a short dash."""
     steps = list(enumerate(values))
     for known, group in groupby(steps, key=lambda step: step[1] is not None):
         if not known:

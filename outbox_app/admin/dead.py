@@ -1,8 +1,8 @@
 """Dead jobs: why they died, and the two things a person can do about it.
 
 Requeue and discard are actions on the selected rows or on all that match the filter. Each has its
-own permission, asks first (how many, of what, why), takes what it has asked about and nothing that
-died since, and leaves a line in the admin's log. By GET nothing happens.
+own permission, asks first (how many, which tasks and errors, why), does not take jobs that died
+after it asked, and writes a line to the admin's log. A GET changes nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class DeadJobAdmin(JobAdmin):
         column_filter("task", _("task")),
         column_filter("queue", _("queue")),
     ]
-    sortable_by = ["id"]  # which is the order in which they died
+    sortable_by = ["id"]  # ids follow the order in which jobs died
     payload_permission = "view_payload_deadjob"
     short_reason = column(_("reason"), lambda job: shown(job.reason, 120))
     bulk_actions = (REQUEUE, DISCARD)
@@ -97,7 +97,7 @@ class DeadJobAdmin(JobAdmin):
 
 
 def matrix_table(site: str, matrix: DeadMatrix) -> Table:
-    """Return dead jobs by task and by error; each cell leads to the list of its jobs."""
+    """Return dead jobs by task and by error; each count links to the list of its jobs."""
     cells = {**dict.fromkeys([*WINDOWS, gettext("All")], COUNT), gettext("Newest reason"): WORDS}
     groups = [
         Group({heading: "", **cells}, [_dead_row(site, row, column) for row in rows])

@@ -1,9 +1,9 @@
 """Entities by type, read-only: the state, the versions with their answers, how two states differ.
 
-Every type of the project gets these pages, when Django is ready and the project's own admin has
-been imported; a type or its versions that the project has registered itself are left alone. States,
-arguments and answers are shown as what events contain, to those who may see it. Lists follow the
-index on the id, and those of versions are lists of events.
+Every type of the project gets these pages when Django is ready and the project's own admin has been
+imported, except types and versions that the project has registered itself. States, arguments and
+answers are payload: users who may see that of events may see them. Lists are in the order of the
+index on the id; lists of versions are lists of events.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .job import carried, carried_column
 from .payload import data_of, difference_of
 from .row_range import number
 
-#: Versions that a page leads to.
+#: How many versions a page links to.
 LAST = 10
 
 
@@ -94,11 +94,11 @@ class VersionAdmin(EventAdmin):
     answer = column(_("answer"), answer)
     shown_data = carried_column(_("arguments"), lambda version: data_of(version.data))
     shown_response = carried_column(_("response"), lambda version: data_of(version.response))
-    # A copy: what is masked would differ from the state before.
+    # A copy, as masking works in place: ``difference`` compares the unmasked state.
     shown_state = carried_column(_("state"), lambda version: data_of(deepcopy(version.state)))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the version, with the one that the address asks to compare it with."""
+        """Return the version; ``against`` is the number of the version to compare it with."""
         row = super().get_object(request, object_id, from_field)
         if row:
             row.against = number(request.GET.get("against", "")) or row.version - 1
@@ -119,7 +119,7 @@ class VersionAdmin(EventAdmin):
 
 
 def register_entities() -> None:
-    """Register what the project has not registered itself."""
+    """Register the types and versions that the project has not registered itself."""
     for entity in entity_types():
         for model, made in ((entity, EntityAdmin), (entity.versions, VersionAdmin)):
             if not admin.site.is_registered(model):

@@ -1,9 +1,9 @@
 """Events, read-only: by stream, by message id, by type and topic inside a range of rows.
 
-The table may hold anything from nothing to billions of rows, so each question is answered from an
-index: a stream and a message id have one; types and topics are looked for in a range of
-positions, or of the stream's versions, and the page says so. From an event one goes to those before
-and after it in its stream. What it carries is shown to those who may see it.
+The table may hold billions of rows, so an index answers each query: streams and message ids have
+one; types and topics are looked for in a range of positions, or of a stream's versions, and the
+page says so. The page of an event links to the events before and after it in its stream. It shows
+the payload to users who may see it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class EventAdmin(OutboxAdmin):
         return ("-id",) if _asked_stream(request) is None else ("-version",)
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
-        """Look at positions, or at versions of the one stream that is asked for."""
+        """Return a range of positions, or of versions if the list shows one stream."""
         stream = _asked_stream(request)
         if stream is None:
             return super().row_range(request)
@@ -66,7 +66,7 @@ class EventAdmin(OutboxAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Look for a message id where it is one, else for a stream."""
+        """Search for the message id, if the term is one that exists, else for the stream."""
         message_id = id_in(search_term.strip())
         found = queryset.filter(message_id=message_id)
         if message_id and found.exists():
@@ -91,10 +91,10 @@ class EventAdmin(OutboxAdmin):
 
 
 def stream_of(event: EventLog) -> QuerySet[Any]:
-    """Return the events of the stream of a row that is shown."""
+    """Return all events of the given event's stream."""
     return QuerySet(type(event), using=event._state.db).filter(stream=given(event, "stream"))
 
 
 def _asked_stream(request: HttpRequest) -> str | None:
     stream = request.GET.get("stream") or request.GET.get("q", "").strip()
-    return stream if stream and "\x00" not in stream else None  # which is in no stream
+    return stream if stream and "\x00" not in stream else None  # no stream has a NUL

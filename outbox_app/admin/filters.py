@@ -1,8 +1,8 @@
-"""Filters beside a list. What they offer is read from the newest rows only.
+"""Filters beside a list. They offer the values of the newest rows only.
 
-Django's own filter for text would read every different value of the column, which is a look at
-every row. A value that is not offered can still be asked for in the address, as the overview's
-links do. One that no row can have finds nothing: an action on all that match must reach no others.
+Django's own filter for text would read all distinct values of the column, and so every row. An
+address can still ask for a value that is not offered, as the overview's links do. A value that no
+row can have matches no row, so that an action on all rows that match changes none.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..text import one_line
 from .actions import asked_at
 from .base import few
 
-#: Rows in which the values to offer are looked for.
+#: How many rows are read for the values to offer.
 NEWEST = 1000
-#: Values that are offered.
+#: How many values a filter offers.
 OFFERED = 30
-#: Rows that are found by an index, wherever in the table they are, up to this number.
+#: Up to this number, the rows that an index finds are listed from anywhere in the table.
 FEW = 1000
 
 
@@ -46,8 +46,8 @@ class ColumnFilter(SimpleListFilter):
         asked = self.value()
         if asked is None:
             return None
-        with suppress(ValueError):  # no number, of a column of numbers
-            if "\x00" not in asked:  # which PostgreSQL refuses to compare
+        with suppress(ValueError):  # the column has numbers, and the value is none
+            if "\x00" not in asked:  # PostgreSQL refuses a NUL
                 return queryset.filter(**{self.parameter_name: asked})
         return queryset.none()
 
@@ -83,19 +83,19 @@ def _held(request: HttpRequest, jobs: Any) -> Any:
 
 
 def by_index(request: HttpRequest, rows: QuerySet[Any], indexed: QuerySet[Any]) -> QuerySet[Any]:
-    """Return the rows; where an index leads to a few only, from everywhere in the table."""
-    # They may lie below millions of others, where no range of ids reaches.
+    """Return the rows; if an index finds only a few, from anywhere in the table."""
+    # The rows may lie below millions of others, outside the range of ids that a list reads.
     ids = list(indexed.values_list("id", flat=True)[: FEW + 1])
     return few(request, rows, ids) if len(ids) <= FEW else rows
 
 
 class AgeFilter(SimpleListFilter):
-    """By the database's clock; dead jobs by when they died."""
+    """Filters by age, on the database's clock. A dead job's age counts from its death."""
 
     title = _("age")
     parameter_name = "died"
     lookup = "died_at__gte"
-    #: For each of ``WINDOWS``.
+    #: Each of ``WINDOWS`` with its label.
     ages = [
         ("1h", _("In the last hour")),
         ("3h", _("In the last 3 hours")),

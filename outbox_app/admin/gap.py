@@ -1,8 +1,8 @@
 """Gaps: what is missing, since when, how often it was looked for, and what was decided.
 
 The page of a gap shows the evidence: the events at its two ends as they are in the log now, and how
-many have come in between. Skipping one is a person's act, with a reason, and is recorded on the gap
-itself too.
+many events have arrived in between. Only a person skips a gap, with a reason, which the gap's row
+keeps, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the pages of staged and dead jobs have in common: the message, for those who may see it.
+"""The common part of the pages of staged and dead jobs: the message, for users who may see it.
 
-It is decoded where that is safe (see ``payload``), and sensitive values are masked for everybody
-(see ``masking``). Without the permission, the page says what the permission is called.
+The message is decoded if that is safe (see ``payload``), and sensitive values are masked for every
+user (see ``masking``). To a user without the permission, the page names the permission.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .actions import ConfirmedActionsAdmin
 from .base import OutboxAdmin, column, few
 from .payload import Part, Payload, in_messages, payload
 
-#: The parts of a message, as fields of a page. Not named as columns: Django would take those.
+#: The parts of a message, as fields of a page. A field named as a column would show the column.
 MESSAGE_FIELDS = ("due", "expires", "trace", "headers", "options", "content")
 
 
 def carried_column(description: Any, part: Callable[[Any], Part]) -> Callable[[Any, Any], Any]:
-    """Return a field that shows a part of what a row carries, to those who may see it."""
+    """Return a field that shows a part of a row's payload, to users who may see it."""
     return admin.display(description=description)(
         lambda model_admin, row: carried(model_admin, row, part(row))
     )
@@ -46,12 +46,12 @@ class JobAdmin(ConfirmedActionsAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Look for a whole task id by an index; for all else in the range of the list."""
+        """Search for a whole task id by an index, and for anything else in the list's range."""
         term = search_term.strip()
         if not term:
             return queryset, False
         ids = self.ids_of_task(request, term, queryset.db)
-        # A question that was about a task id is not answered for what else the term may find.
+        # If the question was about a task id, its answer must not reach other rows with the term.
         if ids or "by_id" in request.POST:
             request.outbox_by_id = True  # type: ignore[attr-defined]
             return few(request, queryset, ids), False
@@ -74,7 +74,7 @@ class JobAdmin(ConfirmedActionsAdmin):
 
 
 def carried(model_admin: OutboxAdmin, row: Any, part: Part) -> SafeString:
-    """Return a part of what a row carries, as HTML, for those who may see it."""
+    """Return a part of a row's payload as HTML, or for other users the permission it needs."""
     if not getattr(row, "may_be_seen", False):
         words = gettext("Hidden: it takes the permission outbox_app.%(permission)s.")
         return format_html("<p>{}</p>", words % {"permission": model_admin.payload_permission})
@@ -85,7 +85,7 @@ def carried(model_admin: OutboxAdmin, row: Any, part: Part) -> SafeString:
 
 
 def _payload(job: JobMessage) -> Payload:
-    # Six fields of one page show parts of it.
+    # Kept with the job, as six fields of its page show parts of it.
     if not hasattr(job, "_payload"):
         job._payload = payload(job)  # type: ignore[attr-defined]
     return job._payload  # type: ignore[attr-defined, no-any-return]

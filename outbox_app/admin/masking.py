@@ -1,9 +1,9 @@
 """Sensitive values, masked even for those who may see messages: ``OUTBOX["SENSITIVE_KEYS"]``.
 
-A value is masked where the name of its key contains one of those words, at any depth of JSON. Case
-and separators do not count: ``api_key`` is ``apiKey`` and ``X-API-Key`` too. Where text is not JSON
-(a repr, a damaged body) or is JSON inside a text, keys cannot be told from values: text that
-contains such a word is not shown at all. An argument without a name may be sensitive unnoticed.
+A value is masked if the name of its key contains one of the setting's words, at any depth of JSON.
+Case and separators are ignored: ``api_key`` also matches ``apiKey`` and ``X-API-Key``. In text that
+is not JSON (a repr, a damaged body), or is JSON inside a string, keys cannot be told from values:
+such text is not shown at all if it contains a word. Positional arguments are not recognised.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ REPRS = ("argsrepr", "kwargsrepr", "args", "kwargs")
 
 
 def masked(value: Any, *, hidden: str = MASK) -> Any:
-    """Mask what ``json.loads`` has returned, in place; ``hidden`` stands for such text.
+    """Mask a value from ``json.loads``, in place; ``hidden`` replaces text that may be sensitive.
 
-    Without recursion: a stranger decides how deep it is.
+    Without recursion: untrusted data decides how deep the value is.
     """
     words = _words()
-    whole = [value]  # a text may be all there is
+    whole = [value]  # the value may be a single string
     waiting: list[Any] = [whole]
     while waiting:
         each = waiting.pop()
         if _is_pair(each) and _is_sensitive(each[0], words):
             each[1] = MASK
-        # A key is a name, and a place in a list is none.
+        # The key of a dictionary is a name, the index of a list is not.
         for key, inner in each.items() if isinstance(each, dict) else enumerate(each):
             if isinstance(key, str) and _is_sensitive(key, words):
                 each[key] = MASK
@@ -40,7 +40,7 @@ def masked(value: Any, *, hidden: str = MASK) -> Any:
                 waiting.append(inner)
             elif (
                 isinstance(inner, str)
-                # JSON in a text, as of a webhook, also if it is a text in there; or a repr.
+                # JSON inside a string, as from a webhook, even encoded twice; or a repr.
                 and (key in REPRS or inner.lstrip()[:1] in ("{", "[", '"'))
                 and _is_sensitive(_unescaped(inner), words)
             ):
@@ -49,14 +49,14 @@ def masked(value: Any, *, hidden: str = MASK) -> Any:
 
 
 def may_be_sensitive(text: str) -> bool:
-    """Say whether text that is no JSON contains a sensitive word, so that it cannot be shown."""
+    """Return whether text that is not JSON has a sensitive word, so that it must not be shown."""
     return _is_sensitive(_unescaped(text), _words())
 
 
 def masked_text(text: str) -> str:
-    """Return an exception's words with what follows a sensitive one masked, as far as it is seen.
+    """Return the text of an exception, with the values of sensitive keys masked if recognised.
 
-    ``password=x``, ``'token': 'x y'``, ``Authorization: Bearer x``. No promise: words are free.
+    ``password=x``, ``'token': 'x y'``, ``Authorization: Bearer x``. No promise: text has no format.
     """
     names = "|".join(r"[\W_]?".join(map(re.escape, word)) for word in _words())
     if not names:
@@ -69,8 +69,8 @@ def masked_text(text: str) -> str:
 
 
 def masked_line(text: str, limit: int) -> str:
-    """Return an exception's words, masked, on one line."""
-    # Cut before as well: a pattern may take its time over a megabyte.
+    """Return the text of an exception, masked, on one line."""
+    # Cut before masking, too: the pattern may be slow on a megabyte of text.
     return one_line(masked_text(text[: 4 * limit]), limit)
 
 
@@ -88,7 +88,7 @@ def _is_sensitive(name: Any, words: list[str]) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    # A header, as HTTP libraries list them. A sentence in the first place is none.
+    # A header, as HTTP libraries list them. If the first text is a sentence, it names no header.
     return (
         isinstance(value, list)
         and len(value) == 2

@@ -1,12 +1,12 @@
 """The overview: is work leaving, how late is it, who owns what, what is dead and why, what blocks.
 
-At the top whether work is leaving, in one sentence, and what ``monitoring.diagnosis`` has found;
-each problem links to the page where it is fixed. One page of a constant number of statements, all
-of them bounded. Figures of now are read from the tables; those of the last hour and day come from
-what the processes have counted, minute by minute (``monitoring.series``). It takes the permission
-to view drainers; jobs, subscriptions, entities, prepared events, gaps, dead jobs and incidents are
-shown to those who may view them, queries of other sessions to those with a permission of its own.
-``?part=live`` answers with what changes only: the page asks for that.
+The top of the page says in one sentence whether work is leaving, and lists the problems that
+``monitoring.diagnosis`` has found; each links to the page where it is fixed. The page takes a
+constant number of statements, all of them bounded. Current figures are read from the tables; those
+of the last hour and day are the counters of the processes (``monitoring.series``). The page needs
+the permission to view drainers. Each user sees only the jobs, subscriptions, entities, prepared
+events, gaps, dead jobs and incidents that they may view; queries of other sessions need a
+permission of their own. ``?part=live`` returns only the part that the page refreshes.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from .masking import masked_line
 from .staged import flows_table, held_table
 from .tables import Table
 
-#: Seconds between two looks of an open page.
+#: Seconds between two refreshes of an open page.
 REFRESH = 10
-#: The parts of the status, and whose rows they tell.
+#: The parts of the status, and the models that a user must be permitted to view for them.
 PARTS = {"jobs": StagedJob, "dead": DeadJob, "subscriptions": Subscription, "gaps": Gap,
          "prepared": PreparedEvent, "servers": Server}  # fmt: skip
-#: Incidents and gaps that are shown here; their lists have the rest.
+#: How many incidents and gaps are shown here; their lists have the rest.
 FEW = 10
-#: Without these problems work is leaving.
+#: The problems with which no work is leaving.
 STOPPED = ("no_drainer", "trouble", "not_leaving")
-#: Where a problem is fixed: a model and a filter of its list; or a table of the overview.
+#: By problem, where it is fixed: a model and a filter of its list; or a table of the overview.
 PLACES: dict[str, tuple[str, dict[str, str]] | str] = {
     "not_leaving": ("stagedjob", {"state": "ready"}),
     "late": ("stagedjob", {"state": "ready"}),
@@ -129,7 +129,7 @@ def _tables(
     *,
     site: str,
 ) -> Iterator[Table]:
-    """Yield the tables of what this person may view."""
+    """Yield the tables that this user may view."""
     using = facts.database
     if "subscriptions" in parts:
         yield tables.subscriptions(site, facts.subscriptions)
@@ -159,7 +159,7 @@ def may_view(request: HttpRequest, model: type[Model]) -> bool:
 
 
 def headline(facts: OutboxStatus, found: list[Problem], parts: Collection[str]) -> tuple[str, str]:
-    """Return the worst that there is, or whether work is leaving; its tone first."""
+    """Return tone and text of the headline: the worst problem, or whether work is leaving."""
     if found:
         text = _worst(min(found, key=lambda each: each.code not in STOPPED))
         if more := len(found) - 1:
@@ -193,7 +193,7 @@ def _worst(problem: Problem) -> str:
 def problem_lines(
     site: str, found: list[Problem]
 ) -> Iterator[tuple[Problem, str, list[tuple[str, str, str]]]]:
-    """Yield each problem with its link, and name, why, and link of each of its subjects."""
+    """Yield each problem, its link, and its subjects, each with name, reason and link."""
     for problem in found:
         subjects = [_subject(site, problem.code, each) for each in problem.subjects]
         yield problem, _place(site, problem.code), subjects

@@ -1,10 +1,9 @@
-"""A job's message, to look at, with sensitive values masked.
+"""A job's message, for display, with sensitive values masked.
 
-The envelope is our own JSON. The body is decoded only where it says it is JSON, plain or
-compressed by zlib; anything else (pickle, yaml, a compression we do not know) is shown as its type
-and size, and nothing of it is ever loaded. No input makes this raise: what is damaged is shown as
-it is, unless it names something sensitive: see ``masking``. Large text is cut before it is worked
-on.
+The envelope is our own JSON. The body is decoded only if its content type is JSON, plain or
+compressed by zlib. Any other body (pickle, yaml, an unknown compression) is shown as its type and
+size, and never loaded. No input makes this module raise: damaged text is shown as it is, unless it
+may be sensitive (see ``masking``). Large text is cut before it is processed.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from ..models.job import JobMessage
 from ..text import LIMIT, shown
 from .masking import masked, may_be_sensitive
 
-#: A body longer than this is not parsed, so it is shown as it was written. In characters.
+#: The longest body that is parsed, in characters. A longer one is shown as it was written.
 PARSED = 1024 * 1024
-#: A body's content type for which it is decoded.
+#: The content type of a body that is decoded.
 JSON = "application/json"
-#: What kombu calls zlib.
+#: Kombu's name of zlib.
 ZLIB = "application/x-gzip"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a message: what it is, and its text where there is something to read."""
+    """One part of a message: a note on what it is, and its text, if there is text to read."""
 
     note: str
     text: str | None = None
@@ -50,16 +49,16 @@ class Payload:
     options: Part
     due: str
     expires: str
-    #: The W3C ``traceparent``, where there is one.
+    #: The W3C ``traceparent``, or empty.
     trace: str
 
 
-#: A trace's id and its flags, nothing that a stranger could say in other words.
+#: A trace's ids and flags, and nothing else, as the header is untrusted text.
 TRACEPARENT = r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
 
 
 def payload(job: JobMessage) -> Payload:
-    envelope = _parsed(_text(job.envelope))  # whole, as our own parts are in it
+    envelope = _parsed(_text(job.envelope))  # not cut, as this module needs fields of it
     if not isinstance(envelope, dict):
         damaged = _as_it_is(_("The envelope is damaged. It is shown as it is."), job.envelope)
         body = Part(_opaque(_("of unknown type"), len(_bytes(job.body))))
@@ -157,29 +156,29 @@ def _text(value: Any) -> str:
 
 
 def _bytes(value: Any) -> bytes:
-    # SQLite gives back what a hand has put there, text too.
+    # SQLite returns text if the row was edited by hand.
     return (
         value.encode(errors="backslashreplace") if isinstance(value, str) else bytes(value or b"")
     )
 
 
 def in_messages(rows: QuerySet[Any], term: str) -> tuple[QuerySet[Any], Q]:
-    """Return jobs, and what finds those that have a text in their message and nothing sensitive.
+    """Return jobs, and the condition that their message has the text and nothing sensitive.
 
-    What is not shown could else be guessed, bit by bit, by whether a row is found.
+    Else a user could guess a masked value, bit by bit, by whether a search finds the row.
     """
-    found = Q(envelope__contains=json.dumps(term)[1:-1])  # as the envelope has it
+    found = Q(envelope__contains=json.dumps(term)[1:-1])  # escaped as in the envelope
     words = ("".join(filter(str.isalnum, word)) for word in outbox_settings().SENSITIVE_KEYS)
     sensitive = "|".join("[^a-zA-Z0-9]*".join(map(_cases, word)) for word in words if word)
     if not sensitive:
         return rows, found
-    # All tasks of a name like charge_card would not be found.
+    # Leave the task's name out: a task with a name like charge_card would never be found.
     name: Any = Concat(Value('"task": "'), "task", Value('"'))
     nameless = Replace("envelope", name, Value(""), output_field=TextField())
     return rows.alias(nameless=nameless), found & ~Q(nameless__regex=sensitive)
 
 
 def _cases(letter: str) -> str:
-    """Return a regular expression, of every database, for a letter in JSON."""
+    """Return a regular expression for a letter in JSON that every database understands."""
     cases = sorted({json.dumps(each)[1:-1] for each in (letter.lower(), letter.upper())})
     return f"[{''.join(cases)}]" if letter.isascii() else f"({'|'.join(map(re.escape, cases))})"

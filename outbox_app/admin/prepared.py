@@ -1,11 +1,11 @@
 """Prepared events: what their senders said, and what a person decides; fences; peers.
 
-An undecided event waits for a person: its page shows how often its sender was asked, what it has
-answered, and why not. Ask now, confirm, cancel and extend are actions, each with a permission of
-its own and a reason. Confirm and cancel are guesses unless a person knows what became of the
-sender's transaction; the question says what they risk. Fences are in the databases of senders: the
-list shows those of one alias at a time. Peers of the table are all that is edited by a form here:
-what ``manage.py check`` would refuse is refused, secrets that are no reference among it.
+An undecided event waits for a person: its page shows how often its sender was asked, and its last
+answer or error. Ask now, confirm, cancel and extend are actions, each with a permission of its own
+and a reason. Confirm and cancel are guesses unless a person knows the outcome of the sender's
+transaction; the question names the risk. Fences are in the databases of senders: the list shows
+those of one alias at a time. Only the peers in the table are edited by a form. It refuses what
+``manage.py check`` would refuse, such as a secret that is not a reference.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class PreparedEventAdmin(ConfirmedActionsAdmin):
 
 
 class DatabaseFilter(SimpleListFilter):
-    """All aliases: only the chosen one is connected to."""
+    """Offers all aliases, and connects to the chosen one only."""
 
     title = _("database")
     parameter_name = "database"
@@ -193,7 +193,7 @@ class PeerForm(forms.ModelForm):  # type: ignore[type-arg]
                 self.add_error(None, gettext("The peer %(fault)s.") % {"fault": fault})
 
     def validate_unique(self) -> None:
-        """Look where the rows are; Django looks at the default alias."""
+        """Check the name on the outbox's alias; Django would check it on the default alias."""
         others = Peer.objects.using(outbox_alias()).exclude(pk=self.instance.pk)
         if others.filter(name=self.instance.name).exists():
             self.add_error("name", gettext("There is a peer of this name."))
@@ -201,7 +201,7 @@ class PeerForm(forms.ModelForm):  # type: ignore[type-arg]
 
 @admin.register(Peer)
 class PeerAdmin(DatabaseAdmin):
-    """The only rows that a form writes: who may add, change and delete them is as Django has it."""
+    """The only rows that a form writes. Django's own permissions apply to them."""
 
     form = PeerForm
     list_display = ["name", "direction", "address", "database"]

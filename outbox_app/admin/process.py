@@ -1,13 +1,13 @@
 """Processes, servers, incidents, statistics and results of tasks, read-only, and the overview.
 
 The overview needs a place in the menu without a change to the project's AdminSite, so it is
-registered for a proxy model; every list of ours links to it. Statistics with a
-name come in the order of their index, the newest minute first; without, the last written come
-first. Unlike a log, their table is small: see ``pipeline.driver.run``.
+registered for a proxy model; every list of ours links to it. Statistics filtered by name are in the
+order of their index, the newest minute first; without a name, those written last come first. Unlike
+a log, their table is small: see ``pipeline.driver.run``.
 
-Servers are those of the database's registry. Whether one is ejected is what the process knows that
-shows the page. Who may change servers drains them, and sets their weights. What tasks of
-``django.tasks`` are given and return, and their tracebacks, are for those who may see them.
+The list of servers is the database's registry. It shows as ejected the servers that the process
+which renders the page has ejected. Users who may change servers may drain them and set their
+weights. Arguments, return values and tracebacks of ``django.tasks`` need a permission of their own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ProcessAdmin(OutboxAdmin):
 
 @admin.register(Overview)
 class OverviewAdmin(OutboxAdmin):
-    """One page, in the menu like a list; who may view processes may see it."""
+    """One page, in the menu like a list, for users who may view processes."""
 
     def get_urls(self) -> list[Any]:
         view = self.of_one_database(self.admin_site.admin_view(self.overview))
@@ -132,20 +132,20 @@ class IncidentAdmin(OutboxAdmin):
 
 
 class NameFilter(ColumnFilter):
-    """By name: those of every log, and of the newest rows."""
+    """Filters by name."""
 
     parameter_name = "name"
     title = _("name")
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Offer the known names too: those of the newest rows may be a few only."""
+        """Offer all known names, too: the newest rows may have a few of them only."""
         found = dict(super().lookups(request, model_admin))
         return sorted({**{name: name for name in NAMES}, **found}.items())
 
 
 class StatisticChangeList(EscapedChangeList):
     def get_ordering(self, request: HttpRequest, queryset: Any) -> Any:
-        """Within a name, the order is whole without it; with it, MariaDB would sort all rows."""
+        """Within a name, append no id: the order is total, and MariaDB would sort all rows."""
         if request.GET.get("name"):
             return ["-minute", "-source", "-dimension", "-label"]
         return super().get_ordering(request, queryset)
@@ -160,7 +160,7 @@ class StatisticAdmin(OutboxAdmin):
     actions = None
 
     def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
-        """Leave it out of the menu: the overview draws what it holds."""
+        """Leave the list out of the menu: the overview draws its figures."""
         return {}
 
     short_label = column(_("label"), lambda row: one_line(row.label, 120))

@@ -1,8 +1,8 @@
-"""How much of a table a list looks at: ``counting.MANY`` rows, the newest or those before an id.
+"""How much of a table a list reads: ``counting.MANY`` rows, the newest or those before an id.
 
-A filter that matches few rows would make the database read the whole table. So the filter is
-applied inside a range of the primary key only, found by one look along the index, and the page says
-from where to where, with a link to what lies before.
+A filter that matches few rows would make the database scan the whole table. So the filter is
+applied inside a range of the primary key only, which one query along the index finds. The page
+shows the range, and links to the rows before it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class RowRange:
     """A range of a column of integers, the primary key of most tables."""
 
     column: str
-    #: The lowest value that is looked at. None: there is none below.
+    #: The lowest value of the range, or None if no row lies below it.
     first: int | None
-    #: Above the highest that is looked at. None: there is none above.
+    #: The exclusive upper bound of the range, or None if it ends with the newest row.
     before: int | None
-    #: The highest value, where PostgreSQL needs it to see how small the range is.
+    #: The highest value, if PostgreSQL's planner needs it to see how small the range is.
     last: int | None = None
 
     @property
@@ -39,22 +39,22 @@ class RowRange:
 
 
 def row_range(table: QuerySet[Any], *, column: str = "id", before: int | None = None) -> RowRange:
-    """Return the newest rows of a table, or those before a value, ``counting.MANY`` at most.
+    """Return the range of the newest rows, or of those before a value, ``counting.MANY`` at most.
 
-    The table: all rows, or those that an index leads to in the order of the column.
+    ``table`` is all rows, or rows that an index returns in the order of the column.
     """
     rows = table if before is None else table.filter(**{f"{column}__lt": before})
     values = rows.order_by(f"-{column}").values_list(column, flat=True)
     edge = list(values[counting.MANY - 1 : counting.MANY + 1])
     first = edge[0] if len(edge) == 2 else None
-    # What is numbered anew in each stream is all over the table, as the planner sees it.
+    # Versions start anew in each stream: to the planner, an open range of them is a large part.
     last = None if column == "id" or first is None else values[0]
     return RowRange(column, first, before, last)
 
 
 def number(text: str) -> int | None:
-    """Return the id that a text of strangers stands for, or None where no row can have it."""
-    # The length first: Python refuses to read thousands of digits.
+    """Return the id that an untrusted text stands for, or None if no row can have it."""
+    # Check the length first: Python refuses to convert thousands of digits.
     if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) < 2**63:
         return int(text)
     return None

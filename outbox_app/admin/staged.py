@@ -1,8 +1,8 @@
 """The backlog: staged jobs, what blocks them, and what a person can do about them.
 
 Cancel, release and move to dead are actions on the selected rows or on all that match the filter,
-each with a permission of its own and a reason. A drainer may be publishing a job at that moment: it
-leaves all the same, and the question says so.
+each with a permission of its own and a reason. A job that a drainer is publishing at that moment
+leaves all the same; the question says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .job import MESSAGE_FIELDS, JobAdmin
 from .masking import masked_line
 from .tables import WORDS, Group, Table
 
-#: Tasks and queues that are shown.
+#: How many tasks, and how many queues, are shown.
 FLOWS = 10
 
 CANCEL = BulkAction(
@@ -92,10 +92,10 @@ class StagedJobAdmin(JobAdmin):
     ]  # fmt: skip
 
     def ids_of_task(self, request: HttpRequest, task_id: str, using: str) -> list[int]:
-        """Look where a task id can be found: the table has no index of them.
+        """Search the parts of the table that may have the task id: it has no index of task ids.
 
-        A job with an ordering key that is not among the newest rows is found where its key is given
-        too, as a filter.
+        A job with an ordering key that is not among the newest rows is found only if the list is
+        filtered by that key.
         """
         key = request.GET.get("ordering_key", "")
         return staged.ids_of_task(task_id, using=using, ordering_key=key)
@@ -123,7 +123,7 @@ def blocked_reason(job: StagedJob) -> str:
 
 
 def flows_table(using: str) -> Table:
-    """Return for tasks and for queues: how many jobs are ready, and how many leave per minute."""
+    """Return by task and by queue how many jobs are ready, and how many leave per minute."""
     waiting, leaving = status.ready_by(using=using), series.published_by(using=using)
     groups = []
     for dimension, heading in (("task", gettext("Task")), ("queue", gettext("Queue"))):

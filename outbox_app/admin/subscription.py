@@ -1,6 +1,6 @@
-"""Subscriptions and their parked streams: where they stand, what keeps them, what to press.
+"""Subscriptions and their parked streams: their positions, what holds them up, and actions.
 
-The figures of a list come from one look at all of its rows (``subscriptions.lag``).
+The figures of a list are read for all of its rows at once (``subscriptions.lag``).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _discard(row: Any, values: Any, options: Any) -> str:
 
 
 def _each(act: Callable[..., str | None], words: Any, *, between: str = ", ") -> Callable[..., str]:
-    """Act on one row after the other. A row that is refused undoes nothing of the others."""
+    """Return a function that acts on each row. A row that is refused does not undo the others."""
 
     def run(rows: Any, values: dict[str, Any], by: str) -> str:
         options = {"by": by, "reason": values["reason"], "using": rows.db}
@@ -184,7 +184,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         names = [row.name for row in rows]
         lags = {each.name: each for each in lag.lags(using=log_alias(Event), names=names)}
         for row in rows:
-            # A name that is not shown as it is can only have been written by hand.
+            # No lag has an escaped name: only a row written by hand has a name to escape.
             row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
@@ -264,7 +264,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
 
 
 def _reads(row: Any) -> str:
-    """Return logs, topics and types, as the process that ran it last has declared them."""
+    """Return logs, topics and types as declared by the process that ran the subscription last."""
     if not row.reads:
         return "-"
     every = [gettext("all")]

@@ -1,7 +1,7 @@
-"""Tables of figures, for the template ``table.html``, and those of the overview.
+"""Tables of figures for the template ``table.html``, among them most tables of the overview.
 
-Those of staged and of dead jobs are made where the pages of these are. Text of strangers is cut,
-masked and escaped where a table is made; the template escapes its HTML.
+``staged`` and ``dead`` make the tables of their jobs. The code that makes a table cuts, masks and
+escapes untrusted text; the template escapes HTML.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Group:
 
     #: Headings, each with the class of its cells.
     columns: dict[str, str]
-    #: What the first cells name, with the values of the others.
+    #: The cells of each row. The first cell is its heading.
     rows: Sequence[Sequence[Any]]
-    #: Which of the rows are shown in red.
+    #: For each row, whether it is shown in red.
     alarms: Collection[bool] = ()
 
     @property
     def lines(self) -> Iterator[tuple[bool, list[tuple[Any, str]]]]:
-        """Yield of each row whether it is red, and its cells, each with its class."""
+        """Yield for each row whether it is red, and its cells, each with its class."""
         for row, is_red in zip(self.rows, chain(self.alarms, repeat(False)), strict=False):
             yield is_red, list(zip(row, self.columns.values(), strict=False))
 
@@ -58,12 +58,12 @@ class Group:
 class Table:
     caption: str
     groups: list[Group]
-    #: Address of the list that has all of it.
+    #: Address of the list that has all rows.
     link: str = ""
-    #: Name of the place on the page that problems lead to.
+    #: Name of the anchor on the page to which problems link.
     anchor: str = ""
     note: str = ""
-    #: What is said instead of rows, where that is not "None.".
+    #: Text that is shown if there are no rows. Default: "None.".
     empty: str = ""
 
 
@@ -97,7 +97,7 @@ def _heartbeat(drainer: DrainerStatus) -> str:
 
 
 def _shards(shards: list[int]) -> SafeString:
-    """Return how many there are, and which, in ascending order: ``65 (0-63, 70)``."""
+    """Return how many shards there are, and their ascending numbers: ``65 (0-63, 70)``."""
     runs: list[list[int]] = []
     for shard in shards:
         if runs and shard == runs[-1][1] + 1:
@@ -112,7 +112,7 @@ def _shards(shards: list[int]) -> SafeString:
 def subscriptions(site: str, lags: list[SubscriptionLag]) -> Table:
     columns = {_("Name"): "", _("State"): "", _("Behind"): "", _("Oldest"): SHORT,
                _("Per minute"): "", _("Parked"): "", _("Gaps"): "", _("Error"): WORDS}  # fmt: skip
-    # The last full minute and the current one.
+    # By subscription, the last full minute (which is shown) and the current one.
     handled = series.handled(using=log_alias(Event), minutes=2)
     rows = [
         (
@@ -133,7 +133,7 @@ def subscriptions(site: str, lags: list[SubscriptionLag]) -> Table:
 
 
 def entities(facts: OutboxStatus, commands: series.Commands, types: Collection[str]) -> Table:
-    """Return what was answered; of entities, those of the types."""
+    """Return the figures of commands; of the busiest entities, only those of the given types."""
     sizes = ", ".join("-" if each is None else number(each) for each in commands.batch_size)
     times = _durations(commands.commit_seconds)
     figures = [

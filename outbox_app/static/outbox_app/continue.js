@@ -1,3 +1,3 @@
-// Posts the next batches of a long action. Without it the button does the same.
+// Submits the form that runs the next batches of an action. Without JavaScript its button does.
 "use strict";
 document.getElementById("outbox-continue").requestSubmit();

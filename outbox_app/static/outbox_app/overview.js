@@ -1,5 +1,5 @@
-/* Refreshes the overview: asks for the part that changes and puts it in place. Nothing is drawn
-   here. What a person is doing stays as it is: an open table, the focus, a selection of text. */
+/* Refreshes the overview: fetches the part that changes and replaces it. The server draws all of
+   it. Open tables, the focus and a selection of text are kept. */
 
 "use strict";
 
@@ -22,7 +22,7 @@
     const open = details().map((each) => each.open);
     const active = document.activeElement;
     const focused = live.contains(active) ? name(active) : null;
-    // Several links may lead to one place.
+    // Several links may have the same address.
     const alike = () => links().filter((each) => name(each) === focused);
     const which = alike().indexOf(active);
     live.replaceChildren(...page.body.childNodes);
@@ -46,7 +46,7 @@
     }
   }
 
-  // One look at a time: the next one is due so many seconds after the last has ended.
+  // One refresh at a time: the next one starts so many seconds after the last has ended.
   const loop = () => setTimeout(() => refresh().finally(loop), seconds * 1000);
   bar.hidden = false;
   loop();
