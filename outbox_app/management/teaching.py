@@ -1,7 +1,7 @@
-"""What the commands share: a help text that is shown as it was written, and output that is escaped.
+"""The base of all commands: help texts keep their line breaks, and output is escaped.
 
-``argparse`` fills a description into one paragraph. These teach with lists and blank lines. Lines
-and errors hold text of strangers: no character of theirs reaches the terminal but what can be seen.
+``argparse`` joins a description into one paragraph, but the commands teach with lists and blank
+lines. Lines and errors may hold untrusted text, so unprintable characters in them are escaped.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ..models.clock import aware
 from ..process.enclosure import LOST
 from ..text import escaped, get_logger, one_line, storable
 
-#: The help of ``--database``, where it is the outbox's.
+#: The help of ``--database`` in commands on the outbox's database.
 OUTBOX_ALIAS = "alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)"
-#: Options that select, or say where. An empty one, as of a script's variable that is not set, would
-#: select more than is meant.
+#: Options that select rows or a place. An empty value, as from a script's unset variable, would
+#: select more than intended.
 SELECTING = ("app", "archive", "archived", "database", "error", "key", "log", "queue", "sender",
              "task", "to")  # fmt: skip
-#: A line of the log where the project configures none; the time has its zone.
+#: The format of log lines if the project configures no logging. The time has its zone.
 LINE = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 UNSEEN = (
     "Progress is not shown: LOGGING has no level INFO for the logger 'outbox_app' "
@@ -54,8 +54,8 @@ class TeachingCommand(BaseCommand):
         except KeyboardInterrupt:
             self.stderr.write("Interrupted. Nothing is lost: run it again.")
             raise SystemExit(130) from None
-        except BrokenPipeError:  # of head, which has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more
+        except BrokenPipeError:  # the reader has closed the pipe, as head does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes again at exit
             raise SystemExit(141) from None
 
     @property
@@ -67,12 +67,12 @@ class TeachingCommand(BaseCommand):
             return name
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command; say an ``OutboxError`` as Django says a ``CommandError``, escaped."""
+        """Run the command; turn an ``OutboxError`` into a ``CommandError``; escape the message."""
         try:
             _require_sound(options)
             return super().execute(*args, **options)
         except CommandError as error:
-            if not isinstance(error, SystemCheckError):  # has colours, and lines of its own
+            if not isinstance(error, SystemCheckError):  # has colours and line breaks
                 error.args = (escaped(error),)
             raise
         except LOST as error:
@@ -85,7 +85,7 @@ class TeachingCommand(BaseCommand):
         return error.returncode
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
-        """Name no database: Django 6.1 would ask all, and one that is away ends the command."""
+        """Check no database: Django 6.1 checks all, and an unreachable one ends the command."""
         return super().get_check_kwargs(options) | {"databases": []}
 
     def add_foreground_arguments(
@@ -108,19 +108,19 @@ class TeachingCommand(BaseCommand):
         add("--processes", type=int, default=1, metavar="N", help=f"{processes} (default 1)")
 
     def add_no_input(self, parser: CommandParser) -> None:
-        """Declare that nothing is asked, in both spellings of Django's own commands."""
+        """Declare the option to ask nothing, in both spellings of Django's own commands."""
         names = ("--noinput", "--no-input")
         parser.add_argument(*names, action="store_false", dest="interactive", help="do not ask")
 
     def run(self, function: Callable[..., int], **options: Any) -> None:
-        """Run what returns an exit code, and exit with it; ``database`` is its ``using``."""
+        """Run a function, with ``database`` as its ``using``, and exit with the code it returns."""
         names = inspect.signature(function).parameters.keys() & options.keys()
         given = {name: options[name] for name in names}
         before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
         try:
             with nullcontext() if "write" in given else self.logging():
                 code = function(using=options["database"], **given)
-        finally:  # the code that has called it goes on, and is to be stopped as before
+        finally:  # call_command() returns to code that needs its own handlers again
             for number, handler in before.items():
                 is_changed = handler not in (None, signal.getsignal(number))
                 if is_changed and not self._called_from_command_line:  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ class TeachingCommand(BaseCommand):
 
     @contextmanager
     def logging(self) -> Iterator[None]:
-        """Show what is logged: as ``LOGGING`` says, or where it says nothing, here."""
+        """Show log records as ``LOGGING`` says, or on stdout if it configures no handler."""
         logger = get_logger("outbox_app")
         if logger.hasHandlers():
             if not logger.isEnabledFor(logging.INFO):
@@ -148,7 +148,7 @@ class TeachingCommand(BaseCommand):
             logger.setLevel(level)
 
     def confirm(self, question: str) -> None:
-        """Ask a person, and refuse where the answer is not yes."""
+        """Ask for confirmation, and raise ``CommandError`` unless the answer is yes."""
         try:
             answer = input(f"{question} [y/N] ")
         except (EOFError, RuntimeError):  # standard input is closed
@@ -157,22 +157,22 @@ class TeachingCommand(BaseCommand):
             raise CommandError("Not confirmed, so nothing was changed. A script gives --noinput.")
 
     def write(self, line: str) -> None:
-        """Write a line, escaped, at once: a log collector reads a pipe."""
+        """Write a line, escaped, and flush it: a log collector may read from a pipe."""
         self.stdout.write(escaped(line))
         self.stdout.flush()
 
     def write_json(self, value: Any) -> None:
-        """Write a value as JSON, which escapes by itself."""
+        """Write a value as JSON, which needs no further escapes."""
         self.stdout.write(json.dumps(value, indent=2, default=datetime.isoformat))
 
 
 def when(moment: datetime, *, using: str) -> str:
-    """Return a database's time for people, in the project's zone, as options take it."""
+    """Return a time from a database as text, in the project's zone, as options take it."""
     return f"{timezone.localtime(aware(moment, using=using)):%Y-%m-%d %H:%M:%S}"
 
 
 def _require_sound(options: dict[str, Any]) -> None:
-    """Refuse what is empty, and what no database stores: bytes that are no UTF-8 are surrogates."""
+    """Refuse empty selections and unstorable text: invalid UTF-8 arrives here as surrogates."""
     for name in SELECTING:
         if options.get(name) == "":
             raise InvalidArgument(f"--{name} is empty. Nothing was done.")

@@ -1,9 +1,9 @@
-"""Everything that a small site runs, in one process: what ``manage.py run_outbox`` calls.
+"""Everything that a small site runs, in one process: ``manage.py run_outbox`` calls this module.
 
-Each part is the loop of its own command, in a thread of its own, with connections and leases of its
-own: any number of processes may run, beside the single commands too. A part that fails is logged
-and started again, after longer and longer pauses, and stops no other. SIGTERM and SIGINT stop all:
-each finishes what is in progress and hands its leases back.
+Each part is the loop of one command, in a thread with its own connections and leases. So any number
+of processes may run, even beside the single commands. A part that fails is logged and started again
+after longer and longer pauses; the other parts continue. SIGTERM and SIGINT stop all parts: each
+finishes its current work and hands its leases back.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from ..text import get_logger
 
 logger = get_logger("outbox_app.process")
 
-#: Longest pause before a part is started again, in seconds. One that ran for longer begins anew.
+#: Longest pause before a part is started again, in seconds. After a longer run pauses start anew.
 LONGEST_PAUSE = 60.0
-#: Retention and sink can be cut off: a batch that is not committed is removed another time.
+#: Seconds to wait for retention and sinks to stop. A later run repeats an uncommitted batch.
 RETENTION_SECONDS = 2.0
 
-#: Runs a loop, given ``once`` and ``listen``; returns an exit code.
+#: A function that runs a loop, given ``once`` and ``listen``, and returns an exit code.
 Work = Callable[..., int]
 
 
 class Part(threading.Thread):
-    """One loop, in a thread of its own: started again until it is stopped."""
+    """One loop in a thread of its own: the thread restarts the loop until the part is stopped."""
 
     def __init__(self, part: str, work: Work) -> None:
-        # A daemon: what hangs does not keep the process from ending.
+        # A daemon thread, so that a hanging part does not keep the process from ending.
         super().__init__(name=f"outbox-{part}", daemon=True)
         self.part = part
         self.work = work
-        #: Of its last attempt.
+        #: Exit code of the last attempt.
         self.code = 0
         self._stopped = StopFlag()
         self._stop_loop: Callable[[], None] = lambda: None
@@ -62,7 +62,7 @@ class Part(threading.Thread):
         while not self._stopped.is_set():
             began = time.monotonic()
             self.attempt(once=False)
-            connections.close_all()  # of this thread
+            connections.close_all()  # those of this thread
             if self._stopped.is_set():
                 return
             failures = 1 if time.monotonic() - began > LONGEST_PAUSE else failures + 1
@@ -71,12 +71,12 @@ class Part(threading.Thread):
             self._stopped.wait(pause)
 
     def attempt(self, *, once: bool) -> None:
-        """Run the loop, in the caller's thread; nothing, where it has been stopped."""
+        """Run the loop once, in the calling thread, unless the part has been stopped."""
         if self._stopped.is_set():
             return
         try:
             self.code = self.work(once=once, listen=self._listen)
-        except BaseException as error:  # a SystemExit would end the thread without a word
+        except BaseException as error:  # a SystemExit would end the thread silently
             trace = None if isinstance(error, OutboxError) else error
             logger.error("Part failed part=%s error=%r", self.part, error, exc_info=trace)
             self.code = EXIT_DIED
@@ -91,8 +91,8 @@ def run_together(*, using: str | None = None, once: bool = False) -> int:
     """Run all parts until SIGTERM or SIGINT, or one after the other with ``once``.
 
     Returns:
-        The greatest exit code of a part's last attempt: 0; 1 where it failed; 3 where the broker
-        is unsafe.
+        The greatest exit code of the parts' last attempts: 0; 1 if one failed; 3 if the broker is
+        unsafe.
     """
     works = _works(using or outbox_alias(), only=using)
     parts = [Part(name, work) for name, work in works.items()]
@@ -112,8 +112,8 @@ def run_together(*, using: str | None = None, once: bool = False) -> int:
 
 
 def _works(using: str, *, only: str | None) -> dict[str, Work]:
-    """Return what runs, in the order in which rows go: a handler may stage a job."""
-    prepare(using, answer_seconds=ANSWER_SECONDS)  # the drain watches its own
+    """Return the parts in the order in which rows pass through them: a handler may stage a job."""
+    prepare(using, answer_seconds=ANSWER_SECONDS)  # the drain's watchdog has a limit of its own
     works: dict[str, Work] = {"prepared": partial(ask_here, using)}
     by_alias: dict[str, list[Subscriber]] = {}
     for each in all_subscribers():
@@ -135,7 +135,7 @@ def _sinks(using: str | None) -> dict[str, Work]:
 
 @contextmanager
 def sinking(using: str, *, once: bool) -> Iterator[None]:
-    """Beside the block, or ``once`` after it, remove what sinks from the logs of a database."""
+    """While the block runs, or with ``once`` after it, remove archived events of logs that sink."""
     parts = [Part(name, work) for name, work in _sinks(using).items()]
     if once:
         yield

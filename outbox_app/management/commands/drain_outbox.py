@@ -1,7 +1,7 @@
 """``manage.py drain_outbox``: moves committed jobs to Celery's broker until it is stopped.
 
-Thin: arguments in, ``jobs.drain.run.drain_outbox`` out. Options that are not given are settings of
-the project, read when the drain starts; the system checks run before.
+The command only parses arguments; ``jobs.drain.run.drain_outbox`` does the work. Options default to
+the project's settings, read when the drain starts. System checks run before.
 """
 
 from __future__ import annotations

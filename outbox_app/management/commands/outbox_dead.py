@@ -1,7 +1,7 @@
 """``manage.py outbox_dead``: lists, requeues and discards dead jobs.
 
-Thin: arguments in, ``jobs.dead`` out. It asks nothing back, so that scripts may call it;
-``--dry-run`` is the preview. Nothing is touched without a selection.
+The command only parses arguments; ``jobs.dead`` does the work. It does not ask for confirmation, so
+that scripts may call it; ``--dry-run`` shows a preview. It changes nothing without a selection.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Command(TeachingCommand):
             raise InvalidArgument(
                 "--all selects every dead job, so it goes with no other selection."
             )
-        if options["reason"] == "":  # a script's variable that is not set
+        if options["reason"] == "":  # as from a script's unset variable
             raise InvalidArgument("--reason is empty: each reason has that as its part.")
         require_migrated(using)
         jobs = dead.find_dead(using=using, **selection)

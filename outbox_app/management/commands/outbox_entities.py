@@ -1,7 +1,7 @@
 """``manage.py outbox_entities``: shows, verifies, imports and erases entities.
 
-Thin: arguments in; ``operations`` and ``verification`` of ``outbox_app.entities`` out. Only
-``erase`` asks for a confirmation, and with ``--noinput`` not even that.
+The command only parses arguments; ``operations`` and ``verification`` of ``outbox_app.entities`` do
+the work. Only ``erase`` asks for confirmation, unless ``--noinput`` is given.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ class Command(TeachingCommand):
         self, types: dict[Any, str], *, database: str | None, file: str, **options: Any
     ) -> None:
         [default] = types if len(types) == 1 else [None]
-        if file == "-" and sys.stdin is None:  # the number may be that of a connection by now
+        if file == "-" and sys.stdin is None:  # descriptor 0 may be a connection by now
             raise InvalidArgument("-: Standard input is closed.")
         try:
-            # Bytes that are no UTF-8 fail in their line.
+            # Invalid UTF-8 makes only its own line fail.
             read: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
             with open(0 if file == "-" else file, closefd=file != "-", **read) as lines:
                 given: Any = {"default": default, "using": database, "write": self.write}

@@ -1,7 +1,7 @@
-"""``manage.py outbox_fleet``: shows the processes of a service, and has some take no more calls.
+"""``manage.py outbox_fleet``: shows the processes of a service, and drains servers.
 
-Thin: arguments in, the registry of the settings out. It asks the registry itself, not what a
-process has made of its answers.
+The command only parses arguments, and asks the registry that the settings name. It does not use
+what a process has cached of the registry's answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``manage.py outbox_pipeline NAME``: the event log on Spark.
 
-Thin: arguments in, ``pipeline.driver.pipeline`` and the pipelines out.
+The command only parses arguments; ``pipeline.driver.pipeline`` and the pipelines do the work.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Command(TeachingCommand):
         try:
             with pipeline(**given, using=options["database"], conf=conf) as run:
                 getattr(self, f"_{options['pipeline']}")(run, options)
-        except django.db.Error as error:  # 1 would say that there are defects
+        except django.db.Error as error:  # exit code 1 would mean defects
             raise PipelineError(reason(error)) from error
 
     def _archive(self, run: Pipeline, options: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[StopFlag]:
-    """Give a flag that SIGTERM and SIGINT set, so that a batch is finished first."""
+    """Yield a flag that SIGTERM and SIGINT set, so that the current batch is finished first."""
     stopped = StopFlag()
     numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
     if threading.current_thread() is not threading.main_thread():

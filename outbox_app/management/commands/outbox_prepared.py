@@ -1,7 +1,7 @@
 """``manage.py outbox_prepared``: shows prepared events, has senders asked, and decides.
 
-Thin: arguments in, ``prepared.operations`` out. Only what decides asks for a confirmation, and with
-``--noinput`` not even that.
+The command only parses arguments; ``prepared.operations`` does the work. Only confirm, cancel and
+extend ask for confirmation, unless ``--noinput`` is given.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``manage.py outbox_prune``: removes what was kept long enough. For cron, once a day.
+"""``manage.py outbox_prune``: removes rows whose retention is over. For cron, once a day.
 
-Thin: arguments in, ``retention.prune`` out. Interrupting it loses nothing.
+The command only parses arguments; ``retention`` does the work. It may be interrupted at any time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``manage.py outbox_rebase``: subscriptions continue after a restore or a switch-over.
+"""``manage.py outbox_rebase``: lets subscriptions continue after a restore or a switch-over.
 
-Thin: arguments in, ``subscriptions.rebase`` out.
+The command only parses arguments; ``subscriptions.rebase`` does the work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""``manage.py outbox_rebuild NAME``: makes a view anew from the log, while it is served.
+"""``manage.py outbox_rebuild NAME``: rebuilds a view from the log, while it is served.
 
-Thin: arguments in, ``projections.rebuild`` out. Interrupting it changes nothing.
+The command only parses arguments; ``projections.rebuild`` does the work. An interrupted run changes
+nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``manage.py outbox_shadow``: what shadow mode has found, by task.
+"""``manage.py outbox_shadow``: shows what shadow mode has found, by task.
 
-Thin: arguments in, ``jobs.shadow_comparison`` out. It compares what is there first, as a drainer
-does every ten seconds, so it may be run beside drainers and without.
+The command only parses arguments; ``jobs.shadow_comparison`` does the work. It first compares the
+recorded calls, as a drainer does every ten seconds, so it works with and without drainers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """``manage.py outbox_status``: is work leaving, how late is it, what is dead, who drains.
 
-Thin: arguments in, ``monitoring.status`` and ``monitoring.diagnosis`` out. It changes nothing, and
-its exit code is for monitoring, so it runs no system checks first: it answers in any case. The
-table begins with what is wrong, and has one line for each thing to know: five seconds have to be
-enough. What comes from rows is shown on one line, cut, and without control characters.
+The command only renders ``monitoring.status`` and ``monitoring.diagnosis``, and changes nothing.
+Its exit code is for monitoring, so it answers in any case: it runs no system checks first. The
+table begins with the problems, and has one line for each fact, to be read in five seconds. Text
+from rows is cut to one line, without control characters.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Command(TeachingCommand):
     def handle(self, *, database: str | None, **options: Any) -> None:
         try:
             using = database or outbox_alias()
-        except ImproperlyConfigured as error:  # 1 would say that it was asked
+        except ImproperlyConfigured as error:  # code 1 would mean that the outbox answered
             raise CommandError(one_line(error, 1000), returncode=EXIT_UNKNOWN) from error
         require_alias(using)
         try:
@@ -139,7 +139,7 @@ def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
 
 
 def verdict(found: list[Problem]) -> str:
-    """Return the first line: problems that are bad, else warnings."""
+    """Return the verdict for the first line: the number of bad problems, else of warnings."""
     bad = sum(each.severity == BAD for each in found)
     if bad:
         return "1 PROBLEM" if bad == 1 else f"{bad} PROBLEMS"

@@ -1,8 +1,8 @@
 """``manage.py outbox_subscriptions``: shows subscriptions, and does what a person decides.
 
-Thin: arguments in; ``control``, ``lag`` and ``skips`` of ``outbox_app.subscriptions`` out.
-It asks for a confirmation only before it skips events, and with ``--noinput`` not even then, so
-that scripts may call it; ``--dry-run`` is the preview.
+The command only parses arguments; ``control``, ``lag`` and ``skips`` of
+``outbox_app.subscriptions`` do the work. Only a replay that skips events asks for confirmation,
+unless ``--noinput`` is given; ``--dry-run`` shows a preview.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ACTIONS = (
     *("list", "pause", "resume", "replay", "reset", "release", "skip", "discard", "count"),
     *("gaps", "skip-gap", "repartition", "forget"),
 )
-#: Options by the actions that they mean something to: no other one is done in spite of them.
+#: By option, the actions that take it. Every other action refuses it.
 TAKEN_BY = {
     **dict.fromkeys(("dry_run", "skip_ahead"), ("replay", "reset")),
     "log": ("replay", "reset", "skip", "discard"),
@@ -121,7 +121,7 @@ class Command(TeachingCommand):
         getattr(self, f"_{action.replace('-', '_')}")(name, using=using, **options)
 
     def exit_code(self, error: OutboxError) -> int:
-        """Return 1 also where a log cannot be read or a subscription not run: nothing moved."""
+        """Return 1 also if a log cannot be read or a subscription cannot run: nothing has moved."""
         if isinstance(error, ReadRefused | InvalidSubscriber):
             return EXIT_REFUSED
         return error.returncode

@@ -1,6 +1,6 @@
 """``manage.py run_outbox``: all that a small site needs beside its web processes and workers.
 
-Thin: arguments in, ``management.together.run_together`` out.
+The command only parses arguments; ``management.together.run_together`` does the work.
 """
 
 from __future__ import annotations

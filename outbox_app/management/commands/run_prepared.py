@@ -1,6 +1,6 @@
 """``manage.py run_prepared``: asks senders what became of prepared events.
 
-Thin: arguments in, ``prepared.run.run`` out.
+The command only parses arguments; ``prepared.run.run`` does the work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``manage.py run_subscriptions``: hands committed events to the subscriptions of the project.
 
-Thin: arguments in, ``subscriptions.run.run`` out.
+The command only parses arguments; ``subscriptions.run.run`` does the work.
 """
 
 from __future__ import annotations
