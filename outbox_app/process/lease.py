@@ -21,7 +21,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import QuerySet, TextField
+from django.db.models.functions import Cast
 
 from ..conf import BEATS, SHARDS
 from ..exceptions import LeaseLost
@@ -53,23 +54,20 @@ def remove_silent(
     live, before_all = [], dict(seen)
     seen.clear()
     asked = clock()
-    found = list(rows.annotate(now=DatabaseNow()))
+    # The heartbeat as text, too: on PostgreSQL it names the offset from UTC. Without USE_TZ a time
+    # of the hour that comes twice is ambiguous.
+    found: QuerySet[Any] = rows.annotate(now=DatabaseNow(), beat=Cast("heartbeat_at", TextField()))
+    looked = list(found)
     answered = clock()
-    for row in found:
+    for row in looked:
         before, since = before_all.get(row.id, (None, answered))
         # The heartbeat has not changed since the answer that showed it first, until this query.
         since = since if before == row.heartbeat_at else answered
         silence = max((row.now - row.heartbeat_at).total_seconds(), asked - since)
         if row.id != but and silence > row.lease_seconds:
             # Remove the row only if its heartbeat is still the same: a new heartbeat wins, also one
-            # on a clock that was set back. The margin is for SQLite, which compares texts:
-            # "12:00:00" comes before "12:00:00.000".
-            margin = timedelta(milliseconds=1)
-            silent = rows.filter(
-                id=row.id,
-                heartbeat_at__gt=row.heartbeat_at - margin,
-                heartbeat_at__lt=row.heartbeat_at + margin,
-            )
+            # on a clock that was set back.
+            silent = found.filter(id=row.id, beat=row.beat)
             if silent.delete()[0]:
                 continue
         live.append(row)

@@ -158,6 +158,19 @@ def test_one_that_comes_back_in_time_is_not_buried(alias, member):
     assert slow.owned == set(range(PARTS))
 
 
+def test_a_heartbeat_of_the_hour_that_comes_twice(alias, member, settings):
+    """Without USE_TZ the time that PostgreSQL returns for it is one of the second hour as well."""
+    settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Berlin"
+    connections[alias].close()
+    dead, heir = member(), member()
+    dead.join()
+    first = "2025-10-26 00:30:00.500000" + ("+00" if alias == "postgres" else "")
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE outbox_process SET heartbeat_at = %s", [first])
+    heir.join()
+    assert heir.owned == set(range(PARTS))
+
+
 def test_a_heartbeat_at_a_whole_second_is_buried_as_any_other(alias, member):
     """SQLite compares texts, in which ``12:00:00`` and ``12:00:00.000`` differ."""
     dead, heir = member(), member()
