@@ -108,7 +108,7 @@ class Attempt:
     def _lock(self) -> int:
         """Lock the head; return its version."""
         heads = StreamHead.objects.using(self.using).filter(log=self.table, stream=self.id)
-        writes = self.connection.vendor == "sqlite"  # its only lock, and refused after a read
+        writes = self.connection.vendor == "sqlite"  # only a write locks, and only before a read
         seen = 0 if writes else heads.values_list("version", flat=True).first() or 0
         if not seen:
             # Insert a head that does not exist. SELECT FOR UPDATE would lock a gap, in which other

@@ -74,7 +74,7 @@ def _samples(using: str) -> dict[str, float] | None:
 
 
 def _figures(attempt: Attempt) -> Callable[[counters.Minute], None]:
-    """Return a function that counts a batch. It keeps only figures: there may be very many."""
+    """Return a function that counts a batch, but does not keep it: there may be very many."""
     answers: list[Any] = [step.answer for step in attempt.steps if step.rejected]
     codes = Counter(each.rejected.code for each in answers)
     routes = Counter(step.route for step in attempt.steps if step.route)

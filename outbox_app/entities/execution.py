@@ -71,7 +71,7 @@ def in_callers_transaction(entity: Any, *, using: str) -> bool:
 
 
 def scope_of(using: str) -> Hashable | None:
-    """Return the scope of this session, or None. It may not write for sessions of another scope."""
+    """Return the scope of this session, or None. A batch has calls of one scope only."""
     named = outbox_settings().ENTITY_SCOPE
     scope: Hashable = import_string(named)() if named else None
     # In a coroutine this is not the thread's schema: it only tells ``aask`` that there are schemas.

@@ -195,7 +195,7 @@ def _end(entity: Any, id: str, metadata: Any, *, using: str) -> int:
 
 @contextmanager
 def locked(entity: Any, id: str, *, using: str) -> Iterator[tuple[int, Any]]:
-    """Open a transaction in which no command changes the entity; yield its head, newest version.
+    """Open a transaction in which no command changes the entity; yield head and newest version.
 
     A head that does not exist is inserted, at 0: its gap cannot be locked. Roll back to remove it.
     Raises ``EntityContended`` if another transaction holds the head for too long.

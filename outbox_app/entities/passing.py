@@ -66,7 +66,7 @@ def _is_usual(call: Call) -> bool:
 
 
 def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
-    """Let the leader answer the calls; the answer of those it does not is ``NotPassedOn``."""
+    """Let the leader answer the calls. A call that it does not answer gets ``NotPassedOn``."""
     asked = [[c.id, c.command, c.arguments, c.command_id, c.expected] for c in calls]
     seconds = max(min(SECONDS, max(call.seconds_left for call in calls) / 2), 0.001)
     for call in calls:  # from here on the leader may execute it

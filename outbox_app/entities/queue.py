@@ -36,7 +36,7 @@ from .request import Call, Command, Outcome, deadline_after
 
 logger = get_logger("outbox_app.entities")
 
-#: Characters of arguments in a batch; an eighth for another server: its door takes so many bytes.
+#: Characters of arguments in a batch. A batch for another server has an eighth, to fit its door.
 BATCH_SIZE = 4 * 1024 * 1024
 #: The most commands that wait in one process, for all entities.
 MAX_WAITING = 50_000
@@ -96,7 +96,7 @@ class Queues:
         #: Lines that wait for a thread of the pool to lead them.
         self.to_lead: deque[Line] = deque()
         self.threads = self.idle = 0
-        # Reentrant: the collector may end a coroutine in a thread that has the lock already.
+        # Reentrant: the garbage collector may end a coroutine in a thread that has the lock.
         self.lock = threading.RLock()
         self.called, self.emptied = (threading.Condition(self.lock) for _ in range(2))
         self.of_thread = threading.local()
@@ -367,7 +367,7 @@ async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str
 
 
 def _belongs_here(entity: Any, using: str) -> bool:
-    """Return whether this thread answers at once: in a transaction, alone, or as a leader."""
+    """Return whether this thread answers at once: in a transaction, alone, or while it leads."""
     alone = in_callers_transaction(entity, using=using) or entity.batch_size == 1
     return alone or queues.leads_here()
 

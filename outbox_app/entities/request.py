@@ -113,7 +113,7 @@ class Call:
         self.begun = False
         #: Whether it must be handled alone: a batch handler failed with it, or ended the thread.
         self.alone = False
-        #: Errors of an index that refused its row: it ends its batch, and is rejected if they last.
+        #: Errors of an index that refused its row. It then ends its batch, and may be rejected.
         self.refused: tuple[IntegrityError, ...] = ()
         #: Wakes the caller when the call is answered, or when the caller's thread is to lead.
         self.waits: threading.Event | asyncio.Future[None] | None = None
@@ -156,9 +156,9 @@ class Call:
         return self.told(errors.CommandTimeout(f"{text} Nothing was written: send it again."))
 
     def told(self, error: Exception) -> Exception:
-        """Return the error for the caller: ``OutcomeUnknown`` if the command may be executed.
+        """Return the error for the caller: ``OutcomeUnknown`` if the command may have run.
 
-        An error from after the look at its command id (a handler's, say) is returned as it is.
+        An error from after the look-up of its command id (a handler's, say) is returned as it is.
         """
         if not self.begun or not isinstance(error, UNSURE):
             return error

@@ -42,7 +42,7 @@ _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 @cache
 def _columns(entity: Any) -> list[Col]:
-    """Return the columns of a row without its state; before them one to read the time as."""
+    """Return ``changed_at``, as which the time is read, then the columns of a row but its state."""
     meta = entity._meta
     fields = [field for field in meta.concrete_fields if field.name != "state"]
     return [Col(meta.db_table, field) for field in (meta.get_field("changed_at"), *fields)]
@@ -111,8 +111,8 @@ def update(
 ) -> bool:
     """Bump the head, then the row, and write the row's values, the state as JSON.
 
-    Return whether both were at ``version``. On PostgreSQL this is one statement, as in
-    ``publish()``, which also inserts the version of ``step`` (None on other databases).
+    Return whether both were at ``version``. On PostgreSQL one statement does it, as in
+    ``publish()``, and also inserts the version of ``step``, which is None on other databases.
     """
     connection, meta, log = cursor.db, entity._meta, entity.versions._meta.db_table
     quote = connection.ops.quote_name

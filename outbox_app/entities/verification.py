@@ -37,7 +37,7 @@ def verify(entity: Any, *, repair: bool, using: str, write: Write) -> int:
     """Compare rows, heads and newest versions of a type; return how many differences are left.
 
     With ``repair`` the row or the head is written from the newest version, with the head locked.
-    Raises ``EntityContended`` if another transaction holds a suspect for too long.
+    Raises ``EntityContended`` if another transaction holds an entity for too long.
     """
     label, begun, tell = entity._meta.label, time.monotonic(), throttled(write)
     entities = differences = repaired = 0

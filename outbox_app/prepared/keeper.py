@@ -185,7 +185,7 @@ def _decide(
         elif row.state in PreparedEvent.OPEN:
             moved[state].append(row)
             answers.append(Answer(id, state))
-        elif row.state == state or by == POLICY:  # a policy contradicts no decision
+        elif row.state == state or by == POLICY:  # a policy does not contradict a decision
             answers.append(Answer(id, row.state))
         else:
             answers.append(_contradiction(row, state, by, using))

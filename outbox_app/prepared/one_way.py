@@ -23,7 +23,7 @@ def send(call: Callable[..., None], items: Sequence[Any], *args: Any) -> None:
 
 
 def attempt(items: Sequence[Any], call: Callable[..., None], *args: Any) -> None:
-    """Make a call, and log its error: raised, it would seem that the commit has failed."""
+    """Make a call, and only log its error: the caller would take it for a failed commit."""
     try:
         call(items, *args)
     except Exception as error:

@@ -3,9 +3,9 @@
 ``Sink`` removes archived events, all the time, from a log that the setting SINK names.
 
 One process at a time does this, by a lease, and another one takes over when the lease has expired.
-Two at once would only remove the same rows. The drainer removes counters; ``outbox_prune`` removes
-fences, which are in the databases of senders, and archived events. If one kind of rows cannot be
-removed, this is logged, and the other kinds are.
+Two at once would only remove the same rows. The drainer removes counters. ``outbox_prune`` removes
+fences, which are in the databases of senders, and events that an archive outside SINK has. A kind
+of rows that cannot be removed is logged, and does not stop the other kinds.
 """
 
 from __future__ import annotations
