@@ -58,6 +58,10 @@ def reads_by_time(state: str) -> bool:
     return state.startswith('{"window":"time"')
 
 
+#: How the errors of cursors begin whose positions were, or will be, given out again.
+SET_BACK = (f"{ForeignCursor.__name__}: Positions of ", f"{ForeignCursor.__name__}: The cursor has")
+
+
 class Events(NamedTuple):
     events: list[RecordedEvent]
     page: Page[Any]
@@ -114,6 +118,14 @@ class LogReader:
     def load(self, state: str) -> WindowState:
         loaded: WindowState = self.window.state.load(state)
         return loaded
+
+    def recall(self, error: str) -> None:
+        """Raise again what was found before: that the log was emptied, or restored alone.
+
+        Once its positions have come as far as the cursor again, nothing else shows it.
+        """
+        if self._foreign is None and error.startswith(SET_BACK):
+            raise ForeignCursor(error.partition(": ")[2])
 
     def verify(self, state: WindowState) -> None:
         """Check the log's requirements, and that the state is its own. Raises ``ReadRefused``."""
@@ -202,7 +214,8 @@ class LogReader:
         return ForeignCursor(
             f"Positions of {self.table} that were read hold other events now: it was emptied, and "
             "they were given out again, or it was restored. Replay the subscription from the "
-            "beginning, or run manage.py outbox_rebase."
+            f"beginning, or run manage.py outbox_rebase --log {self.table} --last-id N; N is the "
+            "last position from before."
         )
 
     def close(self) -> None:

@@ -154,6 +154,7 @@ class Partition:
                 return
             try:
                 state = reader.load(cursor.state)
+                reader.recall(cursor.error)
                 rows.verify(reader, state)
             except LOST:
                 raise  # no fault of the handler: the runner backs off

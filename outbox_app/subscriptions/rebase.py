@@ -11,14 +11,15 @@ cursors are refused, so the subscriptions are stopped by an error.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Value
+from django.db.models import Min, Value
 from django.db.models.functions import Least
 
 from ..aliases import log_alias
-from ..eventlog.reader import LogReader, reads_by_time
+from ..eventlog.reader import SET_BACK, LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
 from ..eventlog.state import PostgresState, WindowState
 from ..eventlog.transaction_ids import (
@@ -111,12 +112,18 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
             plan.damaged.append(cursor)
     if upgraded:
         new = [adopt(reader, state) for _, state in states]
-    elif is_foreign(reader, [state for _, state in states], last_id):
+    elif any(cursor.error.startswith(SET_BACK) for cursor, _ in states) or is_foreign(
+        reader, [state for _, state in states], last_id
+    ):
         new = _rebased(plan, states, last_id)
     else:
         return plan
     pairs = zip(states, new, strict=True)
-    plan.moves = [(cursor, after.dump()) for (cursor, before), after in pairs if after != before]
+    plan.moves = [
+        (cursor, after.dump())
+        for (cursor, before), after in pairs
+        if after != before or cursor.error.startswith(SET_BACK)
+    ]
     plan.foreign = bool(plan.moves) or not cursors
     return plan
 
@@ -142,7 +149,22 @@ def _rebased(
             new.append(reader.window.rebase(state, last_id))
         except ReadRefused as error:
             raise ReadRefused(f"{cursor}: {error}") from error
+        if last_id is None and reader.vendor != "postgresql":
+            _require_older(reader, cursor, new[-1])
     return new
+
+
+def _require_older(reader: LogReader, cursor: Cursor, state: WindowState) -> None:
+    """Check that what a cursor is to have passed was recorded before it last moved."""
+    since = cursor.moved_at + timedelta(milliseconds=1)  # SQLite has no more of a time
+    rows = reader.log._base_manager.using(reader.using).filter(recorded_at__gt=since)
+    passed = rows.extra(where=[f"NOT ({reader.window.unread(state)})"])
+    if first := passed.aggregate(Min("id"))["id__min"]:
+        raise ReadRefused(
+            f"Position {first} of {reader.table} was recorded after {cursor} has moved for the "
+            "last time, so it was published after the restore. Say which position is the last "
+            f"from before: --log {reader.table} --last-id {first - 1} if it is so."
+        )
 
 
 def _apply(plan: Plan, *, using: str, dry_run: bool, upgraded: bool, write: Write) -> None:

@@ -7,7 +7,9 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
+from outbox_app.exceptions import ReadRefused
 from outbox_app.models import Cursor, Event, Subscription
+from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.subscriber import subscriber_named
@@ -71,6 +73,13 @@ def test_a_log_that_is_emptied(alias, log, looks, start):
         if alias != "postgres":  # rows are told by their transactions there
             cursor = Cursor.objects.using(alias).get()
             assert cursor.error.startswith("ForeignCursor")
+            assert len(seen) == 30
+            partition.close()  # another process, which has not seen the old log, goes no further
+            partition = Partition(subscriber_named("all"), 0, clock=lambda: now[0])
+            turn()
+            assert Cursor.objects.using(alias).get().error == cursor.error
+            with pytest.raises(ReadRefused, match="Positions of"):
+                prune_events(using=alias, log=log._meta.db_table, older_than=1)
             assert len(seen) == 30
             control.replay("all", "beginning")
             turn()

@@ -100,6 +100,9 @@ def test_the_log_alone_was_restored(alias, published, run, seen, published_befor
     arguments = []
     if published_before:  # so many that nothing would tell any more
         published(*"uvwxyz")
+        # What it says is what is right.
+        with pytest.raises(CommandError, match=f"--log outbox_event --last-id {last} if it is so"):
+            rebase()
         arguments = ["--log", "outbox_event", "--last-id", str(last)]
     assert "rebased log=outbox_event" in rebase(*arguments)
     assert Cursor.objects.using(alias).get().position == last
