@@ -25,7 +25,7 @@ SHARDS = 128
 SLICES = 1024
 #: Heartbeats in one lease.
 BEATS = 5
-#: The longest retention, in days. A much longer one would begin before year 1, as datetime has it.
+#: The longest retention, in days. Python's dates begin in year 1, so it cannot be much longer.
 MAX_DAYS = 365_000
 #: The oldest Celery that is supported.
 CELERY = (5, 5)

@@ -258,7 +258,7 @@ class UnknownSubscription(OutboxError, LookupError):
 
 
 class ReplayRefused(OutboxError):
-    """A request about a subscription cannot be met, or not now. Nothing was changed."""
+    """A subscription cannot be changed as requested, or not now. Nothing was changed."""
 
 
 class GapNotSkippable(OutboxError):

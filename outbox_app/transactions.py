@@ -2,7 +2,7 @@
 
 ``TestCase`` and pytest-django's ``db`` wrap a test in ``atomic()`` blocks of their own. These do
 not count, as production has none; Django marks them (``durable=True`` relies on it). With
-autocommit off, a transaction is open outside ``atomic()``, too. No predicate opens a connection.
+autocommit off, a transaction is open outside ``atomic()``, too. The predicates open no connection.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> Any:
-        """Offer batched actions on all rows that match, beside Django's on the rows of the page."""
+        """Offer batched actions on all rows that match: Django's own know the page only."""
         offered = [each for each in self._permitted(request) if each.run_for]
         context = {**(extra_context or {}), "bulk_actions": offered}
         return super().changelist_view(request, context)

@@ -1,9 +1,9 @@
 """What all pages of the outbox have in common.
 
 Rows are read on the outbox's own alias, never written through a form, and shown with control
-characters as escapes. A list looks at ``MANY`` rows of its table (see ``row_range``),
-sorts by indexed columns only, and does not fetch messages. The instances that a page shows are
-escaped, so they are never saved.
+characters as escapes. A list reads ``MANY`` rows of its table (see ``row_range``), sorts by indexed
+columns only, and does not fetch messages. The instances that a page shows are escaped, so they are
+never saved.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class OutboxAdmin(DatabaseAdmin):
     ordering: ClassVar[Any] = ("-id",)
     #: Columns that a list does not fetch.
     not_listed: ClassVar[tuple[str, ...]] = MESSAGE
-    #: Whether the rows are on the alias of the log, not on that of the jobs.
+    #: Whether the rows are on the alias of the log, not on the alias of the jobs.
     of_the_log: ClassVar[bool] = False
     #: Codename of the permission to see the rows' payload. Empty: they have none.
     payload_permission: ClassVar[str] = ""
@@ -272,7 +272,7 @@ def is_few(request: HttpRequest) -> bool:
 
 
 def column(description: Any, show: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return a column of a list, or a field of a page, whose text ``show`` makes of a row."""
+    """Return a column of a list, or a field of a page, whose text ``show`` makes from a row."""
     return admin.display(description=description)(lambda _admin, row: show(row))
 
 

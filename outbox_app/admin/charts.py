@@ -41,7 +41,7 @@ class Line:
 
 
 def job_charts(hour: Series, day: Series, *, now: int) -> list[SafeString]:
-    """Return charts of the backlog, now ``now``, and of the rates, for the last hour and day."""
+    """Return charts of backlog and rates, by hour and by day; ``now`` is the current backlog."""
     drawn = []
     for name, heading, counted in (("hour", _("last hour"), hour), ("day", _("last day"), day)):
         ready = Line(_("ready"), [*counted.ready[:-1], now], 1)
@@ -62,7 +62,7 @@ def events_chart() -> SafeString:
     using = log_alias(Event)
     handled = _sums(series.handled(using=using, minutes=61).values())
     published = _sums(series.published(using=using, minutes=61).values())
-    # Without the current minute, which is not over. Samples of the one before may be missing yet.
+    # Without the current minute, which is not over. Samples of the last one may still be missing.
     return chart(
         "outbox-events-hour",
         _("Events per minute, last hour"),
@@ -81,7 +81,7 @@ def _sums(lists: Iterable[list[Any]]) -> list[float | None]:
 
 
 def _known(counted: Series, values: list[float]) -> list[float | None]:
-    """Return the values, None for a step without a sample and a count: no process was running."""
+    """Return the values, but None for steps without sample and count: no process was running."""
     steps = zip(values, counted.ready, counted.published, counted.dead, strict=True)
     return [None if ready is None and not (out or dead) else n for n, ready, out, dead in steps]
 

@@ -57,7 +57,7 @@ def column_filter(name: str, heading: Any) -> type[ColumnFilter]:
 
 
 class StateFilter(SimpleListFilter):
-    """Staged jobs that may leave now, and those that wait for their time."""
+    """Filters staged jobs by state: ready, held, or held and due."""
 
     title = _("state")
     parameter_name = "state"

@@ -1,4 +1,4 @@
-"""Sensitive values, masked even for those who may see messages: ``OUTBOX["SENSITIVE_KEYS"]``.
+"""Sensitive values, masked even for users who may see messages: ``OUTBOX["SENSITIVE_KEYS"]``.
 
 A value is masked if the name of its key contains one of the setting's words, at any depth of JSON.
 Case and separators are ignored: ``api_key`` also matches ``apiKey`` and ``X-API-Key``. In text that
@@ -56,7 +56,7 @@ def may_be_sensitive(text: str) -> bool:
 def masked_text(text: str) -> str:
     """Return the text of an exception, with the values of sensitive keys masked if recognised.
 
-    ``password=x``, ``'token': 'x y'``, ``Authorization: Bearer x``. No promise: text has no format.
+    ``password=x``, ``'token': 'x y'``, ``Authorization: Bearer x``. No promise: the text is free.
     """
     names = "|".join(r"[\W_]?".join(map(re.escape, word)) for word in _words())
     if not names:

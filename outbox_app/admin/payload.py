@@ -29,7 +29,7 @@ from .masking import masked, may_be_sensitive
 PARSED = 1024 * 1024
 #: The content type of a body that is decoded.
 JSON = "application/json"
-#: Kombu's name of zlib.
+#: The name that kombu has for zlib.
 ZLIB = "application/x-gzip"
 
 
@@ -165,7 +165,7 @@ def _bytes(value: Any) -> bytes:
 def in_messages(rows: QuerySet[Any], term: str) -> tuple[QuerySet[Any], Q]:
     """Return jobs, and the condition that their message has the text and nothing sensitive.
 
-    Else a user could guess a masked value, bit by bit, by whether a search finds the row.
+    Otherwise a user could guess a masked value, bit by bit, by whether a search finds the row.
     """
     found = Q(envelope__contains=json.dumps(term)[1:-1])  # escaped as in the envelope
     words = ("".join(filter(str.isalnum, word)) for word in outbox_settings().SENSITIVE_KEYS)

@@ -5,9 +5,9 @@ registered for a proxy model; every list of ours links to it. Statistics filtere
 order of their index, the newest minute first; without a name, those written last come first. Unlike
 a log, their table is small: see ``pipeline.driver.run``.
 
-The list of servers is the database's registry. It shows as ejected the servers that the process
-which renders the page has ejected. Users who may change servers may drain them and set their
-weights. Arguments, return values and tracebacks of ``django.tasks`` need a permission of their own.
+The list of servers is the database's registry. A server is shown as ejected if the process that
+renders the page has ejected it. Users who may change servers may drain them and set their weights.
+Arguments, return values and tracebacks of ``django.tasks`` need a permission of their own.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def row_range(table: QuerySet[Any], *, column: str = "id", before: int | None = 
     values = rows.order_by(f"-{column}").values_list(column, flat=True)
     edge = list(values[counting.MANY - 1 : counting.MANY + 1])
     first = edge[0] if len(edge) == 2 else None
-    # Versions start anew in each stream: to the planner, an open range of them is a large part.
+    # Versions start anew in each stream, so the planner takes an open range for most of the table.
     last = None if column == "id" or first is None else values[0]
     return RowRange(column, first, before, last)
 

@@ -184,7 +184,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         names = [row.name for row in rows]
         lags = {each.name: each for each in lag.lags(using=log_alias(Event), names=names)}
         for row in rows:
-            # No lag has an escaped name: only a row written by hand has a name to escape.
+            # A name that was escaped is not found. Only a row written by hand has such a name.
             row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:

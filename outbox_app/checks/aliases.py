@@ -1,6 +1,6 @@
 """Where jobs are staged, where the project's models are written, and how connections are kept.
 
-The checks read settings, routers and models only; just ``is_migrated`` asks a database. They cannot
+The checks read settings, routers and models; only ``is_migrated`` queries a database. They cannot
 predict a router that decides by the instance, or by a value of the thread: silence the messages
 that such a router makes untrue.
 """

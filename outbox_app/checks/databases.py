@@ -124,7 +124,7 @@ def check_sqlite_settings(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
-    """Report databases in which processes lock each other out. A single one does not notice."""
+    """Report databases in which processes lock each other out: a single process works there."""
     if connection.is_in_memory_db():
         return
     mode = _asked(connection.alias, "PRAGMA journal_mode")
@@ -145,7 +145,7 @@ def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
 
 
 def _check_primary(alias: str) -> Iterator[CheckMessage]:
-    """Report a standby. Logs on other aliases have their own check, as by time a replica serves."""
+    """Report a standby. The check of logs covers other aliases: reads by time may use a replica."""
     sql = STANDBY.get(connections[alias].vendor)
     if sql and alias in written_aliases() and str(_asked(alias, sql)) in ("True", "1", "ON"):
         yield Error(

@@ -72,7 +72,7 @@ class TeachingCommand(BaseCommand):
             _require_sound(options)
             return super().execute(*args, **options)
         except CommandError as error:
-            if not isinstance(error, SystemCheckError):  # has colours and line breaks
+            if not isinstance(error, SystemCheckError):  # its text has colours and line breaks
                 error.args = (escaped(error),)
             raise
         except LOST as error:

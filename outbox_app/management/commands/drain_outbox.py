@@ -1,7 +1,7 @@
 """``manage.py drain_outbox``: moves committed jobs to Celery's broker until it is stopped.
 
 The command only parses arguments; ``jobs.drain.run.drain_outbox`` does the work. Options default to
-the project's settings, read when the drain starts. System checks run before.
+the project's settings, read when the drain starts. The system checks run first.
 """
 
 from __future__ import annotations
