@@ -1,4 +1,4 @@
-"""Subscriptions: who reads a log, how far, and what is decided about what holds it up."""
+"""Subscriptions: who reads a log, how far, and what people decide about obstacles."""
 
 from .counting import count_events
 from .rebase import rebase_outbox

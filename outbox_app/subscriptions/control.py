@@ -1,10 +1,10 @@
 """What a person does with a subscription: pause, resume, replay, release, repartition, delete.
 
-Each call locks the subscription's row, then its cursors, and commits once. A page that is being
-handled is waited for; a page that was only read fails its compare and set. So when ``pause`` has
-returned nothing more is handled, and when ``replay`` has returned every event handled comes from
-the new place. A running process sees the change within a fifth of its lease. A replay undoes
-nothing that the handler has done: the handler gets the events again.
+Each call locks the subscription's row, then its cursors, and commits once. It waits for a page that
+is being handled; a page that was only read fails its compare and set. So after ``pause`` has
+returned, no event is handled, and after ``replay`` has returned, events are handled from the new
+place only. A running process sees the change within a fifth of its lease. A replay undoes nothing
+that the handler has done: the handler gets the events again.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from .subscriber import Subscriber, all_subscribers, subscriber_named
 
 logger = get_logger("outbox_app.subscriptions")
 
-#: Longest wait for a page that is being handled.
+#: Longest wait for a page that is being handled, in seconds.
 LOCK_SECONDS = 50
 
 
 def pause(name: str, *, using: str | None = None) -> None:
-    """Handle no event of a subscription after this call has returned. It may never have run.
+    """Pause a subscription, even one that has never run: after this call it handles no event.
 
-    Raises ``ReplayRefused`` where a page that is being handled does not end.
+    Raises ``ReplayRefused`` if a page that is being handled does not end.
     """
     _set_paused(name, True, using)
 
 
 def resume(name: str, *, using: str | None = None) -> None:
-    """Run a subscription again that is paused or has stopped. Raises what ``pause`` raises."""
+    """Let a paused or stopped subscription run again. Raises what ``pause`` raises."""
     _set_paused(name, False, using)
 
 
@@ -69,14 +69,14 @@ def _set_paused(name: str, paused: bool, using: str | None) -> None:
         row.save(using=using, update_fields=["paused"])
         cursors = Cursor.objects.using(using).filter(subscription=name)
         cursors.bump_revision()
-        if not paused:  # also what has stopped by itself (subscriptions.cursors.is_stopped)
+        if not paused:  # also resume cursors that stopped by themselves (cursors.is_stopped)
             cursors.filter(error__startswith=TransactionEnded.__name__).update(**Cursor.WELL)
 
 
 def plan(
     name: str, place: StartPoint, *, log: str | None = None, using: str | None = None
 ) -> list[Move]:
-    """Return what ``replay`` would do; it has the same arguments and errors."""
+    """Return the moves that ``replay`` would make. Arguments and errors are the same."""
     using = using or alias_of(name)
     row = Subscription.objects.using(using).filter(pk=name).first()
     row = row or Subscription(name=name, partitions=subscriber_named(name).partitions)
@@ -96,16 +96,16 @@ def replay(
 ) -> list[Move]:
     """Move the cursors of a subscription to a place; paused or running, healthy or damaged.
 
-    It may never have run. ``log``, by table or label, is the only one to move in; else all that it
-    reads, and a position belongs to one log. Parked streams whose events all come again are
-    deleted; the others stay parked, as their events would not come. What is in flight now comes
-    when it commits, at any position; by time, if it was recorded behind the place. A move
-    that passes over events not yet handled is refused, unless ``skip_ahead`` is true: then a row in
-    ``Gap`` says which, who decided (``by``), and why (``reason``). No cursor comes back to them.
+    The subscription may never have run. ``log``, a table or label, restricts the move to one log; a
+    position belongs to one log. Parked streams whose events all come again are deleted; the others
+    stay parked, as their events would not come. Events in flight are handled when they commit, at
+    any position; by time, if they were recorded after the place. A move that passes over unhandled
+    events is refused, unless ``skip_ahead`` is true. Then a row in ``Gap`` records the events, who
+    decided (``by``) and why (``reason``), and no cursor returns to them.
 
-    Where it raises, nothing was changed. ``ReplayRefused``: the log has no such position, events
-    would be passed over, or a page that is being handled does not end. ``ReadRefused``: it is not
-    known what has been committed.
+    If it raises, nothing was changed. ``ReplayRefused``: the log has no such position, events would
+    be passed over, or a page that is being handled does not end. ``ReadRefused``: it is unknown
+    which events have been committed.
     """
     using = using or alias_of(name)
     with locked(name, using) as (row, cursors):
@@ -157,7 +157,7 @@ def _plan(
 def _plan_log(
     row: Subscription, cursors: list[Cursor], log: type[EventLog], after: int | None, *, using: str
 ) -> Move:
-    """Return where the cursors of a log go, and which events would not be handled any more.
+    """Return where the cursors of a log go, and which unhandled events they would pass over.
 
     The log is read on a connection of its own, in autocommit: the caller holds locks, and a
     transaction that has written cannot tell what is committed.
@@ -172,12 +172,12 @@ def _plan_log(
     with own_connection(reader.using, seconds=LOCK_SECONDS), closing(reader):
         state = reader.window.move(after, states_of(reader, by_part.values()))
         last = reader.window.top()
-        # A log may have been left out when the number was changed.
+        # The log may have been left out when the number of partitions was changed.
         number = max((each.partitions for each in by_part.values()), default=row.partitions)
         for part in range(number):
             cursor = by_part.get(part)
             if cursor is None and not begins:
-                continue  # it would begin behind what there is
+                continue  # the partition would begin after all present events
             wanted, params = EventFilter(**reads, parts=number, part=part).sql()
             passed += reader.run(
                 f"SELECT id, type, stream FROM {reader.window.source} WHERE "
@@ -186,7 +186,7 @@ def _plan_log(
                 f"ORDER BY id LIMIT {counting.MANY + 1}",
                 params,
             )
-    # Those of parked streams are not lost: they come with the release.
+    # Events of parked streams are not lost: they are handled when the stream is released.
     rows = ParkedStream.objects.using(using).filter(subscription=name, log=table)
     parked = set(rows.values_list("stream", flat=True))
     passed = [each for each in sorted(passed)[: counting.MANY + 1] if each[2] not in parked]
@@ -199,7 +199,7 @@ def _unread(reader: LogReader, cursor: Cursor | None) -> str:
         return "(1 = 1)"
     for state in states_of(reader, [cursor]):
         return reader.window.unread(state)
-    return f"(id > {int(cursor.position)})"  # damaged: it is what there is to go by
+    return f"(id > {int(cursor.position)})"  # the state is damaged
 
 
 def _move(row: Subscription, move: Move, using: str) -> None:
@@ -237,9 +237,9 @@ def _delete_parked(name: str, table: str, after: int, using: str) -> None:
 
 
 def release(name: str, streams: Sequence[str] | None = None, *, using: str | None = None) -> int:
-    """Handle parked streams, these or all, from the event at which they were parked.
+    """Release parked streams, these or all: each is handled from the event at which it was parked.
 
-    Returns how many were parked. One whose handler fails again stays parked, with the new error.
+    Returns how many were parked. A stream whose handler fails again stays parked, with the error.
     """
     rows = ParkedStream.objects.using(using or alias_of(name)).filter(subscription=name)
     if streams is not None:
@@ -248,15 +248,15 @@ def release(name: str, streams: Sequence[str] | None = None, *, using: str | Non
 
 
 def repartition(name: str, *, using: str | None = None) -> tuple[int, int]:
-    """Go to the number of partitions that the code declares, also where it is no multiple.
+    """Change to the number of partitions that the code declares, even if it is no multiple.
 
-    Returns the numbers before and after. Raises ``PartitionsDiffer`` where the partitions have not
-    arrived at one place yet.
+    Returns the numbers before and after. Raises ``PartitionsDiffer`` if the partitions have not
+    reached one common place yet.
     """
     subscriber = subscriber_named(name)
     using = using or subscriber.using
     row = Subscription.objects.using(using).filter(pk=name).first()
-    if row is None:  # never run: it will begin with them
+    if row is None:  # it has never run, and will begin with the declared number
         return subscriber.partitions, subscriber.partitions
     with _refusing_locked(name):
         adopt_partitions(subscriber, using=using, merge=True)
@@ -264,10 +264,10 @@ def repartition(name: str, *, using: str | None = None) -> tuple[int, int]:
 
 
 def delete_subscription(name: str, *, using: str | None = None) -> None:
-    """Delete what is left of a subscription that the code no longer declares.
+    """Delete the rows of a subscription that the code no longer declares.
 
-    Its cursors would keep ``outbox_prune`` from removing events. What its handler has done stays.
-    Raises ``ReplayRefused`` where it is declared, or a process runs it.
+    Its cursors would keep ``outbox_prune`` from removing events. The effects of its handler stay.
+    Raises ``ReplayRefused`` if it is declared, or if a process runs it.
     """
     using = using or log_alias(Event)
     if any(each.name == name and (each.fault or each.using == using) for each in all_subscribers()):
@@ -288,7 +288,7 @@ def delete_subscription(name: str, *, using: str | None = None) -> None:
 
 
 def reads_of(name: str, using: str) -> dict[str, Any]:
-    """Return which topics and types a subscription reads: as declared, else as it last was."""
+    """Return which topics and types a subscription reads: as declared here, or as it last ran."""
     subscriber = _declared(name)
     rows = Subscription.objects.using(using).filter(pk=name).values_list("reads", flat=True)
     reads = (subscriber.reads if subscriber else rows.first()) or {}
@@ -296,7 +296,7 @@ def reads_of(name: str, using: str) -> dict[str, Any]:
 
 
 def alias_of(name: str) -> str:
-    """Return the alias that a subscription is on; one that is not declared any more: Event's."""
+    """Return the alias of a subscription; if it is not declared, the alias of ``Event``."""
     subscriber = _declared(name)
     return subscriber.using if subscriber else log_alias(Event)
 
@@ -306,7 +306,7 @@ def _declared(name: str) -> Subscriber | None:
 
 
 def record_skip(*, by: str, using: str, **columns: Any) -> Gap:
-    """Record, in the open transaction, that a person has a subscription skip events of a log."""
+    """Record, in the open transaction, that a person made a subscription skip events of a log."""
     gap = Gap.objects.using(using).record_skip(by=by, **columns)
     logger.warning("Events skipped subscription=%s gap=%s by=%s", gap.subscription, gap, by)
     return gap
@@ -314,12 +314,12 @@ def record_skip(*, by: str, using: str, **columns: Any) -> Gap:
 
 @contextmanager
 def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]:
-    """Lock the rows of a subscription: the order of locks is that of ``subscriptions.cursors``."""
+    """Lock the rows of a subscription, in the same order as ``subscriptions.cursors``."""
     rows = Subscription.objects.using(using)
-    # A snapshot from before the locks would not show what the page that is waited for has parked.
+    # A snapshot from before the locks would not show streams that the awaited page has parked.
     opened = atomic_with_lock_wait(LOCK_SECONDS, using=using, read_committed=True)
     with _refusing_locked(name), opened:
-        # Called only where there is no row yet.
+        # The function is called only if there is no row yet.
         partitions = {"partitions": lambda: subscriber_named(name).partitions}
         row, _ = rows.select_for_update().get_or_create(name=name, defaults=partitions)
         yield row, lock_cursors(name, using=using)

@@ -1,11 +1,11 @@
-"""Counts what a log has for a subscription against what it handled, between two moments.
+"""Compares the events that a log has for a subscription with those it handled, between two moments.
 
-The first count notes where each cursor is and how many events it has handled; every later one
-compares both with the log's rows. Exact, as a cursor's count is committed with the effects: a row
-that its place has passed is handled, parked, or skipped by a person, or it was lost. A move that is
-no handling (replay, repartition, rebase, rebuild) and a prune of counted rows drop the note; other
-topics or types need a new one. Cursors are locked while they are read, not while rows are counted.
-For a reader by time, what committed late around the note shows as a difference.
+The first count notes where each cursor is and how many events it has handled; every later count
+compares both with the log's rows. This is exact, as a cursor's count is committed with the effects:
+a row that a cursor has passed was handled, parked, skipped by a person, or lost. A move without
+handling (replay, repartition, rebase, rebuild) and a prune of counted rows drop the note; other
+topics or types need a new note. Cursors are locked while they are read, not while rows are counted.
+With a reader by time, rows that committed late around the note show as a difference.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .control import LOCK_SECONDS, alias_of, locked, reads_of
 from .cursors import reader_of
 from .handling import decided
 
-#: Streams, or decisions, that one statement looks for.
+#: The most streams, or decisions, that one statement looks for.
 CHUNK = 200
 
 
@@ -40,10 +40,10 @@ class Count:
     #: Events of the log that its cursors have passed; those that its handler was given.
     published: int = 0
     handled: int = 0
-    #: Growth of what its parked and held streams have missed; events that a person gave up.
+    #: Growth of the events that parked and held streams have missed; events that a person skipped.
     parked: int = 0
     skipped: int = 0
-    #: Partition, positions from and to, and difference, of the partitions that have one.
+    #: Partition, positions from and to, and the difference, of each partition that has one.
     uneven: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     @property
@@ -53,13 +53,13 @@ class Count:
 
 
 def count_events(name: str, *, restart: bool = False, using: str | None = None) -> list[Count]:
-    """Compare what a subscription has passed in each of its logs with what it handled.
+    """Compare the events that a subscription has passed in each of its logs with those it handled.
 
     With ``restart`` the next count starts from the moment of this one. ``using`` is by default the
     alias of its logs.
 
     Raises:
-        UnknownSubscription: There is none of this name.
+        UnknownSubscription: No subscription has this name.
         ReplayRefused: It has never run, or a page that is being handled does not end.
         ReadRefused: A cursor does not belong to this database, or is damaged.
     """
@@ -95,7 +95,7 @@ def drop_pruned(log: type[EventLog], ids: Sequence[int], *, using: str) -> None:
         reader = reader_of(cursor, using=using)
         old = cursor.counted or {}
         unread = reader.window.unread(reader.load(old["state"]))
-        # What was parked at the note, and skipped since, is counted by its rows, too.
+        # Events parked at the note, and skipped since, are counted by their rows, too.
         skips = Gap.objects.using(using).filter(
             state=Gap.State.SKIPPED, subscription=cursor.subscription, log=cursor.log,
             settled_at__gte=datetime.fromisoformat(old["at"]), stream=OuterRef("stream"),
@@ -132,7 +132,7 @@ class _Part:
         )
 
     def note(self) -> None:
-        """Have counting begin here, in the open transaction."""
+        """Note, in the open transaction, that counting begins here."""
         cursors = Cursor.objects.using(self.using).filter(pk=self.cursor.pk)
         counted = {
             "at": cursors.annotate(now=DatabaseNow()).values_list("now")[0][0].isoformat(),
@@ -146,7 +146,7 @@ class _Part:
         cursors.update(counted=counted)
 
     def add_to(self, count: Count) -> None:
-        """Add what happened since it was noted."""
+        """Add what the cursor has passed and handled since the note."""
         old, before = self.old, count.difference
         count.since = min(filter(None, (count.since, old["at"])))
         count.published += self._rows([(self._window.unread(self._reader.load(old["state"])),)])
@@ -158,7 +158,7 @@ class _Part:
             count.uneven.append((self.cursor.partition, *ends, difference))
 
     def _decisions(self) -> list[tuple[Any, ...]]:
-        """Return a condition for each skip since the note: events, or versions that came later."""
+        """Return a condition for each skip since the note: of an event, or of late versions."""
         at = datetime.fromisoformat(self.old["at"])
         rows = Gap.objects.using(self.using).select_for_update().filter(
             Q(settled_at__gte=at) | Q(kind=Gap.Kind.EVENT, first__in=self.old.get("skips", [])),

@@ -3,12 +3,12 @@
 A move is the first statement of the transaction of the effects: it locks the row, so another
 process that holds the same page waits, and then finds that the page is no longer its own.
 
-Nothing indexes the slices of a log, so a partition that reads alone walks the rows of all. Those of
-one process that are at the same state read one page of all their rows (``SharedPages``), for one
-turn. The state after it is that of each, as it says which rows were passed, of any partition; each
-stores it with its own effects. One that is elsewhere, as after a failure, reads alone until it
-meets the others. Where the page has no row of it, a partition is moved in memory only, once another
-one has stored that state; after a crash it reads from before the page, where nothing waits for it.
+Nothing indexes the slices of a log, so a partition that reads alone walks the rows of all. So the
+partitions of a process that are at the same state share one page of their rows for one turn
+(``SharedPages``). All of them go to the state after it, which says which rows of any partition were
+passed; each stores it with its own effects. A partition at another state, as after a failure, reads
+alone until it meets the others. One without rows in the page moves in memory only, once another has
+stored the state; after a crash it starts before the page, which has nothing for it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 logger = get_logger("outbox_app.subscriptions")
 
-#: Characters of a traceback that are kept: its end.
+#: How many characters of a traceback are kept, from its end.
 TRACEBACK = 8000
-#: Rows of one page, and characters of JSON in it, above which the next one is shorter.
+#: The most rows of a shared page, and the characters of JSON above which the next one is shorter.
 MAX_ROWS, MAX_SIZE = 20_000, 16 * 1024 * 1024
 
 _DATA, _METADATA = COLUMNS.index("data"), COLUMNS.index("metadata")
@@ -84,11 +84,11 @@ class LogCursor:
 
     @property
     def fails(self) -> bool:
-        """Whether its last page has failed, or an event is known at which it fails."""
+        """Whether its last page has failed, or a failing event is known."""
         return bool(self.cursor.failures or self.cursor.failed_event)
 
     def meets(self, other: LogCursor) -> bool:
-        """Say whether the two can read a page together."""
+        """Return whether the two cursors can share a page."""
         together = self.reader.table == other.reader.table and self.state == other.state
         return together and not (self.fails or other.fails)
 
@@ -101,9 +101,9 @@ class LogCursor:
         failed_event: dict[str, Any] | None,
         position: int = 0,
     ) -> Iterator[None]:
-        """Move it in one transaction with the effects of the block; in memory once it is committed.
+        """Move the cursor in one transaction with the block's effects; after it, also in memory.
 
-        Raises ``CursorConflict`` where it was moved meanwhile. A callback that fails is logged.
+        Raises ``CursorConflict`` if it was moved meanwhile. A failing commit callback is logged.
         """
         row, committed = self.cursor, []
         using = row._state.db
@@ -139,11 +139,11 @@ def reader_of(cursor: Cursor, *, using: str) -> LogReader:
 
 
 def begin(subscriber: Subscriber, reader: LogReader) -> None:
-    """Make the cursors of a subscription that has never read a log, where it is to start."""
+    """Create the cursors of a subscription that has never read a log, at its starting place."""
     state = reader.window.start(0 if subscriber.start == "beginning" else None).dump()
     name, count, using = subscriber.name, subscriber.partitions, subscriber.using
     with transaction.atomic(using=using):
-        # All partitions at one place: the slice of a stream must lie behind one of them only.
+        # All partitions begin at one place, so that each slice is read by exactly one of them.
         row = Subscription.objects.using(using).select_for_update().get(pk=name)
         if row.partitions != count:
             raise PartitionsDiffer.between(name, row.partitions, count)
@@ -155,10 +155,10 @@ def begin(subscriber: Subscriber, reader: LogReader) -> None:
 
 
 def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) -> float:
-    """Record why a cursor does not move: it is as before the page, which had ``handled`` events.
+    """Record why a cursor stays where it was before the page, which had ``handled`` events.
 
-    Returns the seconds after which to try again. Where the page's transaction was ended, and the
-    cursor's move committed by that, it is put back and stops until a person decides: by then its
+    Returns the seconds after which to try again. If the handler has ended the page's transaction,
+    and so committed the cursor's move, the cursor is put back and stops until a person decides: the
     effects may be there in part.
     """
     cursor.failures += 1
@@ -187,29 +187,29 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
 
 
 class StoredRows:
-    """What partitions begin from, each read by one statement for all of them when first needed.
+    """The rows that partitions begin from; each kind is read when needed, by one statement for all.
 
-    In the order of one partition: the cursors of a log, their locks, at last what is parked. What
-    another process writes in between has moved the cursor as well: the page that was handled
-    without it is dropped. A state that several share is verified once; one that is refused is
-    refused to each.
+    They are read in the order that one partition needs: the cursors of a log, their locks, at last
+    the parked streams. A process that writes one of these in between moves the cursor, too, so a
+    page that was handled without it is dropped. A state that several partitions share is verified
+    once; if it is refused, it is refused to each.
     """
 
     def __init__(self, subscriber: Subscriber, parts: Collection[int]) -> None:
         self.subscriber = subscriber
         self.parts = parts
         self.using = subscriber.using
-        #: By table, then by partition.
+        #: Cursors by table and partition.
         self._cursors: dict[str, dict[int, Cursor]] = {}
-        #: By table: ids of cursors.
+        #: Ids of locked cursors by table.
         self._locked: dict[str, set[int]] = {}
         self._verified: list[tuple[LogReader, WindowState]] = []
 
     def cursor(self, part: int, reader: LogReader) -> Cursor:
-        """Return the cursor of a partition in a log; made where it has never run.
+        """Return the cursor of a partition in a log; it is created if there is none.
 
-        Raises ``Paused`` where the subscription is: ``pause`` bumps the revisions in the same
-        transaction, so a position cannot be stored any more with a cursor that was returned before.
+        Raises ``Paused`` if the subscription is paused. ``pause`` bumps the revisions in the same
+        transaction, so a cursor that was returned before can no longer store a position.
         """
         name, wanted = self.subscriber.name, self.subscriber.partitions
         if reader.table not in self._cursors:
@@ -221,7 +221,7 @@ class StoredRows:
 
     def _read(self, reader: LogReader) -> dict[int, Cursor]:
         name = self.subscriber.name
-        # One statement: a pause that comes between two of them would be missed.
+        # One statement: a pause that comes between two statements would be missed.
         paused = Subscription.objects.filter(pk=OuterRef("subscription"), paused=True)
         cursors = (
             Cursor.objects.using(self.using)
@@ -244,10 +244,10 @@ class StoredRows:
         self._verified.append((reader, state))
 
     def is_locked(self, cursor: Cursor) -> bool:
-        """Say whether another process has locked the row: it is handling a page.
+        """Return whether another process has locked the cursor, because it handles a page.
 
-        Storing a position would wait for that page, and keep the other subscriptions waiting. One
-        statement returns those that are free.
+        To store a position would wait for that page, and keep the other subscriptions waiting. One
+        statement finds the free cursors of all partitions.
         """
         if not connections[self.using].features.has_select_for_update_skip_locked:
             return False
@@ -277,12 +277,12 @@ class StoredRows:
 
 
 def is_stopped(cursor: Cursor) -> bool:
-    """Say whether a cursor was put back, and waits until its subscription is resumed."""
+    """Return whether a cursor was put back, and waits until its subscription is resumed."""
     return cursor.retry_at is None and cursor.error.startswith(TransactionEnded.__name__)
 
 
 def evidence(event: RecordedEvent, error: BaseException) -> dict[str, Any]:
-    """Return what is kept of an event that fails: ``failed_event`` of a cursor or parked stream."""
+    """Return the ``failed_event`` of a cursor or parked stream: what it keeps of the event."""
     text = storable("".join(traceback.format_exception(error)))
     return {
         "position": event.id,
@@ -295,10 +295,10 @@ def evidence(event: RecordedEvent, error: BaseException) -> dict[str, Any]:
 
 class SharedPage(NamedTuple):
     table: str
-    #: What it was read from.
+    #: The state that the page was read from.
     state: WindowState
     page: Page[Any]
-    #: By partition; taken out by it.
+    #: Rows by partition. A partition that reads the page takes its rows out.
     rows: dict[int, list[tuple[Any, ...]]]
 
 
@@ -306,11 +306,11 @@ class SharedPages:
     def __init__(self, partitions: Mapping[int, Partition]) -> None:
         self.partitions = partitions
         self._pages: list[SharedPage] = []
-        #: Rows of the next page, by table.
+        #: How many rows to read for the next page, by table.
         self._limits: dict[str, int] = {}
 
     def begin_turn(self) -> None:
-        """Drop what was read, and move partitions over pages without events of their own."""
+        """Drop the last pages, and move partitions over pages without events of their own."""
         self._pages = []
         cursors = [at for each in self.partitions.values() for at in each.cursors]
         stored = {(at.reader.table, at.cursor.state) for at in cursors}
@@ -336,10 +336,10 @@ class SharedPages:
         return Events(at.reader.records(shared.rows.pop(part)), shared.page)
 
     def _read(self, at: LogCursor, parts: list[int], limit: int) -> SharedPage:
-        """Read a page of which no partition has more than ``limit`` rows.
+        """Read a page in which no partition has more than ``limit`` rows.
 
-        What follows a full page is read at once, as long as the partitions have room for it and
-        it is small: each partition stores its position once for all of it.
+        The rows after a full page are added at once, as long as the partitions have room for them
+        and they are small: each partition then stores its position once for all of them.
         """
         reader = at.reader
         only = replace(reader.only, part=tuple(parts))
@@ -363,7 +363,7 @@ class SharedPages:
                 break
             following, found = _split(reader, page.state, wanted, only, parts)
             if not following.rows or any(len(rows[n]) + len(found[n]) > limit for n in parts):
-                break  # it begins the next page
+                break  # these rows begin the next page
             for n in parts:
                 rows[n] += found[n]
             full = len(following.rows) >= wanted
@@ -377,7 +377,7 @@ class SharedPages:
         if size > MAX_SIZE:
             most = len(page.rows) // 2
         elif full:
-            # At most four times, after a full page: the first large events do not fill the memory.
+            # At most four times as many rows: so the first large events do not fill the memory.
             most = len(page.rows) * limit * 9 // (max(longest, limit // 4, 1) * 10)
         self._limits[reader.table] = most
         return SharedPage(reader.table, at.state, page, rows)

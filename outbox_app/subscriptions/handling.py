@@ -1,9 +1,9 @@
 """One attempt at a page: the handler's call, and the search for the event at which it fails.
 
-The search goes by halves: each a shorter page, committed with the cursor, so effects are as exact
-as those of whole pages. A handler that fails only for a combination of events gets past it. One
-event that fails alone is kept on the cursor, with its traceback, and is tried alone until it
-succeeds or a person skips it (``subscriptions.skips``).
+The search halves the page: each half is a shorter page, committed with the cursor, so its effects
+are as exact as those of a whole page. A handler that fails only for a combination of events gets
+past it. An event that fails alone is kept on the cursor, with its traceback, and is tried alone
+until it succeeds or a person skips it (``subscriptions.skips``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .subscriber import Subscriber
 
 
 class EndedByHandler(OutboxError):
-    """A handler raised what would end the process, in which other subscriptions run."""
+    """A handler raised an exception that would end the process, and its other subscriptions."""
 
 
 class Attempt(NamedTuple):
@@ -33,7 +33,7 @@ class Attempt(NamedTuple):
     #: Whether there may be more at once.
     more: bool = False
     error: Exception | None = None
-    #: What the handler was given.
+    #: The events that the handler was given.
     events: list[RecordedEvent] = []
 
 
@@ -49,14 +49,14 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
             with inside(
                 start_span("outbox handle", carriers, kind="CONSUMER", attributes=attributes)
             ):
-                result = subscriber.handle(list(events))  # it may take them out
+                result = subscriber.handle(list(events))  # a copy: the handler may empty it
             _require_run(name, result)
         except BaseException as error:
             if len(connection.savepoint_ids) > savepoints:
-                # The error holds a generator inside atomic(), which would leave it later: in the
-                # middle of ours.
+                # The error's frames hold a generator inside atomic(). Left alone, it would leave
+                # that block later, in the middle of our transaction.
                 traceback.clear_frames(error.__traceback__)
-            # SystemExit, or the panic of a library in Rust; but not what ends this greenlet.
+            # Wrap SystemExit, and the panic of a library in Rust; but not what ends this greenlet.
             ends = isinstance(error, KeyboardInterrupt) or type(error).__name__ == "GreenletExit"
             if not (ends or isinstance(error, Exception)):
                 raise EndedByHandler(
@@ -66,7 +66,7 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
             raise
         finally:
             left = len(connection.savepoint_ids) > savepoints
-            # Or the end of our transaction would be taken for the end of that block.
+            # Otherwise Django would take the end of our transaction for the end of that block.
             del connection.savepoint_ids[savepoints:], connection.atomic_blocks[blocks:]
         if left:
             raise SwallowedError(
@@ -77,7 +77,7 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
 
 
 def _require_run(name: str, result: Any) -> None:
-    """Refuse what a wrapper of a coroutine or a generator returns: its body has not run."""
+    """Refuse a handler that returned a coroutine or a generator: its body has not run."""
     if isawaitable(result) or isgenerator(result) or isasyncgen(result):
         if iscoroutine(result):
             result.close()
@@ -88,12 +88,12 @@ def _require_run(name: str, result: Any) -> None:
 
 
 def narrowed(failed: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
-    """Return the attempt at one event that fails; or the last one, where all of the page succeeds.
+    """Return the attempt at the event that fails, or the last attempt if the whole page succeeds.
 
     ``attempt`` tries a page of at most so many rows, from where the cursor is by then.
     """
     left, tried = failed.rows, failed
-    # Of a transaction that was ended nothing is tried again.
+    # If the handler has ended its transaction, nothing is tried again.
     while left > 0 and not isinstance(tried.error, TransactionEnded):
         size = max(1, left // 2)
         tried = attempt(size)
@@ -101,12 +101,12 @@ def narrowed(failed: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
             break
         if not (tried.error or tried.rows or tried.more):
             break
-        left = size if tried.error else left - tried.rows  # none of them may be wanted
+        left = size if tried.error else left - tried.rows  # 0 if none was wanted
     return tried
 
 
 def decided(failed: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Yield which events a person has decided to skip, of a cursor's ``failed_event``."""
+    """Yield the events in a cursor's ``failed_event`` that a person has decided to skip."""
     while failed:
         if failed.get("skip"):
             yield failed
@@ -114,5 +114,5 @@ def decided(failed: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def joined(events: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the first of these events as a ``failed_event``, which has the others behind it."""
+    """Return the first of these events as a ``failed_event``, with the others behind it."""
     return {**events[0], "behind": joined(events[1:])} if events else None

@@ -1,9 +1,9 @@
 """Positions that stay missing (MySQL), as rows that people can look at.
 
-The window keeps what is missing in its state, and needs none of this. A run that is still open
-after twice the settle time gets a ``Gap`` row; when it has left the state, the log itself says what
-has become of it: filled, sealed with a tombstone, or closed, as nothing was ever there. At most one
-look every few seconds, and none where nothing is missing.
+The window keeps missing positions in its state, and does not need these rows. A run that is still
+open after twice the settle time gets a ``Gap`` row. When the run has left the state, the log itself
+shows how it ended: filled, sealed with a tombstone, or closed, as nothing was ever there. There is
+at most one look every few seconds, and none if nothing is missing.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class IdGaps:
         self.subscriber = subscriber
         self.part = part
         self.clock = clock
-        #: The runs of the last look, each with when it was seen first, by log.
+        #: The runs of the last look, each with the time when it was first seen, by log.
         self._seen: dict[str, Runs] = {}
         self._open: dict[str, list[Gap]] = {}
         self._next_look: dict[str, float] = {}
 
     def load(self, rows: Iterable[Gap]) -> None:
-        """Take its own of the open gaps; partition 0 also those of partitions that are no more."""
+        """Take this partition's open gaps; partition 0 also takes those of removed partitions."""
         self._open = {}
         for row in rows:
             if self.part == (row.partition if row.partition < self.subscriber.partitions else 0):
                 self._open.setdefault(row.log, []).append(row)
 
     def look(self, reader: LogReader, state: WindowState) -> None:
-        """Bring the rows of a log up to date with the cursor's state, where it is time."""
+        """Update the rows of a log from the cursor's state, if the next look is due."""
         if not isinstance(state, MysqlState):
             return
         log, now = reader.table, self.clock()
@@ -81,7 +81,7 @@ class IdGaps:
         return Gap.objects.using(self.subscriber.using).record_missing(key, last=last)
 
     def _settle(self, reader: LogReader, gap: Gap) -> None:
-        """Write down what the log says of the positions."""
+        """Settle a gap by the rows that the log has at its positions."""
         rows = reader.log._base_manager.using(reader.using)
         types = rows.filter(pk__range=(gap.first, gap.last)).values_list("type", flat=True)
         found = set(types.order_by().distinct()[:2])

@@ -1,8 +1,8 @@
-"""How subscriptions are doing: where they stand, how far behind, and what is in flight.
+"""How subscriptions are doing: where they stand, how far behind, and which writers are in flight.
 
-A number of statements that depends on the number of subscriptions, partitions and logs, not on
-rows. Counting stops at ``counting.MANY``, and for each partition at its share of that; a figure
-that was cut says so. The age of what is behind goes by the database's clock.
+The number of statements depends on the number of subscriptions, partitions and logs, not on rows.
+Counting stops at ``counting.MANY``, and for each partition at its share of that; a figure that was
+cut says so. The age of unhandled events is measured by the database's clock.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from ..models import (
 from ..process.lease import alive
 from .subscriber import Subscriber, all_subscribers
 
-#: A partition's share of MANY is no less.
+#: The smallest share of MANY that a partition has.
 LEAST = 1000
 
 
 @dataclass(slots=True)
 class CursorLag:
-    """One cursor. ``behind`` is None where its state or its log cannot be read."""
+    """One cursor. ``behind`` is None if its state or its log cannot be read."""
 
     cursor: Cursor
     behind: Unread | None = None
-    #: Age of the oldest event that it has not passed, in seconds; 0 where there is none.
+    #: Age of the oldest event that it has not passed, in seconds; 0 if there is none.
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for ``--json``: without the traceback of the event that fails."""
+        """Return the facts for ``--json``, without the traceback of the failing event."""
         cursor, failed = self.cursor, self.cursor.failed_event
         return {
             "log": cursor.log,
@@ -70,7 +70,7 @@ class SubscriptionLag:
     """One subscription: what the command, the status, the metrics and the admin show of it."""
 
     name: str
-    #: Primary key of its row; none where it has never run.
+    #: Primary key of its row; empty if it has never run.
     key: str = ""
     #: One word: paused, failing, running, stopped (no process runs it), waiting (never run).
     state: str = "waiting"
@@ -81,17 +81,17 @@ class SubscriptionLag:
     #: Events it is behind, and whether all of them were counted.
     behind: int = 0
     complete: bool = True
-    #: Age of the oldest of them.
+    #: Age of the oldest of these events.
     oldest_seconds: float = 0.0
-    #: Whether there are events, and it has never begun with them.
+    #: Whether its logs have events, although it has never run.
     unread: bool = False
     handled: int = 0
     parked: int = 0
-    #: Open ones.
+    #: Open gaps.
     gaps: int = 0
-    #: Why it has stopped; of the first partition that has.
+    #: Why it has stopped: the error of the first partition that has one.
     error: str = ""
-    #: Why no process can run what the code declares.
+    #: Why no process can run it as it is declared.
     fault: str = ""
     partitions: int = 1
     #: Its logs, topics and types, as the process that ran it last has declared them.
@@ -116,11 +116,11 @@ class SubscriptionLag:
 
 
 def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]:
-    """Return these subscriptions of an alias by name; by default all, or some would be unwatched.
+    """Return the named subscriptions of an alias, in order; by default all, however many.
 
-    Declared ones that have never run as well.
+    Declared subscriptions that have never run are included.
     """
-    # One that cannot run belongs to no alias, and is shown on each.
+    # A subscription that cannot run belongs to no alias, so each alias shows it.
     declared = {e.name: e for e in all_subscribers() if e.fault or e.using == using}
     rows = Subscription.objects.using(using).order_by("name")
     found = {row.name: row for row in (rows if names is None else rows.filter(pk__in=names))}
@@ -155,7 +155,7 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
 
 
 def still_read(cursors: QuerySet[Cursor]) -> Iterator[Cursor]:
-    """Leave out those in logs that neither this code reads nor the one that ran last."""
+    """Yield the cursors in logs that the subscription reads here, or read when it last ran."""
     declared = {each.name: each.reads["logs"] or () for each in all_subscribers() if not each.fault}
     kept = Subscription.objects.filter(pk=OuterRef("subscription")).values("reads")
     found: Iterable[Any] = cursors.annotate(reads=Subquery(kept))
@@ -185,7 +185,7 @@ def _lag(row: Subscription, cursors: list[CursorLag], **facts: Any) -> Subscript
 
 
 def _unread(never_run: list[Subscriber]) -> set[str]:
-    """Return those of these subscriptions whose logs have any event."""
+    """Return the names of those subscriptions whose logs have any event."""
     logs = {each.name: set(each.logs) for each in never_run if not each.fault}
     every = set().union(*logs.values())
     written = {log for log in every if log._base_manager.using(log_alias(log)).exists()}
@@ -220,7 +220,7 @@ def _measure(
     for (table, alias, by_time), group in by_reader.items():
         try:
             log = log_named(table)
-        except UnknownLog:  # the project has it no more
+        except UnknownLog:  # the project no longer has this log
             continue
         try:
             reader = LogReader(log, using=alias, by_time=by_time)
@@ -243,7 +243,7 @@ def _measure(
         except (django.db.Error, ConnectionDoesNotExist) as error:
             if alias == using:
                 raise
-            for each in group:  # a replica is away: that is no trouble of the others
+            for each in group:  # a replica is unavailable: the other cursors are not affected
                 each.cursor.error = each.cursor.error or f"{alias} cannot be read: {error!r}"
 
 
@@ -256,7 +256,7 @@ def _ages(log: type[EventLog], positions: set[int], using: str) -> dict[int, flo
 
 
 def _counts(rows: QuerySet[Any], cursors: dict[str, list[CursorLag]]) -> Counter[str]:
-    """Count rows by subscription, without those of logs that it reads no more."""
+    """Count rows by subscription, without rows of logs that the subscription no longer reads."""
     rows, _ = counting.newest(rows)  # enough to say that there are many
     counts: Counter[str] = Counter()
     counted = rows.order_by().values_list("subscription", "log").annotate(count=Count("id"))

@@ -1,9 +1,9 @@
 """Parked streams: one subscription leaves them out, and handles its other streams.
 
-The row of a parked stream is written in the transaction that moves the cursor past its event; from
-then on the stream's events are left out, from the version that was not handled on. When a person
-releases it, the events that the cursor has passed are handled in order, and the row is deleted in
-the transaction of the last of them. Only the owner of the partition writes here.
+The row of a parked stream is written in the transaction that moves the cursor past its event. From
+then on the subscription leaves out the stream's events, beginning with the unhandled version. When
+a person releases the stream, the events that the cursor has passed are handled in order, and the
+transaction of the last one deletes the row. Only the owner of the partition writes here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..signals import stream_parked
 from .cursors import CursorConflict, evidence
 from .subscriber import Handler, Subscriber
 
-#: Streams that a person has released and that are looked at in one run.
+#: The most released streams that are looked at in one run.
 MAX_RELEASED = 100
 
 
@@ -34,7 +34,7 @@ class Parking:
         self.using = using
         #: First version that was not handled, by log and stream.
         self.parked: dict[tuple[str, str], int] = {}
-        #: Events for which a stream was parked by now.
+        #: How many events have parked a stream so far.
         self.failed = 0
 
     def load(self, rows: Iterable[tuple[int, str, str, int]]) -> None:
@@ -50,7 +50,7 @@ class Parking:
     ) -> list[RecordedEvent]:
         """Handle a page's events one by one. Returns those that were handled.
 
-        The others count when they are handled later, and not also when the cursor passes them.
+        The other events are counted when they are handled later, not when the cursor passes them.
         """
         handled = [event for event in events if self._handle(event, handle)]
         if missed := len(events) - len(handled):
@@ -59,18 +59,18 @@ class Parking:
         return handled
 
     def _handle(self, event: RecordedEvent, handle: Handler) -> bool:
-        """Handle one event in a savepoint; park its stream where that fails. Says if it worked."""
+        """Handle one event in a savepoint, or park its stream. Returns whether it was handled."""
         if (event.log, event.stream) in self.parked:
             return False
         try:
             with transaction.atomic(using=self.using):
                 handle([event])
                 if connections[self.using].vendor == "postgresql":
-                    # Deferred constraints now, while it is known whose event it is.
+                    # Check deferred constraints now, while it is known which event breaks them.
                     connections[self.using].check_constraints()
         except Exception as error:
             if isinstance(error, LeaseLost | TransactionEnded) or is_lost(error):
-                raise  # not the event's fault; or nothing is left to commit parking with
+                raise  # not the event's fault; or no transaction is left to park in
             self._park_failed(event, error)
             return False
         return True
@@ -101,9 +101,9 @@ class Parking:
     def repark(
         self, parked: ParkedStream, error: BaseException, events: list[RecordedEvent]
     ) -> None:
-        """Leave it parked, as it failed again, unless a person has moved it meanwhile.
+        """Keep a stream parked that failed again, unless a person has moved it meanwhile.
 
-        The event is kept with the error, where it is known.
+        The event is kept with the error, if it is known.
         """
         values: dict[str, Any] = {"released": False, "error": described(error)}
         if len(events) == 1:
@@ -113,8 +113,8 @@ class Parking:
         parked.compare_and_set(**values)
 
     def due(self, log: str, streams: Sequence[str]) -> list[ParkedStream]:
-        """Return the streams of a log that a person has released, and these ones. No statement
-        where none is parked."""
+        """Return the parked streams of a log that a person has released, and those in ``streams``.
+        Makes no statement if no stream is parked."""
         if not self.parked:
             return []
         rows = self._rows().filter(Q(released=True) | Q(stream__in=streams), log=log)
@@ -123,9 +123,9 @@ class Parking:
     def progress(
         self, parked: ParkedStream, events: list[RecordedEvent], *, more: bool, waits: bool
     ) -> None:
-        """Record in the open transaction what was handled of a parked stream.
+        """Record in the open transaction which events of a parked stream were handled.
 
-        Where no ``more`` can be handled, and it ``waits`` for no version, its row is deleted.
+        If no ``more`` can be handled, and the stream ``waits`` for no version, its row is deleted.
         """
         key = (parked.log, parked.stream)
         if more or waits:

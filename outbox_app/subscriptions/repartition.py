@@ -3,8 +3,8 @@
 From K to a multiple of K, each new partition begins at the place of the one that it is cut out of:
 ``slice % K' = p`` implies ``slice % K = p % K``. Any other change needs one place that each of the
 old partitions has reached and none has passed. The end of the log is read first, as a window cannot
-be opened in a transaction that holds locks, and proved to be that place once the cursors are
-locked: otherwise the change is refused, and nothing was moved.
+be opened in a transaction that holds locks. Once the cursors are locked, it is proved that this end
+is the place; otherwise the change is refused, and no cursor moves.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .subscriber import Subscriber
 def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False) -> None:
     """Make the cursors fit the declared number of partitions.
 
-    ``merge`` goes to a number that is no multiple, too: a person's act, or two versions of the code
-    that run side by side would undo each other's changes. Raises ``PartitionsDiffer`` where they
-    cannot fit, or not yet.
+    ``merge`` allows a number that is no multiple, too. Only a person may ask for that: two versions
+    of the code that run side by side would undo each other's changes. Raises ``PartitionsDiffer``
+    if the cursors cannot fit, or not yet.
     """
     name, wanted = subscriber.name, subscriber.partitions
     logs = {log._meta.db_table: log for log in subscriber.logs}
     rows = Subscription.objects.using(using).filter(pk=name)
     known = Cursor.objects.using(using).filter(subscription=name)
-    # A log may have been left out when the number was changed, and be read again.
+    # A log that was left out when the number was changed may be read again.
     differ = known.filter(log__in=list(logs)).exclude(partitions=wanted)
     if rows.filter(~Exists(differ), partitions=wanted).exists():
         return
@@ -50,7 +50,7 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
         states = {table: states_of(readers[table], known.filter(log=table)) for table in readers}
         ends = {table: readers[table].window.move(None, states[table]).dump() for table in readers}
         failpoint("ends_read")
-        # A snapshot from before the locks would not show what a page that it waits for has parked.
+        # A snapshot from before the locks would not show streams that the awaited page has parked.
         with atomic_with_lock_wait(None, using=using, read_committed=True):
             row = rows.select_for_update().get()
             numbers = {row.partitions, *differ.values_list("partitions", flat=True)}
@@ -58,7 +58,7 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
                 return
             if not merge and (before := next((n for n in numbers if wanted % n), 0)):
                 raise PartitionsDiffer.between(name, before, wanted)
-            # From here on no page of the old partitions commits, whichever code handles it.
+            # With these locks, no page of the old partitions can commit, whichever code handles it.
             by_log: dict[str, dict[int, Cursor]] = defaultdict(dict)
             for cursor in lock_cursors(name, using=using):
                 if cursor.partitions != wanted:
@@ -80,15 +80,16 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
 def lock_cursors(name: str, *, using: str) -> list[Cursor]:
     """Lock the cursors of a subscription, in the open transaction; return them.
 
-    Each by its key: MySQL would walk a small table, and wait for pages of other subscriptions.
+    Each is locked by its key: otherwise MySQL may walk a small table, and wait for pages of other
+    subscriptions.
     """
     rows = Cursor.objects.using(using).select_for_update()
-    keys = list(rows.filter(subscription=name).values_list("pk", flat=True))  # of an index alone
+    keys = list(rows.filter(subscription=name).values_list("pk", flat=True))  # from an index only
     return [rows.get(pk=key) for key in sorted(keys)]
 
 
 def states_of(reader: LogReader, cursors: Iterable[Cursor]) -> list[Any]:
-    """Return the states of those cursors that are not damaged."""
+    """Return the states of those cursors that are neither damaged nor refused."""
     states = []
     for cursor in cursors:
         with suppress(ReadRefused):
@@ -101,14 +102,14 @@ def states_of(reader: LogReader, cursors: Iterable[Cursor]) -> list[Any]:
 def _places(
     subscriber: Subscriber, parts: dict[int, Cursor], reader: LogReader | None, end: str
 ) -> list[tuple[str, int]]:
-    """Return state and position of each new partition; none for a log that it reads no more."""
+    """Return state and position of each new partition; none if the log is no longer read."""
     before, wanted = parts[0].partitions, subscriber.partitions
     if wanted % before == 0:
         return [(parts[n % before].state, parts[n % before].position) for n in range(wanted)]
     if reader is None:
         return []
     if reader.by_time:
-        # What was handled is recorded by stream: the one that is furthest behind will do for all.
+        # Handled versions are recorded by stream, so all can begin at the place furthest behind.
         place = attrgetter("at", "id")
         least = min(parts.values(), key=lambda cursor: place(reader.load(cursor.state)))
         return [(least.state, least.position)] * wanted
@@ -117,7 +118,7 @@ def _places(
         if _lie_between(reader, cursor.state, end, before, part):
             why = f"is behind in {reader.table}: let all {before} catch up"
         elif _lie_between(reader, end, cursor.state, before, part):
-            # Set back to the end that was read, it would handle those events again.
+            # If it were set back to ``end``, the partition would handle those events again.
             why = f"has handled events of {reader.table} meanwhile that others may not have"
         if why:
             why = f"There is no place at which all partitions stand. Partition {part} {why}."
@@ -126,10 +127,10 @@ def _places(
 
 
 def replace_cursors(old: list[Cursor], places: list[tuple[str, int]]) -> None:
-    """Write the cursors of one log; the first has the count of all that were handled.
+    """Replace the cursors of one log. The first new one gets the sum of the handled events.
 
-    What a person has decided of an event that fails goes with the event. Those that get streams of
-    one that waits for a person wait, too.
+    A person's decision about a failing event goes with the event. A new cursor that gets streams of
+    a cursor that waits for a person waits, too.
     """
     cursors = Cursor.objects.using(old[0]._state.db)
     skips = [event for each in old for event in decided(each.failed_event)]
@@ -154,7 +155,7 @@ def replace_cursors(old: list[Cursor], places: list[tuple[str, int]]) -> None:
 
 
 def _lie_between(reader: LogReader, behind: str, ahead: str, parts: int, part: int) -> bool:
-    """Say whether there are events of a partition that one state has passed and another has not."""
+    """Return whether a partition has events that ``ahead`` has passed and ``behind`` has not."""
     unread = reader.window.unread(reader.load(behind))
     later = reader.window.unread(reader.load(ahead))
     sql = (

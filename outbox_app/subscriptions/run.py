@@ -47,10 +47,10 @@ def run(
 ) -> int:
     """Run subscriptions in the foreground until SIGTERM or SIGINT, or until ``once`` is done.
 
-    By default all that are declared run, with the intervals and page sizes of the settings. Where
-    they are on several aliases, ``using`` chooses one. What ``beside`` returns, given that alias
-    and ``once``, is open meanwhile. Returns an exit code: 0; 1 where a process died, or with
-    ``once`` a subscription has stopped or cannot run.
+    By default all declared subscriptions run, with the intervals and page sizes of the settings. If
+    they are on several aliases, ``using`` chooses one. ``beside``, called with that alias and
+    ``once``, returns a context manager that is open meanwhile. Returns an exit code: 0; 1 if a
+    process died, or if, with ``once``, a subscription has stopped or cannot run.
     """
     require_at_least(
         batch_size=(batch_size, 1), processes=(processes, 1), interval=(interval, 0.01)
@@ -70,7 +70,7 @@ def run(
 def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
     """Return the subscriptions of these names on one alias; by default those that can run."""
     chosen = [subscriber_named(name) for name in names] if names else all_subscribers()
-    if not names:  # one that is wrong stops no other
+    if not names:  # a faulty subscription stops no other
         chosen = [each for each in chosen if not each.fault] or chosen
     chosen = [each for each in chosen if using in (None, each.using)]
     aliases = sorted({each.using for each in chosen})
@@ -96,7 +96,7 @@ def run_here(
     beside: Beside | None = None,
     **options: Any,
 ) -> int:
-    """Run subscriptions of one database in this thread; ``listen`` is given what stops them."""
+    """Run subscriptions of one database in this thread; ``listen`` gets their stop function."""
     replicas = {each.read_from for each in chosen if each.read_from}
     for alias in replicas.intersection(connections):
         set_timeouts(alias, answer_seconds=ANSWER_SECONDS)

@@ -1,10 +1,10 @@
 """Runs subscriptions: takes leases on their partitions, and runs them one after the other.
 
-One process at a time owns a (subscription, partition), by the same leases as the drain; another one
-waits, and takes over when the lease has run out. What two owners of one page could do to each other
-is prevented by the cursor itself (``subscriptions.cursors``), not by the lease. The database may go
-away at any point: the same process backs off, and recovers when it is back. What fails under one
-subscription stops no other.
+One process at a time owns a (subscription, partition), by the same leases as the drain; another
+process waits, and takes over when the lease has run out. If two processes own one page, the cursor
+itself keeps its effects from being committed twice (``subscriptions.cursors``), not the lease. The
+database may go away at any point: the same process backs off, and recovers when the database is
+back. A failure of one subscription stops no other.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .subscriber import Subscriber
 
 logger = get_logger("outbox_app.subscriptions")
 
-#: A statement of a handler that gets no answer for so many seconds is cut off.
+#: Seconds after which a statement of a handler that gets no answer is cut off.
 ANSWER_SECONDS = 300.0
-#: Failures of the database in a row after which a run to the end of the log gives up.
+#: Failures of the database in a row after which a run with ``once`` gives up.
 ONCE_FAILURES = 5
 
 
@@ -58,7 +58,7 @@ class SubscriptionWorker:
         self.counters = counters
         self.batch_size = batch_size
         self.using = subscriber.using
-        #: From the database, or a lease, that fails under it.
+        #: Counts failures of the database or of a lease.
         self.backoff = Backoff(f"subscription {subscriber.name}", logger)
         self._released_until = float("-inf")
         self.holder = LeaseHolder(
@@ -73,7 +73,7 @@ class SubscriptionWorker:
         self.partitions: dict[int, Partition] = {}
         self._shared = None if subscriber.by_time else SharedPages(self.partitions)
         self.handled = 0
-        #: Why its partitions cannot be run at all; empty when all is well.
+        #: Why none of its partitions can be run; empty if they can.
         self.error = ""
 
     @property
@@ -86,7 +86,7 @@ class SubscriptionWorker:
         return "; ".join(filter(None, errors))
 
     def beat(self) -> None:
-        """Keep the leases, and look after the others where it is time."""
+        """Renew the leases, and share the partitions with other processes, when each is due."""
         holder = self.holder
         if holder.joined and holder.beat_is_due():
             holder.beat(done=self.handled, trouble=self.trouble)
@@ -123,7 +123,7 @@ class SubscriptionWorker:
         return more
 
     def leave(self) -> None:
-        """Hand the partitions back. What had stopped them is still said after that."""
+        """Hand the partitions back. ``trouble`` still says what had stopped them."""
         self.error = self._stopped_by
         self._drop(self.partitions)
         if self.holder.joined:
@@ -144,7 +144,7 @@ class SubscriptionWorker:
                 minute.add(FAILED, partition.failed - failed, **which)
 
     def _sample_if_due(self) -> None:
-        """Note the newest position of each log once a minute; the owner of partition 0 does."""
+        """As the owner of partition 0, note the newest position of each log once a minute."""
         minute = self.counters.of(self.holder)
         if minute is None or minute.begins == self._sampled or 0 not in self.partitions:
             return
@@ -165,7 +165,7 @@ class SubscriptionWorker:
         except OutboxError as error:
             self._release(str(error))
             return
-        # Once a process, so that old and new code side by side do not take turns.
+        # Write only once per process, or old and new code would overwrite each other in turn.
         if not self.holder.joined and row.reads != self.subscriber.reads:
             row.reads = self.subscriber.reads
             row.save(using=self.using, update_fields=["reads"])
@@ -211,7 +211,7 @@ class SubscriptionWorker:
 
 
 class Runner(ProcessLoop):
-    """Runs subscriptions of one database. Without a value, settings and subscriptions give it."""
+    """Runs subscriptions of one database. Settings and subscriptions provide missing options."""
 
     expected = (Exception,)  # any error of one subscription: the others continue
 
@@ -286,6 +286,6 @@ class Runner(ProcessLoop):
         return min([self.interval, self.lease_seconds / BEATS, *filter(None, pauses)])
 
     def _leave(self) -> None:
-        # Up to the first that is not answered: each further one would take its time, too.
+        # Stop at the first one that the database does not answer: each further one would time out.
         if all(self._hand_back(worker.leave, worker.backoff) for worker in self.workers):
             self._counters.write()

@@ -1,9 +1,9 @@
-"""What a person gives up: a gap, an event that fails, or all that a parked stream has missed.
+"""Skips by a person: of a gap, a failing event, or all events that a parked stream has missed.
 
-Each takes a name and a reason, which are kept in a row of ``Gap``, and is final: versions that
+Each skip takes a name and a reason, which are kept in a row of ``Gap``, and is final: versions that
 arrive later are dropped. The process that runs the subscription continues by itself. A gap that an
-audit has found blocks no stream: skipping it accepts it, and later audits leave it out. Permission
-is checked by the caller (``outbox_app.skip_gap``, ``outbox_app.skip_event``).
+audit has found blocks no stream: to skip it accepts it, and later audits leave it out. The caller
+checks the permission (``outbox_app.skip_gap``, ``outbox_app.skip_event``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ logger = get_logger("outbox_app.subscriptions")
 def list_gaps(
     *, using: str, subscription: str | None = None, state: str | None = Gap.State.OPEN
 ) -> QuerySet[Gap]:
-    """Return gaps, the oldest first: of one subscription or all, in one state or, by None, in any.
-
-    By default those that are open.
-    """
+    """Return gaps, the oldest first: of one subscription or all, in one state, or in any (None)."""
     gaps = Gap.objects.using(using).order_by("seen_at", "id")
     if subscription is not None:
         gaps = gaps.filter(subscription=subscription)
@@ -35,13 +32,13 @@ def list_gaps(
 
 
 def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
-    """Give up the versions of a gap: its stream continues behind them, or an audit accepts it.
+    """Skip the versions of a gap: its stream continues after them, or audits accept the gap.
 
     ``by`` says who decided, ``reason`` why. Returns the row as it is now.
 
     Raises:
         GapNotSkippable: There is no such gap, it is settled, or its reader does not wait for it; or
-            name or reason are missing. Nothing was changed.
+            the name or the reason is missing. Nothing was changed.
     """
     _require(by, reason, "Skipping a gap takes a name and a reason; both are kept with it.")
     with transaction.atomic(using=using):
@@ -72,15 +69,15 @@ def skip_event(
     log: str | None = None,
     using: str | None = None,
 ) -> Gap:
-    """Give up the event that a subscription, or a parked stream of it, fails at.
+    """Skip the event at which a subscription, or one of its parked streams, fails.
 
-    Its handler does not get the event any more; what follows is handled. ``by`` says who decided,
-    ``reason`` why. Where the subscription reads several logs, ``log`` is the table of the event's.
+    The handler does not get the event again; later events are handled. ``by`` says who decided,
+    ``reason`` why. If the subscription reads several logs, ``log`` is the table of the event's log.
     ``using`` is by default the alias of its logs. Returns the row that records the decision.
 
     Raises:
-        GapNotSkippable: It does not fail at that event, or name or reason are missing. Nothing was
-            changed.
+        GapNotSkippable: It does not fail at that event, or the name or the reason is missing.
+            Nothing was changed.
         ReplayRefused: A page that is being handled does not end. Nothing was changed.
     """
     _require(by, reason)
@@ -94,7 +91,7 @@ def skip_event(
             failed = each.failed_event
             if not failed or failed["position"] != position or log not in (None, each.log):
                 continue
-            if isinstance(each, Cursor):  # the owner passes it, in the transaction of its place
+            if isinstance(each, Cursor):  # its owner skips the event when it moves the cursor
                 rows = Cursor.objects.using(using).filter(pk=each.pk)
                 rows.move(failed_event={**failed, "skip": True})
             elif not each.compare_and_set(
@@ -127,7 +124,7 @@ def discard_stream(
     log: str | None = None,
     using: str | None = None,
 ) -> Gap:
-    """Give up what a parked stream has missed by now; what its cursor comes to later is handled.
+    """Skip the events that a parked stream has missed by now; its later events are handled.
 
     Arguments, result and errors: as ``skip_event``.
     """
@@ -159,7 +156,7 @@ def discard_stream(
         if ends["version__max"]:
             record_versions(name, parked.log, state, {stream: ends["version__max"]}, using=using)
         parked.delete(using=using)
-        # A process that holds a page without the stream has to read it anew.
+        # A process may hold a page from which it left out the stream: it has to read it again.
         Cursor.objects.using(using).filter(pk=cursor.pk).bump_revision()
         return record_skip(
             subscription=name,

@@ -1,8 +1,8 @@
-"""Places in a log, as people name them, and where the cursors go that are moved there.
+"""Places in a log, as people name them, and the moves of cursors to such places.
 
-"beginning" is in front of the first event, "now" behind all that is committed when the move is
-made. A position n means what is behind it. A time means what was recorded from then on, and what
-was recorded up to a second before it.
+"beginning" is before the first event; "now" is after everything that is committed when the move is
+made. A position n stands for the events after it. A time stands for the events recorded from then
+on, with some that were recorded up to a second earlier.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def parse_start_point(text: str) -> StartPoint:
 
 
 def position_of(log: type[EventLog], place: StartPoint, *, using: str) -> int | None:
-    """Return the position behind which a place lies; None: behind all that is committed.
+    """Return the position after which a place lies; None: after everything that is committed.
 
-    Raises ``ReplayRefused`` where the log has no such position.
+    Raises ``ReplayRefused`` if the log has no such position.
     """
     if place == "now":
         return None
@@ -69,15 +69,15 @@ def position_of(log: type[EventLog], place: StartPoint, *, using: str) -> int | 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Where the cursors of one log go, and which events none of them would handle any more."""
+    """Where the cursors of one log go, and which unhandled events they would pass over."""
 
     log: type[EventLog]
     #: Highest position that any of its partitions has passed; None: they have never run.
     before: int | None
-    #: Behind which position; None: behind all that is committed at that moment.
+    #: The position after which they go on; None: after all that is committed at that moment.
     after: int | None
     state: str
-    #: Highest position that there is.
+    #: Highest position in the log.
     last: int
     #: Position, type and stream of the events passed over, in order; at most ``MANY + 1``.
     passed: list[tuple[int, str, str]]

@@ -57,7 +57,8 @@ class Subscriber:
     def logs(self) -> list[type[EventLog]]:
         """The logs it reads. Raises ``UnknownLog``."""
         try:
-            return list(dict.fromkeys(map(log_named, self.log_names)))  # by table and label, too
+            # A log may be named twice, by its table and by its label.
+            return list(dict.fromkeys(map(log_named, self.log_names)))
         except UnknownLog as error:
             raise UnknownLog(f"Subscription {self.name!r} cannot run. {error}") from None
 
@@ -74,14 +75,14 @@ class Subscriber:
 
     @property
     def reads(self) -> dict[str, list[str] | None]:
-        """What is kept on its row, for processes that do not have its code."""
+        """What it reads, as kept on its row for processes that do not have its code."""
         topics, types = (names and list(names) for names in (self.topics, self.types))
         tables = [log._meta.db_table for log in self.logs]
         return {"logs": tables, "topics": topics, "types": types}  # type: ignore[dict-item]
 
     @property
     def fault(self) -> str:
-        """Why no process can run it, such as a log that does not exist; empty: one can."""
+        """Why no process can run it, such as a log that does not exist; empty if it can be run."""
         try:
             _ = self.using
         except OutboxError as error:
@@ -99,7 +100,7 @@ class Subscriber:
         return EventFilter(self.topics, self.types, self.partitions, part)
 
     def read(self, part: int) -> EventFilter:
-        """Return which rows one of its partitions reads: to miss none, it has to see them all."""
+        """Return which rows a partition reads: to notice a gap, it has to read all versions."""
         if self.on_gap == "off":
             return self.only(part)
         return EventFilter(parts=self.partitions, part=part)
@@ -139,15 +140,15 @@ def subscriber(
         batch_size: Events of a page. Default: the setting PAGE_SIZE.
         on_gap: What to do about versions that are missing in a stream: "off" (default; a window
             misses none), "park" or "skip" them after ``max_backtracks``, with a row in ``Gap``.
-        max_backtracks: Looks for a missing version before that.
-        by_time: Read by time, a second behind, where no window can be had: from a replica, or a log
-            that was imported. Needs ``on_gap``, which brings back what commits late, but for the
+        max_backtracks: How often to look for a missing version before that.
+        by_time: Read by time, a second behind, where no window is possible: from a replica, or an
+            imported log. Needs ``on_gap``, which brings back events that commit late, except the
             last event of a stream. The log needs an index on ``recorded_at, id``.
         read_from: With ``by_time``, the alias that the logs are read from, such as a replica's.
             Cursors and effects stay with the logs.
         task: Stage this task for each event, in the order of its stream. A decorated function then
-            returns the task's arguments for an event; without one the task is given the event as
-            a dictionary.
+            returns the task's arguments for an event; without a function, the task gets the event
+            as a dictionary.
 
     Returns:
         A decorator; with ``task`` it need not be used.
@@ -157,7 +158,7 @@ def subscriber(
     """
     declared = Subscriber(
         name=name,
-        handle=lambda events: None,  # until it is known
+        handle=lambda events: None,  # replaced below
         types=_names("types", types),
         topics=_names("topics", topics),
         log_names=_log_names(logs),
@@ -196,12 +197,12 @@ def staging(
         jobs = (task.signature(tuple(arguments(e)), ordering_key=e.stream) for e in events)
         stage_many(jobs, using=declared.using)
 
-    stage_tasks.__qualname__ = f"staging({task.name})"  # two tasks are two subscriptions
+    stage_tasks.__qualname__ = f"staging({task.name})"  # tells tasks apart (_origin)
     return stage_tasks
 
 
 def register(declared: Subscriber) -> None:
-    """Make a subscription known to this process. Raises ``InvalidSubscriber``: a name is unique."""
+    """Make a subscription known to this process. Raises ``InvalidSubscriber`` for a taken name."""
     other = _subscribers.get(declared.name)
     if other is not None and _origin(other.handle) != _origin(declared.handle):
         raise InvalidSubscriber(
@@ -234,7 +235,7 @@ def _origin(handle: Handler) -> str:
 def _names(field: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
-    given = tuple(names)  # an iterator has them once
+    given = tuple(names)  # an iterator yields them only once
     if isinstance(names, str) or not all(isinstance(n, str) and n for n in given):
         raise InvalidSubscriber(f"{field} must be a list of strings; got {names!r}.")
     for name in given or ("",):

@@ -1,13 +1,13 @@
 """Version gaps of one partition: streams that wait for versions that are missing.
 
 A stream is held by a ``ParkedStream`` and an open ``Gap``, written in the transaction in which the
-cursor passes its events: no kill loses them. It is looked for again after 50 ms, doubling to 5 s;
-when the versions are there the events are handled in order. After ``max_backtracks`` looks the
-stream counts as parked, and is looked for every 30 s; ``on_gap="skip"`` skips the gap instead, and
-says so in its row. A person may skip it (``subscriptions.skips``).
+cursor passes its events: no kill loses them. The missing versions are looked for again after 50 ms,
+doubling to 5 s; when they are there, the events are handled in order. After ``max_backtracks``
+looks the stream counts as parked, with a look every 30 s; ``on_gap="skip"`` skips the gap instead,
+and its row says so. A person may skip the gap, too (``subscriptions.skips``).
 
 A row that commits late lies behind the cursor of a reader by time, although it was not read. So
-for these readers the highest version handled is recorded, one row for each stream, in the
+for these readers the highest handled version is recorded, one row for each stream, in the
 transaction of the effects. Rows of an older run, from before a replay, are ignored.
 """
 
@@ -33,7 +33,7 @@ logger = get_logger("outbox_app.subscriptions")
 #: First and longest pause between two looks, in seconds; and the pause once a stream is parked.
 FIRST_PAUSE, LAST_PAUSE, PARKED_PAUSE = 0.05, 5.0, 30.0
 
-#: Streams that are looked at in one run.
+#: The most streams that are looked at in one run.
 MAX_LOOKS = 100
 
 
@@ -45,7 +45,7 @@ class VersionGaps:
         self.subscriber, self.part, self.using = parking.subscriber, parking.part, parking.using
         self.clock = clock
         self.active = self.subscriber.on_gap != "off"
-        #: When to look for each stream that is held, by log and stream.
+        #: When to look again for each held stream, by log and stream.
         self._due: dict[tuple[str, str], float] = {}
 
     @property
@@ -62,7 +62,7 @@ class VersionGaps:
     def check(
         self, reader: LogReader, state: WindowState, events: list[RecordedEvent]
     ) -> tuple[list[RecordedEvent], list[MissingVersions]]:
-        """Return what of a page is to be handled, and the streams that have to wait."""
+        """Return the events of a page to handle, and the versions that other streams wait for."""
         if not self.active:
             return self.parking.without(events), []
         for event in events:
@@ -82,7 +82,7 @@ class VersionGaps:
         return Completeness(reader, state).check(events, handled)
 
     def wanted(self, events: list[RecordedEvent]) -> list[RecordedEvent]:
-        """Return the events that the subscription has asked for: all versions were read."""
+        """Return the events that the subscription asks for; all were read, to find the gaps."""
         only = self.subscriber.only(self.part)
         if not self.active or (only.topics is None and only.types is None):
             return events
@@ -95,10 +95,10 @@ class VersionGaps:
         events: Sequence[RecordedEvent],
         missing: Sequence[MissingVersions],
     ) -> None:
-        """Record in the open transaction what was handled, and which streams have to wait."""
+        """Record in the open transaction which versions were handled, and which streams wait."""
         parked = self.parking.parked
         for each in missing:
-            # A handler may have failed in this page; on release its stream comes to this again.
+            # The handler may just have parked this stream; its release will find the gap again.
             if (reader.table, each.stream) not in parked:
                 self.parking.park(
                     log=reader.table,
@@ -121,16 +121,16 @@ class VersionGaps:
         """Return the streams of a log that are to be looked at now: held, or released."""
         now = self.clock()
         held = [key for key, due in self._due.items() if key[0] == log and due <= now][:MAX_LOOKS]
-        # One that is not found now, as its row was deleted, is not looked for without a pause.
+        # A stream whose row was deleted is not found below: do not look again without a pause.
         self._due |= dict.fromkeys(held, now + LAST_PAUSE)
         return self.parking.due(log, [stream for _, stream in held])
 
     def next_events(
         self, reader: LogReader, state: WindowState, parked: ParkedStream, limit: int
     ) -> tuple[list[RecordedEvent], MissingVersions | None, bool]:
-        """Return what can be handled of a parked stream, what is missing then, and if more is."""
+        """Return a parked stream's events to handle, the gap after them, and if more may follow."""
         wanted, params = reader.only.sql()
-        # A state of a reader by time does not say what was passed.
+        # The state of a reader by time does not say which rows were passed.
         ahead = "1 = 0" if isinstance(state, TimeState) else reader.window.unread(state)
         rows = reader.run(
             f"SELECT {', '.join(reader.columns)} FROM {reader.window.source} "
@@ -143,7 +143,7 @@ class VersionGaps:
         return ready, missing, len(rows) == limit
 
     def wait(self, parked: ParkedStream, missing: MissingVersions) -> None:
-        """It is still missing: look again later, or give up."""
+        """Look again later for versions that are still missing, or give up."""
         subscriber = self.subscriber
         with transaction.atomic(using=self.using):
             if not parked.compare_and_set(
@@ -177,12 +177,12 @@ class VersionGaps:
         """Record in the open transaction that events of a parked stream were handled."""
         gaps = self.open_of(parked)
         if events and self.active:
-            if missing:  # of what was missing it may have been a part
+            if missing:  # only a part of the gap may have been filled
                 gaps.filter(last__gte=missing.first).update(last=missing.first - 1)
             gaps.settle(Gap.State.FILLED)
         else:
             gaps.settle(Gap.State.CLOSED, reason="Nothing is there that waits for it.")
-        # Where nothing is there, the last one may have been skipped by a person.
+        # If there are no events, a person may have skipped the last one.
         versions = {parked.stream: events[-1].version if events else parked.version - 1}
         record_versions(self.subscriber.name, parked.log, state, versions, using=self.using)
         self._due.pop((parked.log, parked.stream), None)
@@ -190,7 +190,7 @@ class VersionGaps:
             self._hold(parked.log, missing)
 
     def failed(self, parked: ParkedStream) -> None:
-        """The versions are there, but the handler refused them: the stream waits for a person."""
+        """Settle the gap: its versions are there, but the handler failed; a person has to act."""
         if self.active:
             self.open_of(parked).settle(Gap.State.FILLED)
             self._due.pop((parked.log, parked.stream), None)
@@ -229,7 +229,7 @@ class VersionGaps:
         )
 
     def open_of(self, parked: ParkedStream) -> GapQuerySet:
-        """Return its open gap; there is none where it waits for a person."""
+        """Return the open gap of a parked stream; none if the stream waits for a person."""
         return self._open().filter(log=parked.log, stream=parked.stream)
 
     def _open(self) -> GapQuerySet:
@@ -242,11 +242,11 @@ def _text(missing: MissingVersions) -> str:
 
 
 def give_up(gap: Gap, *, by: str, reason: str, using: str) -> bool:
-    """Settle a gap and release its stream behind it, in the open transaction.
+    """Settle a gap and release its stream after it, in the open transaction.
 
-    False: another transaction has changed one of them.
+    Returns False if another transaction has changed one of the two.
     """
-    # The stream first, then the gap: as its reader does, which may be filling it right now.
+    # Write the stream first, then the gap, as the reader does, which may be filling it right now.
     parked = ParkedStream.objects.using(using).filter(
         subscription=gap.subscription,
         log=gap.log,
@@ -265,7 +265,7 @@ def record_versions(
     """Record how far streams were handled, in the open transaction of the effects."""
     if not isinstance(state, TimeState) or not versions:
         return
-    # In one order, so that two transactions never wait for one another.
+    # The rows are sorted, so that two transactions never wait for one another.
     rows = [
         DeliveredVersion(
             subscription=subscription, log=log, stream=stream, version=version, run=state.run
