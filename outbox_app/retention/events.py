@@ -1,13 +1,13 @@
-"""Retention of events: old ones go, but never one that a subscription has not passed.
+"""Retention of events: removes old events, but no event that a subscription has not passed.
 
-A log is pruned from its front: up to the first event that is too young, that the cursor of some
-subscription (a paused one, too) has not passed, or that a parked stream begins with. So what is
-kept has no holes, and the cost is that of what goes. Rows are deleted by id, each batch in a
-transaction of its own: an event that commits late between two of them is not touched, and a cursor
-that a person puts back meanwhile holds what is left. Heads of streams stay, so versions continue.
-With an archive, a row that is not in it, in a file that is as it was written, holds the rest, too.
-Versions of entities are kept for ENTITY_COMMAND_DAYS at least: with a version the id of its command
-is forgotten, and would be executed anew. The newest may go: the entity's row has its state.
+A log is pruned from its front, up to the first event that is too new, that the cursor of some
+subscription (even a paused one) has not passed, or that a parked stream begins with. So the events
+that are kept have no holes, and the cost depends only on the removed ones. Rows are deleted by id,
+each batch in its own transaction: an event that commits late, between two batches, is not touched,
+and a cursor that a person moves back meanwhile holds the rest. Stream heads stay, so versions
+continue. With an archive, a row that no intact file of it contains holds the rest, too. Versions of
+entities are kept for at least ENTITY_COMMAND_DAYS: without its version, a repeated command would be
+executed again. The newest version may be removed: the entity's row has the state.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from .prune import BATCH_SIZE, check_arguments, remove
 
 logger = get_logger("outbox_app.retention")
 
-#: Rows that one DELETE of MySQL lists.
+#: How many rows one DELETE on MySQL lists.
 LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Who still needs events of a log, for people, and which: SQL without parameters."""
+    """Who still needs events of a log, in words, and the SQL condition for these events."""
 
     who: str
     condition: str
@@ -68,21 +68,21 @@ def prune_events(
     Versions of entities are never removed before ENTITY_COMMAND_DAYS.
 
     Args:
-        using: Database alias. Default: that of each log.
-        log: Table or label of one log. Default: all but those of SINK; with an archive ``Event``.
+        using: Database alias. Default: the alias of each log.
+        log: Table or label of one log. Default: all logs outside SINK; with an archive ``Event``.
         older_than: Age in days. Default: the setting EVENT_RETENTION_DAYS.
         batch_size: Rows removed at once.
-        dry_run: Remove nothing: say how many would be.
-        archive: Folder of the log's archive: remove only what is in it.
-        write: Takes progress lines, and what holds the rest.
+        dry_run: Remove nothing; report how many events would be removed.
+        archive: Folder of the log's archive; only events that are in it are removed.
+        write: Takes progress lines, and a line about what holds the rest.
 
     Returns:
-        How many were removed.
+        How many events were removed.
 
     Raises:
         InvalidArgument, UnknownLog: An argument is out of bounds, or names nothing.
-        ReadRefused: It is not known what a subscription has passed. Nothing of that log was
-            removed; of all logs the others were pruned.
+        ReadRefused: It is unknown which events a subscription has passed. Nothing was removed from
+            that log; without ``log`` the other logs were pruned.
         ArchiveRefused: There is no archive of the log, or a file of it is damaged.
     """
     days = outbox_settings().EVENT_RETENTION_DAYS if older_than is None else older_than
@@ -99,12 +99,12 @@ def prune_events(
         removed, refused = 0, []
         for each in all_logs():
             table = each._meta.db_table
-            if each in sinks(using):  # or what is not archived yet would be lost
+            if each in sinks(using):  # events that are not archived yet would be lost
                 write(f"left out log={table}: OUTBOX['SINK'] says when its events go")
                 continue
             try:
                 removed += prune_events(using=using, log=table, write=write, **given)
-            except (OutboxError, django.db.Error) as error:  # it stops no other log
+            except (OutboxError, django.db.Error) as error:  # the other logs are pruned
                 write(f"not pruned log={table} error={error!r}")
                 refused.append(error)
         if refused:
@@ -128,10 +128,10 @@ def prune_events(
 
 
 def holds(log: type[EventLog], *, using: str | None = None, verify: bool = True) -> list[Hold]:
-    """Return who still needs events of a log: each cursor, each parked stream.
+    """Return who still needs events of a log: each cursor, and the oldest parked stream.
 
-    ``using`` is a database alias, by default the log's. Raises ``ReadRefused`` where a cursor is
-    damaged or, unless it is not to ``verify`` them, does not belong to this database.
+    ``using`` is a database alias, by default the log's. Raises ``ReadRefused`` if a cursor is
+    damaged or, with ``verify``, is from another database or from before its log was emptied.
     """
     using = using or log_alias(log)
     readers = {by: LogReader(log, using=using, by_time=by) for by in (False, True)}
@@ -156,10 +156,10 @@ def holds(log: type[EventLog], *, using: str | None = None, verify: bool = True)
 
 
 def needed(log: type[EventLog], *, using: str | None = None) -> str:
-    """Return an SQL condition: a subscription still needs the row of the log.
+    """Return the SQL condition for rows of the log that a subscription still needs.
 
-    It has no parameters, and ``%`` is doubled in it: execute it with a list of parameters, empty or
-    not. Arguments and errors are those of ``holds``.
+    It has no parameters, but each ``%`` in it is doubled: execute it with a list of parameters,
+    which may be empty. Arguments and errors are those of ``holds``.
     """
     return " OR ".join(hold.condition for hold in holds(log, using=using)) or "(1 = 0)"
 
@@ -167,7 +167,7 @@ def needed(log: type[EventLog], *, using: str | None = None) -> str:
 def _batches(
     steps: Iterator[tuple[int, int, str]], table: str, write: Write
 ) -> Iterator[tuple[int, int]]:
-    """Yield how many rows each step removed, and the position reached; say what holds the rest."""
+    """Yield the count and the position of each step; report what holds the rest."""
     removed, holder = 0, ""
     try:
         for count, reached, held in steps:
@@ -188,7 +188,7 @@ def prune_steps(
     using: str,
     dry_run: bool = False,
 ) -> Iterator[tuple[int, int, str]]:
-    """Delete from the front; yield how many rows went, the position reached, what held the next.
+    """Delete batches from the front; yield the count, the position, and who needs the next row.
 
     Raises ``ReadRefused``, ``ArchiveRefused``, ``Unreachable``.
     """
@@ -207,13 +207,13 @@ def prune_steps(
     table = connections[using].ops.quote_name(log._meta.db_table)
     reached = 0
     while True:
-        # A replay locks its subscription first, so it waits for this batch, or the batch sees the
-        # cursor where the replay has put it.
+        # A replay locks its subscription first: either it waits for this batch, or this batch sees
+        # the cursor that the replay has moved.
         opened = atomic_with_lock_wait(None, using=using, read_committed=True)
         with opened, connections[using].cursor() as cursor:
             if not dry_run:
                 Subscription.objects.using(using).update(paused=F("paused"))
-            too_young = Hold("", "recorded_at >= %s")  # which needs no word
+            too_young = Hold("", "recorded_at >= %s")  # no name: it is not reported
             kept_by = [too_young, *holds(log, using=using, verify=False)]
             cases = " ".join(f"WHEN {hold.condition} THEN {n}" for n, hold in enumerate(kept_by))
             cursor.execute(
@@ -238,7 +238,7 @@ def prune_steps(
                     drop_pruned(log, ids, using=using)
                     if connections[using].vendor != "mysql":
                         rows.filter(pk__in=ids)._raw_delete(using)
-                    else:  # it would walk a small table, and wait for events in flight
+                    else:  # MySQL would scan a small table, and wait for events in flight
                         for start in range(0, len(ids), LISTED):
                             some = ids[start : start + LISTED]
                             listed = " UNION ALL SELECT ".join(f"{id:d} AS id" for id in some)
@@ -259,7 +259,7 @@ def _not_begun(log: type[EventLog], using: str) -> list[str]:
         each.name
         for each in all_subscribers()
         if each.start == "beginning"
-        and not each.fault  # said where it is run
+        and not each.fault  # reported where it is run
         and log in each.logs
         and each.using == using
         and each.name not in begun
