@@ -1,9 +1,9 @@
-"""What is wrong, judged once: the overview, the status command, health and metrics render it.
+"""The problems of an outbox, judged in one place: overview, status command, health and metrics.
 
-No statement of its own. A problem is ``bad`` where work has stopped or a limit is passed: exit code
-1 and health 503. A ``warning`` needs a person, but not in the night: it is shown everywhere, with
-exit code 0 and health 200. How late is too late, and how much is too much, only the project knows:
-those are its limits. A project that stages nothing needs no drainer.
+This module makes no statements. A problem is ``bad`` if work has stopped or a limit is passed: exit
+code 1 and health 503. A ``warning`` needs a person, but not in the night: it is shown everywhere,
+with exit code 0 and health 200. Only the project knows how late is too late, and how much is too
+much: it sets the limits. A project that stages nothing needs no drainer.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ..text import duration, one_line
 from .status import OutboxStatus
 
 BAD, WARNING = "bad", "warning"
-#: A ready job that is older should have left, in seconds.
+#: Age in seconds above which a ready job is late.
 LATE = 300.0
-#: A transaction that has written and is open for longer is a problem, in seconds.
+#: Seconds after which an open transaction that has written is a problem.
 OLD_WRITER = 60.0
-#: Events that should have sunk for longer, and wait for something, are a problem, in seconds.
+#: Seconds by which the events of a log may be late to sink while the log waits for something.
 OLD_SINK = 3600.0
 
 
 class Kind(NamedTuple):
     severity: str
-    #: Its values are numbers only; ``n`` decides between one and several.
+    #: A sentence. Its values are numbers only; ``n`` decides between singular and plural.
     text: Any
     action: Any
 
 
 # fmt: off
-#: Every code, the gravest first.
+#: Every code, the most urgent first.
 CODES = {
     "no_drainer": Kind(BAD, ngettext_lazy(
         "%(count)s job waits, and no drainer is running.",
@@ -130,16 +130,16 @@ CODES = {
         _("Batches take longer: end it.")),
 }
 # fmt: on
-#: Of ``no_drainer``, where no job waits.
+#: The text of ``no_drainer`` if no job waits.
 IDLE = _("No drainer is running.")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is still fine. None: no limit.
+    """The limits of a project. None: no limit.
 
     Raises:
-        ValueError: A limit is no number from 0 on, or a number of jobs is more than is counted.
+        ValueError: A limit is no number from 0 on, or a limit of jobs is above ``MANY``.
     """
 
     #: Age of the oldest ready job, in seconds.
@@ -163,7 +163,7 @@ class Subject:
     """What has the problem: a drainer, a subscription, a table."""
 
     name: str
-    #: Why, in the exception's own words where there are such.
+    #: Why, in the words of the exception if there is one.
     why: str = ""
     #: For how long.
     seconds: float | None = None
@@ -175,7 +175,7 @@ class Subject:
 class Problem:
     """Something that needs a person."""
 
-    #: A word for programs, of ``CODES``.
+    #: A key of ``CODES``, for programs.
     code: str
     values: dict[str, Any]
     subjects: tuple[Subject, ...] = ()
@@ -187,7 +187,7 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """A sentence for anybody: it holds numbers only."""
+        """A sentence that anybody may see: it holds numbers, and no names."""
         is_idle = self.code == "no_drainer" and not self.values["n"]
         return str(IDLE if is_idle else CODES[self.code].text % self.values)
 
@@ -198,13 +198,13 @@ class Problem:
 
     @property
     def detail(self) -> str:
-        """Names and the exceptions' own words, for those who operate the project."""
+        """Names, and the exceptions' own words, for the operators of the project."""
         return "; ".join(
             f"{one_line(each.name, 100)}: {one_line(each.why, 200)}" for each in self.subjects
         )
 
     def as_json(self) -> dict[str, str]:
-        """Return it for programs."""
+        """Return the problem for programs."""
         names = ("code", "severity", "text", "detail", "action")
         return {name: getattr(self, name) for name in names}
 
@@ -217,7 +217,7 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
     still = [Subject(each.log, each.waits_for, each.behind_seconds) for each in status.sinks
              if each.waits_for and each.behind_seconds > OLD_SINK]  # fmt: skip
     away = [Subject(peer, f"{seconds:+d} s") for peer, seconds in status.clocks.items()]
-    with chosen(""):  # what a command would look at by itself, whichever a page of the admin shows
+    with chosen(""):  # the alias that commands use by default, not the one that the admin shows
         on = "" if status.database == outbox_alias() else f" --database {status.database}"
     looked_for = [
         *_of_drainers(status, on),
@@ -230,7 +230,7 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
         _named("sink", still),
         _counted("gaps", status.gaps),
     ]
-    # A drainer is missed where no job waits, too. Nothing else is wrong of which there are none.
+    # ``no_drainer`` is a problem even if no job waits. Any other problem has a count above 0.
     found = [each for each in looked_for if each.values.get("n") != 0 or each.code == "no_drainer"]
     order = list(CODES)
     return sorted(found, key=lambda each: order.index(each.code))
@@ -259,9 +259,9 @@ def _of_drainers(status: OutboxStatus, on: str) -> Iterator[Problem]:
 
 def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
     age, rows, waiting = status.backlog.oldest_seconds, status.backlog.rows, status.waiting
-    # Where no drainer works, that problem has been named.
+    # If no drainer works, that problem has been reported already.
     if age > LATE and not all(each.drainer.trouble for each in status.alive):
-        if not any(map(status.is_publishing, status.alive)):  # immediate delivery is no sign
+        if not any(map(status.is_publishing, status.alive)):  # immediate delivery proves nothing
             yield _counted("not_leaving", waiting, age=duration(age))
         elif limits.max_age is None:
             yield _counted("late", waiting, age=duration(age))
@@ -282,7 +282,7 @@ def _of_subscriptions(lags: list[SubscriptionLag]) -> Iterator[Problem]:
 
 
 def _why(each: SubscriptionLag) -> str:
-    """Return why a subscription has stopped, or nothing: it moves, or is not meant to."""
+    """Return why a subscription has stopped; empty if it moves, or is not meant to."""
     if each.state == "failing":
         return each.error
     if not each.declared or each.state == "paused" or each.served:
@@ -293,7 +293,7 @@ def _why(each: SubscriptionLag) -> str:
 
 
 def _of_dead(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
-    if limits.max_dead is not None:  # which says how many are too many
+    if limits.max_dead is not None:  # the limit says how many are too many
         if status.dead.total > limits.max_dead:
             yield _counted("max_dead", status.dead.total, limit=limits.max_dead)
     else:

@@ -1,6 +1,6 @@
-"""Log lines, connected to the signals by import: a constant message, then ``key=value`` fields.
+"""Log lines for the signals: a constant message, then ``key=value`` fields.
 
-Nothing is configured here; a project's ``LOGGING`` decides what is shown.
+To import this module connects them. A project's ``LOGGING`` decides which lines are shown.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def log_page(
 def log_failure(
     *, using: str, subscription: str, partition: int, log: str, error: Exception, **kwargs: Any
 ) -> None:
-    """A partition is stopped by an error, whose traceback is logged once."""
+    """Log the error that stops a partition; log its traceback at the first failure only."""
     failures = kwargs["failures"]
     events.error(
         "Subscription failed database=%s subscription=%s partition=%d log=%s failures=%d error=%r",

@@ -1,10 +1,10 @@
-"""The counters of the last minutes, as series: what the overview, the charts and metrics read.
+"""The counters of the last minutes as series, for the overview, the charts and the metrics.
 
-Every function makes a number of statements that depends on nothing, each a range of the index
-(name, minute); processes are added up by the database. Who writes the counters is said in
-``process.counters``: those of the last ten seconds are not in the table yet. Minutes are those of
-the database's clock. ``staged`` is an estimate: it goes by ids that were given out, so it has jobs
-whose transaction was rolled back, too, and some of them lie in the minute beside theirs.
+Every function makes a fixed number of statements, each of which reads a range of the index (name,
+minute); the database adds up the processes. ``process.counters`` explains who writes the counters:
+those of the last ten seconds are not in the table yet. Minutes are those of the database's clock.
+``staged`` is an estimate: it goes by the ids that were given out, so it also counts jobs whose
+transaction was rolled back, and counts some jobs in the minute next to theirs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ..models.clock import aware, stored
 from ..process import counters
 
 MINUTE = timedelta(minutes=1)
-#: Counted, and added up over processes.
+#: Counters whose values are added up over processes.
 COUNTED = (
     *(counters.PUBLISHED, counters.DEAD, counters.IMMEDIATE, counters.RELEASED, counters.SWEPT),
     *(counters.HANDLED, counters.FAILED),
 )
-#: Samples of which the jobs staged are estimated.
+#: Samples from which the number of staged jobs is estimated.
 IDS = (counters.NEWEST_ID, counters.READ_ID)
-#: Entities and codes of rejections that are told, at most.
+#: The most entities, and the most codes of rejections, that are listed.
 HOTTEST, LISTED = 10, 50
-#: How long before the first minute of a series the last sample of ids is looked for.
+#: How long before the first minute of a series to look for the last sample of ids.
 LOOK_BACK = timedelta(hours=24)
 
 
@@ -44,8 +44,8 @@ class Series:
 
     #: Beginning of each step, in UTC.
     starts: list[datetime]
-    #: Per minute: jobs that left, died, went through immediate delivery; events handled, attempts
-    #: failed.
+    #: Per minute: jobs published, dead jobs, and those of immediate delivery (see
+    #: ``status.PerMinute``); events handled, and failed attempts.
     published: list[float]
     dead: list[float]
     immediate: list[float]
@@ -55,12 +55,12 @@ class Series:
     failed: list[float]
     #: Per minute, an estimate; None before the first sample.
     staged: list[float | None]
-    #: Rows: the highest sample, of several processes and minutes; None without one.
+    #: Ready jobs: the highest sample of several processes and minutes; None without a sample.
     ready: list[float | None]
 
 
 class Delays(NamedTuple):
-    """How long jobs took from staged to accepted by the broker, in seconds. None: no jobs."""
+    """Seconds from staging a job until the broker had accepted it. None: no jobs."""
 
     p50: float | None = None
     p95: float | None = None
@@ -69,21 +69,21 @@ class Delays(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What processes answered for entities."""
+    """What became of the commands to entities."""
 
-    #: Of the last full minute: recorded, attempts beyond the first, rejected by code.
+    #: In the last full minute: commands recorded, attempts beyond the first, rejections by code.
     recorded: float = 0.0
     conflicts: float = 0.0
     rejected: dict[str, float] = field(default_factory=dict)
-    #: Of the last minutes: p50 and p95 of commands a batch, and of seconds a transaction.
+    #: In the last minutes: p50 and p95 of commands per batch, and of seconds per transaction.
     batch_size: tuple[float | None, ...] = (None, None)
     commit_seconds: tuple[float | None, ...] = (None, None)
-    #: Of the last minutes, by type and id: those with the most commands.
+    #: The entities with the most commands in the last minutes, by type and id.
     hottest: dict[str, float] = field(default_factory=dict)
-    #: Commands that wait, as of the last write of each process that wrote lately.
+    #: Commands that wait, by the last sample of each process that wrote one lately.
     waiting: float = 0.0
-    #: Of the last full minute, of routed types: passed on by another server; executed by a server
-    #: that does not lead their entity.
+    #: Commands of routed types in the last full minute: passed on by another server; executed by a
+    #: server that does not lead their entity.
     passed_on: float = 0.0
     elsewhere: float = 0.0
 
@@ -92,10 +92,10 @@ class Commands:
 class Decisions:
     """What a keeper has decided on prepared events."""
 
-    #: Of the last full minute, by outcome ("confirmed", "cancelled") and route ("call", "answer",
-    #: "policy", "person").
+    #: Decisions in the last full minute, by outcome ("confirmed", "cancelled") and route ("call",
+    #: "answer", "policy", "person").
     per_minute: dict[tuple[str, str], float] = field(default_factory=dict)
-    #: Of the last minutes: seconds from the recording to the decision.
+    #: Seconds from recording an event to the decision on it, in the last minutes.
     p50: float | None = None
     p95: float | None = None
 
@@ -103,7 +103,7 @@ class Decisions:
 def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
     """Return the counters of the last minutes, the current one included.
 
-    Steps begin at multiples of themselves since 2000, so that they stay where they are with time.
+    Steps begin at multiples of their length since 2000, so they do not shift as time goes on.
     """
     now = _now(using)
     width = step * MINUTE
@@ -121,7 +121,7 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
         return [values[minute] for minute in each if minute in values]
 
     def counted(name: str) -> list[float]:
-        # Of the current step only the minutes that have begun.
+        # In the current step, only the minutes that have begun count.
         begun = [min(step, (last - start) // MINUTE + 1) for start in starts]
         return [sum(inside(found[name], start)) / n for start, n in zip(starts, begun, strict=True)]
 
@@ -133,9 +133,9 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
 
 
 def rates(*, using: str) -> dict[str, float]:
-    """Return the jobs published per minute by each drainer, by source: the id of its row.
+    """Return the jobs published per minute by each drainer, by the id of its row.
 
-    Of the last complete minute and what there is of the current one.
+    The period is the last complete minute and the current minute so far.
     """
     now = _now(using)
     current = _minute(now)
@@ -145,7 +145,7 @@ def rates(*, using: str) -> dict[str, float]:
 
 
 def published_by(*, using: str, minutes: int = 5) -> dict[str, dict[str, float]]:
-    """Return the jobs published per minute by "task" and "queue", of the last full minutes."""
+    """Return the jobs published per minute in the last full minutes, by "task" and by "queue"."""
     first, current = _range(using, minutes + 1)
     rows = _rows(using, [counters.PUBLISHED_BY], first, current - MINUTE).order_by("label")
     found: dict[str, dict[str, float]] = {counters.TASK: {}, counters.QUEUE: {}}
@@ -162,7 +162,7 @@ def delays(*, using: str, minutes: int = 5) -> Delays:
 
 
 def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
-    """Return what was answered for entities on some aliases; the current minute is included."""
+    """Return figures about commands to entities on some aliases, the current minute included."""
     found: Any = defaultdict(Counter)
     lately: Any = defaultdict(Counter)
     waiting: Any = Counter()
@@ -190,7 +190,7 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
 
 
 def decisions(*, using: str, minutes: int = 5) -> Decisions:
-    """Return what was decided on prepared events; the current minute is included."""
+    """Return the decisions on prepared events; the current minute is included."""
     first, last = _range(using, minutes)
     rows = _rows(using, [counters.DECIDED, counters.DECIDE_TIME], first, last)
     per_minute: dict[tuple[str, str], float] = {}
@@ -211,7 +211,7 @@ def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
     rows = rows.filter(dimension=counters.SUBSCRIPTION)
     found: dict[str, list[float]] = {}
     for label, minute, total in rows.values_list("label", "minute").annotate(Sum("value")):
-        # Without time zones an hour comes twice a year, and is taken for the first of the two.
+        # Without time zones, one hour a year occurs twice: it is taken for the first of the two.
         if 0 <= (place := (_utc(minute, using) - first) // MINUTE) < minutes:
             found.setdefault(label, [0.0] * minutes)[place] = total
     return found
@@ -225,7 +225,7 @@ def starts(*, using: str, minutes: int = 60) -> list[datetime]:
 def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]:
     """Return the events published in each of the last minutes by log (its table), the oldest first.
 
-    An estimate: it goes by positions, so it has those that were rolled back, too. None where no
+    This is an estimate by positions, so it counts those that were rolled back, too. None if no
     reader has taken a sample before and after.
     """
     first, last = _range(using, minutes)
@@ -240,14 +240,14 @@ def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]
 
 
 def _rows(using: str, names: Any, first: datetime, last: datetime) -> QuerySet[Statistic]:
-    """Return the rows of these minutes, both included: a later one may have begun by now."""
+    """Return the rows from one minute to another, both included; a later one may have begun."""
     minutes = stored(first, using=using), stored(last, using=using)
     rows = Statistic.objects.using(using).order_by("name", "minute")
     return rows.filter(name__in=list(names), minute__range=minutes)
 
 
 def _totals(rows: QuerySet[Statistic], last: datetime) -> QuerySet[Any, Any]:
-    """Return name, label, total, and that of the last minute which is over, by label."""
+    """Return name, label, total, and the total of the last full minute, in order of label."""
     full = Sum("value", filter=Q(minute=stored(last - MINUTE, using=rows.db)), default=0.0)
     totals = rows.values_list("name", "label").annotate(Sum("value"), full=full)
     return totals.order_by("label")
@@ -256,7 +256,7 @@ def _totals(rows: QuerySet[Statistic], last: datetime) -> QuerySet[Any, Any]:
 def _staged(
     found: dict[str, dict[datetime, float]], first: datetime, last: datetime, *, using: str
 ) -> dict[datetime, float]:
-    """Return the estimate by minute. A sample is taken as its minute begins."""
+    """Return the estimate by minute. A sample counts as taken when its minute begins."""
     known = _before(first, using=using)
     known += sorted(found[counters.NEWEST_ID].items())
     if not known:
@@ -274,7 +274,7 @@ def _before(first: datetime, *, using: str) -> list[tuple[datetime, float]]:
 
 
 def _growth(known: list[tuple[datetime, float]]) -> Iterator[tuple[datetime, float]]:
-    """Yield each minute between samples with its growth. What goes down counts as standing."""
+    """Yield each minute between samples with its growth. A lower sample counts as no growth."""
     at, highest = known[0]
     for end, value in known[1:]:
         growth = max(0.0, value - highest) / ((end - at) / MINUTE)
@@ -287,14 +287,14 @@ def _growth(known: list[tuple[datetime, float]]) -> Iterator[tuple[datetime, flo
 def _percentiles(
     found: Mapping[str, float], labels: Iterable[str], *parts: float
 ) -> tuple[float | None, ...]:
-    """Return parts of what was found by the upper bounds of buckets, also of another version."""
+    """Return percentiles of counts by bucket (its upper bound), even of another version."""
     counts = dict.fromkeys(map(float, labels), 0.0)
     counts |= {float(label): count for label, count in found.items()}
     return tuple(_percentile(sorted(counts.items()), part) for part in parts)
 
 
 def _percentile(buckets: list[tuple[float, float]], part: float) -> float | None:
-    """Interpolate within a bucket."""
+    """Return one percentile, interpolated within its bucket."""
     wanted = part * sum(count for _, count in buckets)
     below = 0.0
     for upper, count in buckets:
@@ -315,7 +315,7 @@ def _minute(moment: datetime) -> datetime:
 
 
 def _now(using: str) -> datetime:
-    query = Query(None)  # of no table
+    query = Query(None)  # reads no table
     query.add_annotation(DatabaseNow(), "now")
     [[now]] = query.get_compiler(using).results_iter()
     return _utc(now, using)

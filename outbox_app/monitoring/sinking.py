@@ -1,6 +1,6 @@
-"""What has sunk of the logs of the setting SINK, how far behind that is, and why.
+"""How far the logs of the setting SINK have sunk into their archives, how late, and why.
 
-Two statements a log: its first row, and the processes that see to it.
+Two statements per log read its first row, and the processes that sink it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class SinkStatus:
 
     log: str
     archive: str
-    #: Events of this age sink.
+    #: Age in days from which events sink.
     days: int
-    #: Position and age of the oldest event that is still in the database; None where there is none.
+    #: Position and age of the oldest event that is still in the database; None if there is none.
     position: int | None
     oldest_seconds: float
-    #: For how long that should have sunk.
+    #: For how many seconds this event should have been gone.
     behind_seconds: float
-    #: Empty where it sinks, or catches up.
+    #: What the log waits for; empty if it sinks, or catches up.
     waits_for: str
 
 

@@ -1,8 +1,8 @@
 """All facts of an outbox at once: for the status command, health view, metrics and overview.
 
-A number of statements that depends on the number of Celery apps, subscriptions and logs, not on
-rows. Counting stops at ``counting.MANY``, lists are cut, and a figure that was cut says so. The
-facts are read one after the other, not at one moment. Nothing here judges: see ``diagnosis``.
+The number of statements depends on the number of Celery apps, subscriptions and logs, not on rows.
+Counting stops at ``counting.MANY``, lists are cut, and a figure that was cut says so. The facts are
+read one after the other, not at one moment. This module does not judge them: see ``diagnosis``.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from . import series
 from .series import Commands, Decisions, Delays
 from .sinking import SinkStatus, sink_status
 
-#: Incidents of the last day that are counted.
+#: The most incidents of the last day that are counted.
 INCIDENTS = 1000
-#: From this age on, in seconds, a transaction is listed for the old rows that it keeps.
+#: Age in seconds from which a transaction is listed, because it keeps old rows.
 OLD_SNAPSHOT = 300.0
-#: What can be left out: a page shows a person only what that person may view.
+#: Parts that can be left out: a page shows a person only the parts that the person may view.
 PARTS = frozenset({"jobs", "dead", "subscriptions", "gaps", "entities", "prepared", "servers",
                    "history"})  # fmt: skip
 
@@ -52,7 +52,7 @@ class PerMinute:
     staged: float | None = None
     published: float = 0.0
     dead: float = 0.0
-    #: Published right after their commit; released to the drain then; whose hold ran out.
+    #: Jobs published right after their commit; jobs left to the drain; jobs whose hold ran out.
     immediate: float = 0.0
     released: float = 0.0
     swept: float = 0.0
@@ -62,11 +62,11 @@ class PerMinute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxStatus:
-    """What there is to know of an outbox. A part that was left out is empty."""
+    """The facts of an outbox. A part that was left out is empty."""
 
     database: str
     drainers: list[DrainerStatus]
-    #: Published lately, per minute, by the id of the drainer.
+    #: Jobs published lately, per minute, by the id of the drainer.
     rates: dict[str, float] = field(default_factory=dict)
     #: Whether the project stages jobs: it has an ``OutboxCelery``, a declaration, or a row.
     stages: bool = True
@@ -82,19 +82,19 @@ class OutboxStatus:
     gaps: int = 0
     #: Transactions in flight that may have written to a table, by table.
     in_flight: dict[str, LongTransactions] = field(default_factory=dict)
-    #: Transactions that have been open for OLD_SNAPSHOT.
+    #: Transactions that have been open for at least OLD_SNAPSHOT.
     snapshots: LongTransactions = field(default=LongTransactions([]))
     #: Incidents of the last 24 hours by kind, the newest INCIDENTS.
     incidents: dict[str, int] = field(default_factory=dict)
     per_minute: PerMinute = PerMinute()
     #: None: the project has no entities.
     commands: Commands | None = None
-    #: Of the fleet, as the database's registry has them: those whose lease has not run out.
+    #: Servers of the fleet, in the database's registry, whose lease has not run out.
     servers: list[Server] = field(default_factory=list)
     #: None: there are no prepared events.
     prepared: PreparedStatus | None = None
     decisions: Decisions = field(default_factory=Decisions)
-    #: Peers whose clocks are more than a minute away, and by how many seconds.
+    #: Peers whose clocks are wrong by more than a minute, and by how many seconds.
     clocks: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -248,7 +248,7 @@ def _incidents(using: str) -> dict[str, int]:
 
 
 def _per_minute(jobs: str, logs: str) -> PerMinute:
-    # The last one is not over; the one before is the newest that is whole.
+    # The last minute is not over. The one before it is the newest complete minute.
     left = series.series(using=jobs, minutes=5)
     events = left if logs == jobs else series.series(using=logs, minutes=5)
     names = ("staged", "published", "dead", "immediate", "released", "swept")
