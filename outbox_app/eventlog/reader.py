@@ -1,4 +1,4 @@
-"""Reads a log through Django: the window of its database, and records of its rows.
+"""Reads a log through Django: chooses its database's window, and makes records of the rows.
 
 A reader holds no cursor. Its statements run in autocommit: reading inside a transaction that has
 written is refused. On MySQL it holds a second connection, for dirty reads.
@@ -35,28 +35,27 @@ WINDOWS = {
     "sqlite": "outbox_app.eventlog.windows.sqlite.SqliteWindow",
 }
 
-#: For a reader by time.
+#: The windows of readers by time.
 TIME_WINDOWS = {
     "postgresql": "outbox_app.eventlog.windows.time.PostgresTimeWindow",
     "mysql": "outbox_app.eventlog.windows.time.MysqlTimeWindow",
     "sqlite": "outbox_app.eventlog.windows.time.SqliteTimeWindow",
 }
-#: Where USE_TZ is off.
+#: The same for projects with USE_TZ off.
 LOCAL_TIME_WINDOWS = {
     **TIME_WINDOWS,
     "mysql": "outbox_app.eventlog.windows.time.MysqlLocalTimeWindow",
 }
 
 _TYPE = COLUMNS.index("type")
-#: Of PostgreSQL's types.
+#: Object ids of PostgreSQL's types.
 _TEXT, _TIMESTAMPTZ, _UUID = 25, 1184, 2950
 _raw_decode = json.JSONDecoder().raw_decode
 
 
 def reads_by_time(state: str) -> bool:
-    """Say whether the text is a state of a reader by time."""
+    """Return whether a stored state belongs to a reader by time."""
     return state.startswith('{"window":"time"')
-
 
 #: How the errors of cursors begin whose positions were, or will be, given out again.
 SET_BACK = (f"{ForeignCursor.__name__}: Positions of ", f"{ForeignCursor.__name__}: The cursor has")
@@ -68,7 +67,7 @@ class Events(NamedTuple):
 
 
 class LogReader:
-    """Reads one log on one alias. By time it alone loses rows: see ``eventlog.windows.time``."""
+    """Reads one log on one alias. On its own, a reader by time loses rows (``windows.time``)."""
 
     def __init__(
         self,
@@ -83,23 +82,23 @@ class LogReader:
         self.only = only or EventFilter()
         self.by_time = by_time
         self.table = log._meta.db_table
-        #: What ``records`` takes.
+        #: The columns of the rows that ``records`` takes.
         self.columns = columns_of(log)
         self._dirty: Any = None
-        #: The driver's connection that ``run`` had when that one was opened.
+        #: The driver's connection that ``run`` used when the dirty one was opened.
         self._beside: Any = None
         self._server = ""
         self._load_time: Any = None
-        #: A row that was there, by position and message id: a log that is emptied has it no more.
+        #: Position and message id of a row that was seen: once the log is emptied, it is gone.
         self._known: tuple[Any, ...] | None = None
-        #: The state for which the log was found to have been emptied.
+        #: The state from which the reader found out that the log had been emptied.
         self._foreign: WindowState | None = None
         self.vendor = connections[using].vendor
         decoders = _decoders(log, using)
         if self.vendor == "postgresql":
             decoders |= {"message_id": _uuid, "recorded_at": self._time}
         self._record = lazy_record(decoders)
-        #: What follows the columns in a record.
+        #: The values that follow those of ``COLUMNS`` in a record.
         self._rest = (self.table,) if len(self.columns) > len(COLUMNS) else (self.table, *NO_ANSWER)
         conf = outbox_settings()
         windows = {**WINDOWS, **conf.WINDOWS}
@@ -128,41 +127,41 @@ class LogReader:
             raise ForeignCursor(error.partition(": ")[2])
 
     def verify(self, state: WindowState) -> None:
-        """Check the log's requirements, and that the state is its own. Raises ``ReadRefused``."""
+        """Check the log's requirements, and that the state is the log's. Raises ``ReadRefused``."""
         known = self._known
         if self._foreign == state and known and self._last_row(known[0]) != known:
-            raise self._emptied()  # though positions may have come as far as the state again
+            raise self._emptied()  # even if new rows have reached the state's position again
         if self.vendor in outbox_settings().WINDOWS and not self.by_time:
-            require_exact(self.vendor, self.table, self.run)  # a class of the project may not look
+            require_exact(self.vendor, self.table, self.run)  # a project's window may not
         if isinstance(self.window, PostgresWindow):
             [(self._server,)] = self.run(f"SELECT {SERVER}", [])
         self.window.verify(state)
         self._known, self._foreign = self._last_row(self.window.reached(state)), None
 
     def unless_forgotten(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """Return these rows, or none where the server may have forgotten commits since ``verify``.
+        """Return these rows, or none if the server may have forgotten commits since ``verify``.
 
-        It gives the ids of their transactions out again, which a state from before has passed.
+        It would give out their transaction ids again, and an older state has passed those ids.
         """
         if not self._server:
             return rows
         return rows.extra(where=[f"{SERVER} = %s"], params=[self._server])
 
     def believe(self, other: LogReader) -> bool:
-        """Take over that a state of this log was verified by another reader; False: it cannot."""
+        """Accept that another reader has verified a state of this log; False: this one cannot."""
         if self._foreign is None:
             self._known, self._server = other._known, other._server
         return self._foreign is None
 
     def read(self, state: WindowState, limit: int) -> Events:
-        """Return at most about ``limit`` events that come next. Raises ``ReadRefused``."""
+        """Return the next events, about ``limit`` at most. Raises ``ReadRefused``."""
         page = self.page(state, limit, columns=self.columns, only=self.only)
         return Events(self.records(page.rows), page)
 
     def page(
         self, state: WindowState, limit: int, *, columns: Sequence[str], only: EventFilter
     ) -> Page[Any]:
-        """Return the same as rows, of other columns and parts. Raises ``ReadRefused``."""
+        """Return the next rows, with these columns and this filter. Raises ``ReadRefused``."""
         page = self.window.read(state, columns=columns, limit=limit, only=only)
         self._require_known(state)
         return page
@@ -174,16 +173,17 @@ class LogReader:
             make(record, (*row[:n], *rest, *row[n:])) for row in rows if row[_TYPE] != TOMBSTONE
         ]
         if self.vendor != "postgresql":
-            # There a row that was edited by hand may hold what is no JSON: not a handler's fault.
+            # A row edited by hand may hold invalid JSON here. Find it now: no handler is at fault.
             for each in records:
                 _ = each.data, each.metadata, each.response, each.state
         return records
 
     def _require_known(self, state: WindowState) -> None:
-        """Check that the log was not emptied since, and its positions given out again.
+        """Check that the log was not emptied, and its positions given out again, meanwhile.
 
-        After the page, whose rows would be of the new log. By the primary key, and not on
-        PostgreSQL. A row that is gone may have been pruned: then the highest one below it counts.
+        Called after a page is read, as its rows may be those of the new log. Looks at the primary
+        key only; does nothing on PostgreSQL. If the known row is gone, it may have been pruned:
+        then the state is verified again, and the highest row left at or below it becomes known.
         """
         reached, known = self.window.reached(state), self._known
         if not reached:
@@ -230,7 +230,7 @@ class LogReader:
             return list(cursor.fetchall()) if cursor.description else []
 
     def _leave_text(self, cursor: Any) -> None:
-        """Have psycopg return ids and times as text; its loader knows the session's time zone."""
+        """Make psycopg return UUIDs and times as text; keep its loader, which knows the zone."""
         adapters = getattr(cursor, "adapters", None)
         if adapters is None:  # another driver
             return
@@ -244,9 +244,9 @@ class LogReader:
         return self._load_time(text.encode()) if isinstance(text, str) else text
 
     def _run_dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        # Kept once it reads dirty, and not before: one that was left at another isolation would
-        # show no row in flight, and its gap would be closed. So would one that has stayed with the
-        # old primary after a switch-over.
+        # The dirty connection is kept only once its isolation level is set: at another level it
+        # would show no row in flight, and gaps would be closed. It is replaced with the main one:
+        # after a switch-over, a connection to the old primary would show no row in flight, either.
         main = connections[self.using]
         if self._beside is not main.connection:
             self.close()
@@ -266,7 +266,7 @@ class LogReader:
 
 
 def _decoders(log: type[EventLog], using: str) -> dict[str, Callable[[Any], Any]]:
-    """Return what decodes columns, with the converters of Django for this database."""
+    """Return a decoder for each column that needs one: Django's converters for this database."""
     connection, table = connections[using], log._meta.db_table
     found: dict[str, Callable[[Any], Any]] = {}
     for name in columns_of(log):
