@@ -2,9 +2,8 @@
 
 ``prepared()`` does all of this as a block. An error that the block raises does not show whether the
 transaction was committed: a COMMIT may have worked although its reply was lost. So after an error
-the block asks its own fence, exactly as a check-back does, and sends the outcome to the keeper. If
-the fence gives no answer, the block sends nothing. The check-back makes up for a confirm or cancel
-that is lost.
+the block asks its own fence, exactly as a check-back does, and sends the outcome to the keeper, or
+nothing if the fence gives no answer. The check-back makes up for a lost confirm or cancel.
 """
 
 from __future__ import annotations

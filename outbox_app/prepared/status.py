@@ -1,8 +1,7 @@
 """The facts about prepared events that status, diagnosis, metrics and the overview show.
 
-The number of statements is fixed. Counting stops at ``counting.MANY``. The due events and the
-silent senders are read from the oldest ``SAMPLE`` prepared events, which were asked about most
-often.
+The number of statements is fixed. Counting stops at ``counting.MANY``. Due events and silent
+senders are read from the oldest ``SAMPLE`` prepared events, which were asked about most often.
 """
 
 from __future__ import annotations
