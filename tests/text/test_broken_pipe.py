@@ -11,9 +11,10 @@ def test_a_reader_that_has_gone_ends_a_command_without_a_word() -> None:
     """As head, once it has its lines."""
     code = """
 import django
-from outbox_app.management.teaching import TeachingCommand
 
 django.setup()
+
+from outbox_app.management.teaching import TeachingCommand
 
 class Command(TeachingCommand):
     requires_system_checks = []
