@@ -57,7 +57,8 @@ def reads_by_time(state: str) -> bool:
     """Return whether a stored state belongs to a reader by time."""
     return state.startswith('{"window":"time"')
 
-#: How the errors of cursors begin whose positions were, or will be, given out again.
+
+#: How the error of a cursor begins if its positions were given out again, or will be.
 SET_BACK = (f"{ForeignCursor.__name__}: Positions of ", f"{ForeignCursor.__name__}: The cursor has")
 
 
@@ -119,9 +120,9 @@ class LogReader:
         return loaded
 
     def recall(self, error: str) -> None:
-        """Raise again what was found before: that the log was emptied, or restored alone.
+        """Raise the stored error of a cursor again, if its log was emptied, or restored alone.
 
-        Once its positions have come as far as the cursor again, nothing else shows it.
+        Once new positions have reached the cursor's place, only this error shows it.
         """
         if self._foreign is None and error.startswith(SET_BACK):
             raise ForeignCursor(error.partition(": ")[2])
@@ -181,9 +182,9 @@ class LogReader:
     def _require_known(self, state: WindowState) -> None:
         """Check that the log was not emptied, and its positions given out again, meanwhile.
 
-        Called after a page is read, as its rows may be those of the new log. Looks at the primary
-        key only; does nothing on PostgreSQL. If the known row is gone, it may have been pruned:
-        then the state is verified again, and the highest row left at or below it becomes known.
+        Called after a page is read, whose rows may be those of a new log. It looks at the primary
+        key only, and does nothing on PostgreSQL. If the known row is gone, it may have been pruned:
+        then the state is verified again, and the highest row up to it becomes the known one.
         """
         reached, known = self.window.reached(state), self._known
         if not reached:

@@ -319,7 +319,6 @@ def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]
     # A snapshot from before the locks would not show streams that the awaited page has parked.
     opened = atomic_with_lock_wait(LOCK_SECONDS, using=using, read_committed=True)
     with _refusing_locked(name), opened:
-        # The function is called only if there is no row yet.
         partitions = {"partitions": lambda: subscriber_named(name).partitions}
         row, _ = rows.select_for_update().get_or_create(name=name, defaults=partitions)
         yield row, lock_cursors(name, using=using)

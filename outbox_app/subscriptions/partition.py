@@ -6,9 +6,9 @@
 
 A crash anywhere leaves the cursor and the effects where they were, together. A handler that raises
 stops the partition: its error stays on the cursor's row and the page is tried again, with back-off.
-The second failure of a page looks for the event (``subscriptions.handling``). With
-``on_error="park"`` the third attempt goes event by event, and parks the streams at fault. A page
-may be checked for missing versions first (``subscriptions.version_gaps``).
+After the second failure of a page, the event at fault is searched for (``subscriptions.handling``).
+With ``on_error="park"`` the third attempt goes event by event, and parks the streams at fault. A
+page may be checked for missing versions first (``subscriptions.version_gaps``).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from .parking import Parking
 from .subscriber import Subscriber
 from .version_gaps import VersionGaps
 
-#: Seconds after which a cursor that has moved past nothing is written nevertheless.
+#: Seconds after which a cursor is written although its pages were empty.
 STORE_SECONDS = 5.0
-#: The attempt at a page that parks its streams, with ``on_error="park"``.
+#: Which attempt at a page parks failing streams, with ``on_error="park"``.
 PARK_AFTER = 3
 #: Seconds for which a page that another process handles is left alone.
 LOCKED_SECONDS = 1.0
@@ -77,9 +77,9 @@ class Partition:
         self.parking = Parking(subscriber, part, using=self.using)
         self.gaps = VersionGaps(self.parking, clock=clock)
         self._id_gaps = IdGaps(subscriber, part, clock=clock)
-        #: Empty while it rests.
+        #: Its cursors; empty while the partition rests after a failure.
         self.cursors: list[LogCursor] = []
-        #: That they were read on.
+        #: The driver's connection that the cursors were read on.
         self._connection: Any = None
         only = subscriber.read(part)
         self._readers = [subscriber.reader(e, using=self.using, only=only) for e in subscriber.logs]
@@ -87,22 +87,22 @@ class Partition:
 
     @property
     def failed(self) -> int:
-        """Attempts that failed by now: at a page, at a parked stream, at an event."""
+        """How many attempts have failed so far: at a page, at a parked stream, at an event."""
         return self._failed + self.parking.failed
 
     @property
     def resting(self) -> float:
-        """Seconds for which it is left alone after a failure."""
+        """Seconds for which the partition still rests after a failure."""
         return max(0.0, self._rest_until - self.clock())
 
     @property
     def pause(self) -> float | None:
-        """Seconds after which it has to run again; None: when there are events."""
+        """Seconds after which it has to run again; None: only when there are new events."""
         return self.resting or self.gaps.pause
 
     @property
     def revisions(self) -> dict[int, int]:
-        """Of the cursors it holds, by id."""
+        """The revisions of the cursors that it holds, by their ids."""
         return {each.cursor.pk: each.cursor.revision for each in self.cursors}
 
     @property
@@ -113,8 +113,8 @@ class Partition:
     def run_once(self) -> bool:
         """Handle a page of each log. Returns whether there may be more at once."""
         if self._connection is not connections[self.using].connection:
-            # The server may have crashed. One that has not flushed its last commits has forgotten
-            # the state that was stored when this partition moved there in memory.
+            # The server may have crashed. If it had not flushed its last commits, it has lost the
+            # stored state that this partition has moved to in memory (``SharedPages``).
             self.cursors = []
         if self.unprepared:
             self.prepare(StoredRows(self.subscriber, [self.part]))
@@ -128,7 +128,7 @@ class Partition:
                 more |= self._process_page(at)
                 self._id_gaps.look(at.reader, at.state)
         except BaseException as error:
-            # What is in memory may have been rolled back: begin from the rows.
+            # The cursors in memory may have been rolled back: begin from the rows.
             self.cursors = []
             if isinstance(error, CursorConflict):
                 return True
@@ -140,12 +140,12 @@ class Partition:
             reader.close()
 
     def prepare(self, rows: StoredRows) -> None:
-        """Take its cursors of rows that were read, and see that they belong to this database."""
+        """Take the cursors from stored rows, and check that they belong to this database."""
         found = []
         for reader in self._readers:
             try:
                 cursor = rows.cursor(self.part, reader)
-            except ReadRefused as error:  # it has no row yet to write that on
+            except ReadRefused as error:  # there is no row yet to write the error to
                 self.error = described(error)
                 self._rest_until = self.clock() + outbox_settings().MAX_BACKOFF
                 return
@@ -157,7 +157,7 @@ class Partition:
                 reader.recall(cursor.error)
                 rows.verify(reader, state)
             except LOST:
-                raise  # no fault of the handler: the runner backs off
+                raise  # not the handler's fault: the runner backs off
             except Exception as error:
                 self._fail(cursor, error)
                 return
@@ -171,11 +171,11 @@ class Partition:
         self._id_gaps.load(rows.id_gaps)
         self.cursors = found
         self._connection = connections[self.using].connection
-        # An error from before it had its cursors is over; what is on their rows is not.
+        # An error from before the cursors were read is over; an error on their rows is not.
         self.error = next((each.cursor.error for each in found if each.cursor.error), "")
 
     def _load_parked(self) -> None:
-        """Read anew what a transaction that was rolled back may have changed in memory."""
+        """Read again what a rolled-back transaction may have changed in memory."""
         self.parking.load(StoredRows(self.subscriber, [self.part]).parked)
         self.gaps.load()
 
@@ -184,7 +184,7 @@ class Partition:
         failures = cursor.failures
         parking = parks and failures + 1 >= PARK_AFTER
         tried = self._try_page(at, 1 if cursor.failed_event else self.batch_size, parking)
-        # Parking finds events itself; what it does not catch is looked for as elsewhere.
+        # Parking finds the events at fault by itself. For errors that it does not catch, search.
         if tried.error and tried.rows > 1 and failures and (parking or not parks):
 
             def attempt(limit: int) -> Attempt:
@@ -198,13 +198,13 @@ class Partition:
         if tried.rows:
             alone = tried.events[:1] if tried.rows == 1 else []
             found = [evidence(event, tried.error) for event in alone]
-            # What a person has decided of others outlasts it.
+            # Keep what a person has decided about other events.
             cursor.failed_event = joined([*found, *decided(cursor.failed_event)])
         self._fail(cursor, tried.error, handled=len(tried.events))
         return False
 
     def _try_page(self, at: LogCursor, limit: int, parks: bool) -> Attempt:
-        """Handle a page of at most so many rows. What it fails with is returned."""
+        """Handle a page of at most ``limit`` rows. An error is returned, not raised."""
         try:
             shared = self.shared and self.shared.read(self, at, limit)
             read, page = shared or at.reader.read(at.state, limit)
@@ -212,23 +212,24 @@ class Partition:
             complete, missing = self.gaps.check(at.reader, at.state, read)
         except LOST:
             raise
-        except Exception as error:  # refused; or a row that was edited by hand
+        except Exception as error:  # reading was refused, or a row was edited by hand
             return Attempt(error=error)
         events, kept = self.gaps.wanted(complete), None
         if skips := {each["position"]: each for each in decided(at.cursor.failed_event)}:
-            if page.more:  # those that are behind this page: others committed late
+            if page.more:  # the events may come after this page, if others committed late
                 here = {event.id for event in events}
                 kept = joined([each for place, each in skips.items() if place not in here])
             events = [event for event in events if event.id not in skips]
         seen = read if self.gaps.active else events
-        # One with rows of parked streams alone stores a full page: else all would read it for ever.
+        # If a partition's rows are all of parked streams, it stores a full page. Otherwise every
+        # partition would read that page for ever.
         beside = shared and page.rows and not read
         if not seen and (not page.more or beside) and not self._is_stale(at, page):
             if shared and page.rows:
                 at.passed = page.state
-            # The state is not moved in memory either. A server that crashes may give out again
-            # the ids of transactions that wrote nothing down: a snapshot is worth something from
-            # the moment on at which a later transaction, the cursor's own, is on disk.
+            # Do not move the state in memory, either. After a crash, the server may give out again
+            # the ids of transactions that left nothing on disk. A snapshot is safe only once a
+            # later transaction, the one that stores it in the cursor, is on disk.
             return Attempt(more=page.more)
         started = self.clock()
         try:
@@ -257,13 +258,13 @@ class Partition:
         return Attempt(len(read), page.more)
 
     def _is_stale(self, at: LogCursor, page: Page[Any]) -> bool:
-        """Say whether an empty page is worth a write: the cursor's row has fallen behind."""
+        """Return whether the cursor's row is so old that even an empty page is stored."""
         return at.fails or (
             page.state.dump() != at.cursor.state and self.clock() - at.stored_at > STORE_SECONDS
         )
 
     def _process_due(self) -> bool:
-        """Handle what was released or waited for, up to where the cursor stands."""
+        """Handle events of released and held streams, up to where the cursor stands."""
         more = False
         for at in list(self.cursors):
             for parked in self.gaps.due(at.reader.table):
@@ -279,14 +280,14 @@ class Partition:
             )
         except LOST:
             raise
-        except Exception as error:  # a row that was edited by hand
+        except Exception as error:  # a row was edited by hand
             return self._repark(at, parked, error, [])
         if missing and not events:
             self.gaps.wait(parked, missing)
             return False
         wanted = self.gaps.wanted(events)
         try:
-            # A decision of a person about an event that fails is kept: it has not been passed.
+            # Keep a person's decision about a failing event: the cursor has not passed it yet.
             with at.moving(at.state, handled=len(wanted), failed_event=at.cursor.failed_event):
                 if wanted:
                     self._handle(wanted)
@@ -301,7 +302,7 @@ class Partition:
             self._fail(at.cursor, error, handled=len(wanted))
             return False
         except Exception as error:
-            if len(events) > 1 and limit != 1:  # find the event; what is before it is handled
+            if len(events) > 1 and limit != 1:  # find the event; those before it are handled
                 self._load_parked()
                 parked.refresh_from_db(using=self.using)
                 return self._process_held(at, parked, len(events) // 2)
@@ -313,7 +314,7 @@ class Partition:
     def _repark(
         self, at: LogCursor, parked: ParkedStream, error: Exception, events: list[RecordedEvent]
     ) -> bool:
-        self.cursors = []  # what is in memory was rolled back
+        self.cursors = []  # the state in memory was rolled back
         stops = self.subscriber.on_error == "stop" or is_lost(error)
         if stops and self.gaps.open_of(parked).exists():
             self._fail(at.cursor, error)
@@ -327,7 +328,7 @@ class Partition:
         self._failed += 1
         delay = fail(cursor, error, handled=handled, using=self.using)
         self.error = cursor.error
-        # Those that the handler uses: a process that serves no requests closes none otherwise.
+        # Close the handler's connections, too: Django closes old ones at the end of a request only.
         close_old_connections()
         self._rest_until = self.clock() + delay
         self.cursors = []

@@ -1,11 +1,11 @@
 """Rebase: cursors continue in a database that was restored, set back, or switched over to.
 
-What a cursor has passed is known by the transaction ids of the cluster that it was made in. So the
-log's rows are marked as written there, and each cursor keeps its old place for them: it delivers
-what it had not passed, then all that is new, nothing twice. Everything of a log is one transaction:
-a run that is killed has changed nothing, and is started again. (With a transaction for each batch,
-a second run could not know which rows were marked already, and would undo them.) Until then the
-cursors are refused, so the subscriptions are stopped by an error.
+A cursor knows what it has passed by the transaction ids of the cluster that it was made in. So a
+rebase marks the log's rows as written there, and each cursor keeps its old place among them: it
+delivers the rows that it had not passed, then all new rows, and nothing twice. A log is rebased in
+one transaction: a run that is killed has changed nothing, and is started again. (With a transaction
+for each batch, a second run could not know which rows were marked already, and would mark them
+back.) Until the rebase, the cursors are refused, so an error stops the subscriptions.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ EXIT_OK, EXIT_DAMAGED = 0, 1
 @dataclass(slots=True)
 class Plan:
     reader: LogReader
-    #: Highest position from before.
+    #: Highest position from before the restore.
     last: int
     #: Every cursor, as it was read.
     cursors: list[Cursor]
     damaged: list[Cursor] = field(default_factory=list)
     foreign: bool = False
-    #: Those that move, each with its new state.
+    #: The cursors that move, each with its new state.
     moves: list[tuple[Cursor, str]] = field(default_factory=list)
 
 
@@ -67,17 +67,17 @@ def rebase_outbox(
     Args:
         using: Database alias. Default: that of each log.
         log: Table or label of one log. Default: all on the alias.
-        last_id: Highest position that is from before. Default: the highest there is. Needs ``log``.
+        last_id: Highest position from before the restore. Default: the highest. Needs ``log``.
         upgraded: The cluster was made by pg_upgrade: only its name is new.
         dry_run: Change nothing.
         write: Takes progress lines.
 
     Returns:
-        An exit code: 0; 1 where a cursor is damaged and was left as it is.
+        An exit code: 0; 1 if a cursor is damaged and was left as it is.
 
     Raises:
         InvalidArgument, UnknownLog: An argument is out of bounds, or names nothing.
-        ReadRefused: It is not known what a cursor has passed. Nothing was changed.
+        ReadRefused: It is unknown which events a cursor has passed. Nothing was changed.
         ReplayRefused: A cursor was moved meanwhile. Nothing of its log was changed.
     """
     if last_id is not None and (not log or last_id < 0):
@@ -92,7 +92,7 @@ def rebase_outbox(
     tables = connections[using].introspection.table_names()
     logs = [log_named(log)] if log else [e for e in all_logs() if e._meta.db_table in tables]
     plans = [_plan(each, last_id, upgraded, using=using) for each in logs]
-    if any(plan.foreign for plan in plans):  # a log without cursors tells nothing
+    if any(plan.foreign for plan in plans):  # a log without cursors cannot tell by itself
         for plan in plans:
             plan.foreign |= not plan.cursors
     for plan in plans:
@@ -155,8 +155,8 @@ def _rebased(
 
 
 def _require_older(reader: LogReader, cursor: Cursor, state: WindowState) -> None:
-    """Check that what a cursor is to have passed was recorded before it last moved."""
-    since = cursor.moved_at + timedelta(milliseconds=1)  # SQLite has no more of a time
+    """Check that the rows that a state has passed were recorded before the cursor last moved."""
+    since = cursor.moved_at + timedelta(milliseconds=1)  # SQLite's times end at milliseconds
     rows = reader.log._base_manager.using(reader.using).filter(recorded_at__gt=since)
     passed = rows.extra(where=[f"NOT ({reader.window.unread(state)})"])
     if first := passed.aggregate(Min("id"))["id__min"]:
@@ -189,7 +189,7 @@ def _apply(plan: Plan, *, using: str, dry_run: bool, upgraded: bool, write: Writ
                 counted=None,
                 error=cursor.error if is_stopped(cursor) else "",
             )
-        # From here on their events are given positions that were given out before.
+        # These positions are gone: the next events of the streams get lower ones, from here on.
         parked = ParkedStream.objects.using(using).filter(log=table, position__gt=plan.last)
         parked.update(position=plan.last + 1)
     write(f"rebased log={table} last_id={plan.last} cursors={len(plan.moves)}")
