@@ -1,7 +1,7 @@
 """The event log at scale, on Spark: the same exact cursor, read by many processes at once.
 
-Nothing here imports Django: Spark's executors import it. What a command does around it is in
-``pipeline.driver``.
+Spark's executors import this package, so nothing here imports Django. ``pipeline.driver`` has the
+part that commands use.
 """
 
 from __future__ import annotations

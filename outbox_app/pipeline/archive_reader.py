@@ -1,6 +1,6 @@
-"""An archive and the log behind it, read as one: what is archived from its files, the rest from the
-log, from the very offset at which the archive ends. No row is in both, and none in neither, however
-much of the log was pruned; what is pruned between the plan and its reading is an error.
+"""Reads an archive and the log as one: archived rows from the files, later rows from the log, from
+exactly the offset at which the archive ends. Each row is read once, however much of the log was
+pruned. Pruning rows between the plan and the reading is an error.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 logger = get_logger("outbox_app.pipeline")
 
-#: Plans that are made, one after the other, where the archive gets on meanwhile.
+#: How many plans are made in a row if the archive grows meanwhile.
 PLANS = 10
-#: Asks for all rows.
+#: The filter for all rows.
 ALL = EventFilter()
-#: Over the session's settings: a file that has rotted or gone is an error, and a day is that day.
+#: Overrides the session's settings: a corrupt or missing file is an error; dates are not rebased.
 _STRICT = {
     "datetimeRebaseMode": "CORRECTED",
     "parquet.page.verify-checksum.enabled": "true",
@@ -51,23 +51,23 @@ def read(
     archive: str,
     schema: str | None = None,
 ) -> DataFrame:
-    """Return the events of an archive, and those that the log has behind its end, in no order.
+    """Return the events of an archive and the log's events after its end, in no order.
 
-    Spark reads the files itself, as fast as any Parquet files. Where it has no file system for the
-    address, Python does, as with ``format("outbox").option("archive", …)``. The frame has what was
-    committed when it was made, whenever it is read, within a week: make another one to see more.
+    Spark reads the files itself, as fast as any Parquet files. If it has no file system for the
+    address, Python reads them, as with ``format("outbox").option("archive", …)``. The frame has the
+    events committed when it was made. It can be read for a week; make a new one for later events.
 
     Args:
-        session: Where it is read.
-        log: Options of the data source that say which log: ``url``, ``log`` …; with ``end``, that
-            of a commit of the archive, nothing behind it.
-        archive: Folder of the archive.
-        schema: Columns that are needed, as Spark's SQL writes them. Default: all.
+        session: The session that reads.
+        log: Options of the data source that name the log: ``url``, ``log`` …; with ``end``, the end
+            of a commit of the archive, nothing after it is read.
+        archive: The folder of the archive.
+        schema: The columns to read, in Spark's SQL. Default: all.
 
     Raises:
-        ArchiveRefused: It is no archive of the log, or a damaged one.
+        ArchiveRefused: The archive is not one of this log, or is damaged.
         InvalidSchema: There is no such column, or it is of another type.
-        ReadRefused: The archive ends where the log cannot be read from.
+        ReadRefused: The log cannot be read from the end of the archive on.
     """
     options = log if isinstance(log, Options) else Options.of(log)
     whole = replace(options, archive=archive)
@@ -85,7 +85,7 @@ def read(
         lowest=str(plan.lowest or ""),
     )
     rest, columns = frame(session, behind, schema), columns_of(options)
-    arrow_schema(rest.schema, columns)  # Spark would read nulls
+    arrow_schema(rest.schema, columns)  # Spark would read an unknown column as null
     names = [f"{_address(table.store.folder)}/{file.name}" for file in table.files()]
     if not names:
         return rest
@@ -109,26 +109,26 @@ class Part(InputPartition):
     """What one task reads: files of an archive, or ranges of a log."""
 
     files: Sequence[File] = ()
-    #: Conditions in SQL, of which no row meets two.
+    #: Conditions in SQL. No row meets two of them.
     conditions: Sequence[str] = ()
-    #: A position that the log has to have when all are read; 0: none has to be there.
+    #: A position that the log must still have after the reading; 0 if none is required.
     lowest: int = 0
 
 
 class Planned(NamedTuple):
     parts: list[Part]
     end: Offset
-    #: The lowest position that is read from the log behind an archive; 0: there is none.
+    #: The lowest position that is read from the log after an archive; 0 if there is none.
     lowest: int
     archive: Archive | None
 
 
 def planned(options: Options) -> Planned:
-    """Plan the reading of a log, or of its archive and the log behind it. Raises as ``read``."""
+    """Plan to read a log, or its archive and the log after it. Raises as ``read``."""
     given = Offset.load(options.end) if options.end else None
     archive = None
     if options.archive:
-        from .table import Archive  # not where tasks read the files
+        from .table import Archive  # tasks, which only read the files, do not need it
 
         archive = Archive.load(options.archive, options.log, given)
     with closing(connect(options)) as database:
@@ -142,7 +142,7 @@ def planned(options: Options) -> Planned:
             if given:
                 return plan
             archive.refresh()
-            # What is not archived is not pruned: nothing has gone behind an end that has not moved.
+            # Only archived rows are pruned: if the end has not moved, all rows after it are there.
             if archive.end == start:
                 return plan
     raise ReadRefused(
@@ -154,7 +154,7 @@ def planned(options: Options) -> Planned:
 def _planned_from(
     start: Offset, offsets: Offsets, end: Offset | None, archive: Archive | None = None
 ) -> Planned:
-    """Plan for what the log has from an offset on, and for the files of what is before."""
+    """Plan to read the log from an offset on, and the files of the archive before it."""
     options = offsets.database.options
     offsets.verify(start)
     if end is None:
@@ -173,7 +173,7 @@ def _planned_from(
 def file_batches(
     files: Sequence[File], schema: pa.Schema, options: Options, only: EventFilter = ALL
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files that are wanted. Raises ``ArchiveRefused``."""
+    """Yield the rows of files that match a filter. Raises ``ArchiveRefused``."""
     store = Store(options.archive)
     needed = schema.names if only == ALL else [*schema.names, "topic", "type"]
     for file in files:
@@ -184,7 +184,7 @@ def file_batches(
 
 
 def check_files(session: SparkSession, archive: Archive) -> None:
-    """See that every file is as it was written, each in a task. Raises ``PySparkException``."""
+    """Check in tasks, one for each file, that no file has changed. Raises ``PySparkException``."""
     folder, files = archive.store.folder, archive.files()
     if files:
         tasks = session.sparkContext.parallelize(files, len(files))
@@ -193,7 +193,7 @@ def check_files(session: SparkSession, archive: Archive) -> None:
 
 def _has_file_system(session: SparkSession, folder: str) -> bool:
     if re.search(r"[*?{}\[\]\\]", folder):
-        return False  # Spark would look for a pattern
+        return False  # Spark would take it for a pattern
     scheme = _address(folder).partition("://")[0]
     classes = session._jvm.org.apache.hadoop.fs.FileSystem  # type: ignore[union-attr]
     try:
@@ -204,15 +204,15 @@ def _has_file_system(session: SparkSession, folder: str) -> bool:
 
 
 def _address(folder: str) -> str:
-    """Return a folder as Spark takes it: a path alone would lie where the cluster keeps its files.
+    """Return the address of a folder for Spark, which takes a bare path for one of the cluster.
 
-    Its own S3 is called s3a.
+    Spark's name for S3 is s3a.
     """
     return (folder if "://" in folder else f"file://{folder}").replace("s3://", "s3a://", 1)
 
 
 def _all(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of a schema; those that the log was given later are null."""
+    """Return the columns of a schema; columns that were added to the log later are null."""
     there = set(rows.schema.names)
     nulls = pa.nulls(rows.num_rows)
     columns = [rows.column(name) if name in there else nulls for name in schema.names]

@@ -1,12 +1,11 @@
-"""The log as a Delta table, exactly once: batch after batch, from one cursor to the next.
+"""Archives the log as a Delta table, exactly once: batch after batch, from cursor to cursor.
 
-Spark's tasks copy the parts of a batch, each over a connection of its own, straight from the
-database's Arrow batches into Parquet files. Other tasks then read these files again, and the log
-once more, and compare them row by row; only then the batch is committed. Until then it has not
-happened, and the next process begins where the newest commit ends. A batch whose process was killed
-is made anew, from the same rows: those between two cursors never change. There is no second truth:
-no checkpoint beside the table. Of two processes that make one batch one commits, and the other
-fails.
+Spark's tasks copy the parts of a batch, each over its own connection, straight from the database's
+Arrow batches into Parquet files. Other tasks then read these files and the log again, and compare
+them row by row. Only then is the batch committed. Before that it has no effect: the next process
+begins where the newest commit ends. If a process is killed, its batch is made anew from the same
+rows, because the rows between two cursors never change. The table is the only record; there is no
+checkpoint beside it. If two processes make the same batch, one commits, and the other fails.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ if TYPE_CHECKING:
 
 logger = get_logger("outbox_app.pipeline")
 
-#: Most rows of a batch.
+#: The most rows of a batch.
 MAX_ROWS = 500_000
-#: Longest pause before what failed is tried again, in seconds.
+#: The longest pause before a retry, in seconds.
 MAX_PAUSE = 60.0
-#: Seconds between two looks for files that the table does not name.
+#: Seconds between two searches for files that the table does not name.
 VACUUM_SECONDS = 24 * 3600
 
 
@@ -53,11 +52,11 @@ class Archiver:
     """Archives one log into one folder.
 
     Args:
-        session: Where the tasks run. They have to see the folder under the same name.
+        session: Runs the tasks. They must see the folder under the same name.
         options: The log.
         folder: A path or an address, such as ``s3://bucket/folder``.
-        max_rows: Most rows of a batch.
-        write: Takes progress lines.
+        max_rows: The most rows of a batch.
+        write: Called with lines of progress.
     """
 
     def __init__(
@@ -77,27 +76,27 @@ class Archiver:
         self._vacuumed = -float(VACUUM_SECONDS)
 
     def run(self, stopped: Callable[[], bool] = bool) -> int:
-        """Archive what is committed by now. Returns how many events that was.
+        """Archive the events that are committed by now, and return their number.
 
         Args:
-            stopped: Says whether to end before. Asked between batches.
+            stopped: Called between batches; returns whether to stop before the end.
 
         Raises:
-            ArchiveRefused: The folder is no archive of this log, or a damaged one.
-            ReadRefused: The archive ends where the log cannot be read from.
-            Unreachable: The database is away.
+            ArchiveRefused: The folder is not an archive of this log, or a damaged one.
+            ReadRefused: The log cannot be read from the end of the archive on.
+            Unreachable: The database is unavailable.
         """
         return self._run(stopped)
 
     def follow(self, interval: float, wait: Callable[[float], bool]) -> None:
-        """Archive what is committed, again and again.
+        """Archive committed events, again and again.
 
         Transient failures are retried: the database restarts, an executor is lost, the disk is
-        full. The end of Spark itself is an error.
+        full. If Spark itself ends, an error is raised.
 
         Args:
-            interval: Seconds between two looks.
-            wait: Waits so many seconds, 0: not at all. Says whether to end.
+            interval: Seconds between two looks at the log.
+            wait: Waits for so many seconds, maybe 0, and returns whether to end.
 
         Raises:
             ArchiveRefused, ReadRefused: As ``run``.
@@ -145,7 +144,7 @@ class Archiver:
                 ) from error
 
     def _verify(self, archive: Archive, database: Database) -> None:
-        """See that all files are there, and that no commit is missing whose rows were pruned."""
+        """Check that all files are there, and that no commit is missing whose rows were pruned."""
         for file in archive.verify():
             first = pc.min(archive.read(file).column("id")).as_py()
             if not database.has(first):
@@ -162,7 +161,7 @@ class Archiver:
             end = offsets.end(archive.end, self.max_rows, bound=bound)
             if end == archive.end:
                 break
-            # After the end: a column of a row of the batch is there by now.
+            # Read after the end: every column that rows of the batch use exists by now.
             schema = arrow_types(offsets.database.schema())
             archive.add_columns(schema)
             failpoint("archive_planned")
@@ -196,7 +195,7 @@ class Archiver:
             self._spread(partial(_compare, *of_all), list(zip(parts, copied, strict=True)))
             failpoint("archive_compared")
         except Exception:
-            # Again and again, they would fill the disk before the table's retention is over.
+            # Retries would fill the disk with such files within the retention of the table.
             with suppress(OSError):
                 for name in self.store.list():
                     if f"/{prefix}-" in name:
@@ -205,7 +204,7 @@ class Archiver:
         return [file for files in copied for file in files]
 
     def _spread(self, function: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
-        """Have tasks call a function, each with one of the parts."""
+        """Call a function in tasks, with one part in each."""
         if not parts:
             return []
         return self.context.parallelize(parts, len(parts)).map(function).collect()
@@ -214,7 +213,7 @@ class Archiver:
 def _copy(
     options: Options, folder: str, schema: pa.Schema, prefix: str, conditions: Sequence[str]
 ) -> list[File]:
-    """Write the rows of a part. Each attempt has files of its own, and one attempt counts."""
+    """Write the rows of a part. Each attempt writes its own files, and one attempt counts."""
     return write_days(batches(options, conditions, schema), Store(folder), prefix, schema)
 
 

@@ -1,8 +1,8 @@
-"""The audit: is anything of a log missing, doubled, out of order, or not as the archive has it?
+"""The audit: is any event of a log missing, doubled, out of order, or different in the archive?
 
 ``audit()`` runs the checks of ``audit_checks`` and brings the result to the driver; nothing is
-written. Writers may continue to write, and ``outbox_prune`` to prune: what they do meanwhile is no
-defect. What was committed before the bound was taken must be there, so heads are read before it.
+written. Events may be published and pruned during the audit: that is not reported as a defect.
+Versions that were committed before the bound must be there, so heads are read before the bound.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from .audit_checks import STREAM, SUSPECTED, compare, same_ids, settled, versions
 from .defects import KINDS, MISSING, Audit, Defect
 
-#: Defects of a kind that are brought to the driver.
+#: How many defects of each kind are brought to the driver.
 LIMIT = 10_000
 
 _VERSIONS = ("gap", "duplicate_version", "duplicate_id", "order", "invalid_version")
@@ -37,16 +37,16 @@ def audit(
 ) -> Audit:
     """Run every check that the frames allow.
 
-    ``events`` is what the database has up to a bound, without tombstones; ``EVENTS_SCHEMA`` will
-    do. ``heads`` (log, stream, version) were read **before** the bound was taken and kept, as by
-    persist() and count(): what they name must be there; without them ends are not checked. Where
-    some look too low ``look_again`` reads them anew. ``archived`` is what the database has within
-    the bound of the archive, and what the archive has, with all columns: the two are compared, and
-    what was pruned is taken from the archive. ``lowest`` returns the lowest position that the
-    database has now; None: nothing was ever pruned. ``whole`` is False for a log that was pruned
-    and is audited without its archive: whether a stream begins too late cannot be told then.
-    ``accepted`` are stream, first and last of gaps that a person has accepted. Of each kind
-    ``LIMIT`` defects are in the result; all are counted.
+    ``events`` has the rows of the database up to a bound, without tombstones; ``EVENTS_SCHEMA``
+    suffices. ``heads`` (log, stream, version) must be read **before** the bound is taken, and kept,
+    as by persist() and count(): their versions must be there. Without heads the ends of streams are
+    not checked. If heads look too low, ``look_again`` reads them again. ``archived`` are the rows
+    of the database within the bound of the archive, and the rows of the archive, with all columns:
+    the two are compared, and pruned rows are taken from the archive. ``lowest`` returns the lowest
+    position that the database has now; pass None if nothing was ever pruned. ``whole`` is False for
+    a log that was pruned and is audited without its archive: late starts of streams are not checked
+    then. ``accepted`` are stream, first and last of gaps that a person has accepted. The result has
+    ``LIMIT`` defects of each kind at most, and counts all.
     """
     started = time.monotonic()
     if heads is not None:
@@ -57,8 +57,8 @@ def audit(
             held.callback(frame.persist().unpersist)
             return frame
 
-        # What pruning removes while the rows are read is missing in the middle of what was read.
-        # So they are read first; what is left at or above the lowest position now was there then.
+        # Rows that are pruned during the reading are missing in the middle of the result. So read
+        # the rows first, then the lowest position: no row at or above that was pruned.
         events = kept(events.select("id", "stream", "version"))
         events.count()
         found = same_ids(events)
@@ -71,7 +71,7 @@ def audit(
         if archived:
             differing = differing.where(f"kind != 'only_in_archive' or position >= {floor}")
             found = found.unionByName(differing)
-            # Each defect is reported once: what one store has is not missing in its stream.
+            # Report a defect once: a row that one of the stores has is not missing in its stream.
             lost = differing.where("kind = 'only_in_archive'")
             rows = rows.unionByName(
                 archive.where(F.col("id") < floor).select(events.columns)

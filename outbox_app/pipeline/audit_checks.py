@@ -3,9 +3,9 @@
 A defect has a kind (``defects.KINDS``), a stream, the first and last version that it is about, the
 position of the event that shows it, and a detail.
 
-Streams are walked through in the order of their versions, and no sum stands for them (the versions
-1, 1, 4, 4 have the sum of 1 to 4). What takes more than a look at the neighbours (``SUSPECTED``) is
-suspected first, and told exactly by ``settled`` where there is a suspect.
+Each stream is read in the order of its versions; sums would not do (the versions 1, 1, 4, 4 have
+the sum of 1 to 4). Kinds that comparing neighbours cannot prove (``SUSPECTED``) are only suspected
+at first; if there are suspects, ``settled`` checks them exactly.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from pyspark.sql import functions as F
 
 from .schema import COLUMNS
 
-#: What a frame of events needs for the versions; the comparison needs all columns.
+#: The columns that the check of versions needs; the comparison needs all columns.
 EVENTS_SCHEMA = "id bigint, stream string, version bigint"
-#: What is no defect, but a stream that was looked at.
+#: A row of this kind is not a defect, but counts a stream that was checked.
 STREAM = "stream"
-#: Kinds that are suspected first, see ``settled``.
+#: Kinds that are only suspected at first, see ``settled``.
 SUSPECTED = ("duplicate_id", "order")
 
 _BLOCK = "id & -64"
 
-#: ``txid`` is another one after ``outbox_rebase``.
+#: All columns but ``txid``, which ``outbox_rebase`` changes.
 _COMPARED = tuple(name for name in COLUMNS if name != "txid")
-#: How the metadata of a version begin that was erased. Its data are empty.
+#: The beginning of an erased version's metadata. Its data are empty.
 _ERASED = '{"erased": '
 
 
 def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool = True) -> DataFrame:
-    """Return what is wrong with the versions of each stream, in one walk through them.
+    """Return the defects in the versions of each stream, in one pass.
 
-    For each stream with events there is a row of the kind ``STREAM``, too.
+    The result also has a row of the kind ``STREAM`` for each stream with events.
     """
     rows = events.select("stream", "version", "id", F.lit(False).alias("head"))
     if heads is not None:
-        # A head comes behind the events of its stream: what is before it is the last of them.
+        # A head is sorted after the events of its stream: the row before it is the last event.
         id = F.lit(None).cast("bigint").alias("id")
         rows = rows.unionByName(heads.select("stream", "version", id, F.lit(True).alias("head")))
     walk = Window.partitionBy("stream").orderBy("head", "version", "id")
@@ -54,7 +54,7 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
         F.lead("head").over(walk).alias("head_next"),
     )
     reached = F.greatest(F.coalesce(previous, F.lit(0)), F.lit(0))
-    late, after = reached == 0, F.try_add(reached, F.lit(1))  # null beyond the largest
+    late, after = reached == 0, F.try_add(reached, F.lit(1))  # null above the largest
     skips = ~head & (version > after)
     double = (previous == version) & (F.col("previous_id") != id)
     falls = id < F.col("previous_id")
@@ -69,7 +69,7 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
     if whole:
         cases.append(_Case("late_start", skips & late, F.lit(1), version - 1, id))
     if heads is not None:
-        # Where the front was pruned a stream may be gone altogether.
+        # If the front was pruned, all events of a stream may be gone.
         missing = head & (version > reached) & (F.lit(whole) | previous.isNotNull())
         cases += [
             _Case("tail", missing, after, version),
@@ -80,10 +80,10 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
 
 
 def same_ids(events: DataFrame) -> DataFrame:
-    """Return the blocks of 64 positions, by their first, in which one is there more than once.
+    """Return the blocks of 64 positions, by their first, in which a position occurs twice.
 
-    Each has a bit for each of them: one with fewer bits than rows has a position twice. Neighbours
-    are in one block, so next to nothing is exchanged between tasks.
+    A block has a bit for each position: if it has fewer bits than rows, a position occurs twice.
+    Neighbours are in one block, so tasks exchange almost nothing.
     """
     bits = F.expr("bit_count(bit_or(shiftleft(1L, cast(id & 63 as int))))")
     by_block = events.groupBy(F.expr(_BLOCK).alias("block"))
@@ -93,14 +93,14 @@ def same_ids(events: DataFrame) -> DataFrame:
 
 
 def settled(found: DataFrame, events: DataFrame, rows: DataFrame) -> DataFrame:
-    """Return what ``same_ids(events)`` and ``versions(rows)`` found, their suspicions settled."""
+    """Return the defects of ``same_ids(events)`` and ``versions(rows)``, with suspects checked."""
     suspected = found.where(F.col("kind") == "duplicate_id").selectExpr("position as block")
     ids = events.withColumn("block", F.expr(_BLOCK)).join(suspected, "block", "left_semi")
     ids = ids.groupBy("id").agg(F.count(F.lit(1)).alias("number"))
     ids = ids.withColumn("stream", F.lit(""))
     number = F.col("number")
     twice = _Case("duplicate_id", number > 1, position=F.col("id"), detail=number.cast("string"))
-    # Of a version that is there twice the lower position counts: the other one is the double.
+    # If a version occurs twice, its lower position counts: the other row is the duplicate.
     order = found.where(F.col("kind") == "order")
     before = rows.join(order.selectExpr("stream", "first as version"), ["stream", "version"])
     before = before.groupBy("stream", F.col("version").alias("first")).agg(F.min("id").alias("id"))
@@ -111,19 +111,19 @@ def settled(found: DataFrame, events: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFrame:
-    """Return what the two stores of a log do not have in common, within the bound of the archive.
+    """Return the differences between the database and the archive, within the archive's bound.
 
-    Content is compared by 64 bits of hash over all columns but ``txid``. What is below ``lowest``,
-    the lowest position in the database, was pruned, and is in the archive alone. What was erased
-    from the database differs from nothing: the archive has it as it was.
+    Content is compared by a 64-bit hash over all columns but ``txid``. Rows below ``lowest``, the
+    lowest position in the database, were pruned, and are only in the archive. A version that was
+    erased in the database is no difference, although the archive still has its content.
     """
     columns = [F.col(name) for name in _COMPARED]
-    # A hash passes over NULL as if the column were not there.
+    # The hash skips a NULL as if the column did not exist.
     content = F.xxhash64(*columns, *(column.isNull() for column in columns))
     erased = (F.col("data") == "{}") & F.col("metadata").startswith(_ERASED)
     kept = F.when(erased, None).otherwise(content)
     rows = _of_store(database, kept, 1, 0).unionByName(_of_store(archive, content, 0, 1))
-    # Sorted by position once, for all that is computed: a hash aggregate holds no strings.
+    # One sort by position serves all aggregates: a hash aggregate cannot hold strings.
     sums = [F.sum(name).alias(name) for name in ("here", "there")]
     names = [F.min(name).alias(name) for name in ("stream", "version")]
     differ = (F.min("content") != F.max("content")).alias("differ")
@@ -164,8 +164,8 @@ class _Case(NamedTuple):
 
 
 def _found(rows: DataFrame, cases: Sequence[_Case]) -> DataFrame:
-    """Return a row for each case that a row is one of."""
-    # Rows that are none, which is nearly all of them, are out before anything is made of them.
+    """Return a defect for each case whose condition a row meets."""
+    # Nearly all rows meet no condition: drop them before any defect is made.
     rows = rows.where(reduce(or_, (case.condition for case in cases)))
     defects = F.array(*(F.when(case.condition, case.defect()) for case in cases))
     return rows.select(F.inline(F.array_compact(defects)))

@@ -1,7 +1,7 @@
-"""Small files become large ones: an archive that follows a log makes files every few seconds.
+"""Merges small files into large ones: an archive that follows a log makes files every few seconds.
 
-Files of a day that follow one another are put together. The new file is read again and compared
-with the old ones before it is committed in their place; the old ones are kept for a week.
+Consecutive files of a day are merged. The new file is read again and compared with the old ones
+before a commit puts it in their place; the old ones are kept for a week.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .parquet import File, first_difference, read_all, write_days
 if TYPE_CHECKING:
     from .table import Archive
 
-#: Most rows that are put together …
+#: The most rows of a merged file …
 ROWS = 500_000
-#: … and most bytes, compressed. Files of more than half of either are left alone.
+#: … and its most bytes, compressed. Files of more than half of either are not merged.
 BYTES = 128 * 2**20
-#: So many small files are put together.
+#: The least number of files that are merged.
 FILES = 16
 
 
 def compact(archive: Archive) -> Iterator[File]:
-    """Put small files together where enough follow one another. Raises ``ArchiveRefused``."""
+    """Merge consecutive small files, if there are enough. Raises ``ArchiveRefused``."""
     for group in list(_groups(archive.files())):
         old = read_all(archive.store, group, archive.schema)
         prefix = f"{archive.mark.batches:08d}-merged"
@@ -55,7 +55,7 @@ def _groups(files: list[File]) -> Iterator[list[File]]:
 
 
 def _worthwhile(group: list[File]) -> Iterator[list[File]]:
-    # What is much larger than all that follows waits: it would be written again and again.
+    # A file that is much larger than all after it waits: else it is rewritten again and again.
     while group and _share(group[0]) > 2 * _share(*group[1:]):
         group = group[1:]
     if len(group) >= FILES:
@@ -63,6 +63,6 @@ def _worthwhile(group: list[File]) -> Iterator[list[File]]:
 
 
 def _share(*files: File) -> float:
-    """Return the part of the largest file that these fill."""
+    """Return the size of files, as a part of the largest allowed."""
     rows = sum(file.rows for file in files)
     return max(rows / ROWS, sum(file.bytes for file in files) / BYTES)

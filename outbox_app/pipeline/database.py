@@ -1,8 +1,8 @@
-"""The contract of a database: statements for the one who plans, Arrow batches for those who read.
+"""The contract of a database: statements for the driver, which plans; Arrow batches for the tasks.
 
-Each process has connections of its own, in autocommit. A database that is away is waited for while
-connecting; nothing else is tried again here, as rows may have been given out already. Messages
-never hold a password. One module a vendor in ``databases``.
+Each process has its own connections, in autocommit. Connecting waits for a database that is
+unavailable. Nothing else is retried here, because rows may have been yielded already. Messages
+never contain a password. ``databases`` has a module for each vendor.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .schema import COLUMNS, SCHEMA, SCHEMAS, kind_of, kinds
 
 T = TypeVar("T")
 
-#: Rows made into columns at once: few enough to stay in the processor's cache meanwhile …
+#: Rows that become columns at once: few enough to stay in the processor's cache meanwhile …
 ROWS = 2_000
-#: … and bytes of large ones, about: the memory of Spark holds a batch as a whole.
+#: … and about how many bytes of large values: Spark holds a whole batch in memory.
 BYTES = 4_000_000
 #: Rows fetched at once.
 FETCHED = 50
@@ -53,7 +53,7 @@ def database_class(options: Options) -> type[Database]:
 
 
 def columns_of(options: Options) -> dict[str, str]:
-    """Return the types of what is read. Asks the database, but for the log of every project."""
+    """Return the readable columns with their types. A project's own log is queried for them."""
     if options.read != "events" or options.log == EVENTS:
         return kinds(SCHEMAS[options.read])
     with closing(connect(options)) as database:
@@ -61,11 +61,11 @@ def columns_of(options: Options) -> dict[str, str]:
 
 
 class Database(ABC):
-    #: The class that scans its log, which is also a window.
+    #: The class that scans the log. It is also a window.
     scan: ClassVar[Any]
-    #: What is raised where a statement fails, or the connection is lost.
+    #: The exceptions if a statement fails or the connection is lost.
     errors: ClassVar[tuple[type[Exception], ...]]
-    #: Whether its times are compared as times, and not as texts.
+    #: Whether the database compares times as times, and not as texts.
     compares_times: ClassVar[bool] = True
 
     def __init__(self, options: Options) -> None:
@@ -77,17 +77,17 @@ class Database(ABC):
 
     @abstractmethod
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Run a query without parameters and yield its rows, in columns of the schema."""
+        """Run a query without parameters and yield its rows as batches with this schema."""
 
     @abstractmethod
     def literal(self, value: Any) -> str:
-        """Return a value as SQL writes it: text, a number, or a time in UTC."""
+        """Return a value as an SQL literal: text, a number, or a time in UTC."""
 
     @abstractmethod
     def columns(self, table: str) -> dict[str, str]:
         """Return the columns of a table in order, each with the type that the database declares.
 
-        Without generated ones; none where there is no such table.
+        Generated columns are left out. If there is no such table, the result is empty.
         """
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Database(ABC):
         """Close the connections."""
 
     def dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Run a statement at READ UNCOMMITTED, where the vendor's window needs it."""
+        """Run a statement at READ UNCOMMITTED, if the vendor's window needs that."""
         raise NotImplementedError
 
     def schema(self) -> dict[str, str]:
@@ -105,7 +105,7 @@ class Database(ABC):
         return kinds(SCHEMA) | own
 
     def identity(self) -> str:
-        """Return what tells this database from others, as far as the vendor has that."""
+        """Return an identifier of this database; empty if the vendor has none."""
         return ""
 
     def column(self, name: str) -> str:
@@ -117,12 +117,12 @@ class Database(ABC):
         return f"{quote}{name.replace(quote, quote * 2)}{quote}"
 
     def has(self, position: int) -> bool:
-        """Say whether the log has a position: pruned from its front, it then has all above."""
+        """Return whether the log has a position. If so, no higher position was pruned."""
         sql = f"SELECT 1 FROM {self.quoted(self.options.log)} WHERE id = {position}"
         return bool(self.run(sql, []))
 
     def log(self) -> Any:
-        """Return the scan of the log that options name."""
+        """Return the scan of the log that the options name."""
         options = self.options
         settle = float("inf") if options.tombstones else options.settle_seconds
         return self.scan(options.log, self.run, dirty=self.dirty, settle=settle)
@@ -134,7 +134,7 @@ def connected(
     errors: tuple[type[Exception], ...],
     hopeless: Callable[[Exception], object],
 ) -> T:
-    """Connect; wait where the database is away. Raises ``Unreachable``."""
+    """Connect; wait for a database that is unavailable. Raises ``Unreachable``."""
     started, pause = time.monotonic(), 0.1
     while True:
         try:
@@ -153,9 +153,9 @@ def connected(
 def batches_of(
     cursor: Any, schema: pa.Schema, zone: str, kind: pa.DataType | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a cursor in batches; as values of a kind, before they are conformed."""
+    """Yield the rows of a cursor in batches. ``kind`` is the type that all values have, if any."""
     large = {"data", "metadata"}
-    if kind is not None:  # bytes, which all have a length
+    if kind is not None:  # all values are bytes, and have a length
         large |= set(schema.names) - set(COLUMNS)
     while rows := _fetched(cursor, [n for n, name in enumerate(schema.names) if name in large]):
         columns = [pa.array([row[n] for row in rows], kind) for n in range(len(schema))]
@@ -173,9 +173,9 @@ def _fetched(cursor: Any, large: Sequence[int]) -> list[tuple[Any, ...]]:
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, zone: str = "UTC") -> pa.RecordBatch:
-    """Return a batch in exactly these types; times without a zone are in ``zone``.
+    """Return a batch with exactly these types; naive times are in ``zone``.
 
-    Raises ``InvalidSchema`` where a value is not of the type of its column.
+    Raises ``InvalidSchema`` if a value does not fit the type of its column.
     """
     columns = [_converted(batch.column(n), field, zone) for n, field in enumerate(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -192,7 +192,7 @@ def _converted(column: Any, field: pa.Field, zone: str) -> Any:
         column = pc.binary_join_element_wise(*pieces, "-")
     if pa.types.is_timestamp(kind) and not pa.types.is_timestamp(column.type):
         column = _cast(column, field.with_type(pa.timestamp("us")))
-        if zone != "UTC":  # an hour that was there twice is ambiguous
+        if zone != "UTC":  # an hour that occurs twice is ambiguous
             column = pc.assume_timezone(column, zone, ambiguous="earliest", nonexistent="earliest")
     return column if column.type == kind else _cast(column, field)
 
@@ -206,6 +206,6 @@ def _cast(column: Any, field: pa.Field) -> Any:
                 f"Column {field.name} has a value that is no {field.type}: {error}. Correct it, or "
                 "give the column a type that holds it."
             ) from error
-        # MySQL keeps dates that there are not, 0000-00-00 among them. Django reads them as None.
+        # MySQL stores dates that do not exist, such as 0000-00-00. Django reads them as None.
         there = pc.if_else(pc.match_substring_regex(column, "^0000-|-00"), None, column)
         return there.cast(field.type)

@@ -1,7 +1,7 @@
-"""What an audit finds, in memory: its defects, its result, and lines that a person understands.
+"""The defects that an audit finds, its result, and a readable line for each defect.
 
-Plain Python: commands, the report and tests use it without Spark. Names of streams are text of
-strangers: characters that cannot be seen are shown as escapes. HTML is not escaped here.
+This is plain Python: commands, the report and tests use it without Spark. Names of streams are
+untrusted text: invisible characters are shown as escapes. HTML is not escaped here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..text import shown
 
 class Kind(NamedTuple):
     title: str
-    #: What to do about it.
+    #: What to do about such a defect.
     advice: str
 
 
@@ -24,7 +24,7 @@ _RESTORE = (
     "archive or a backup; the next audit settles the gap. If they are gone for good, accept the "
     "gap in the admin, with the reason (outbox_subscriptions skip-gap); audits then leave it out."
 )
-#: Every kind, the gravest first.
+#: Every kind, the most serious first.
 KINDS: Mapping[str, Kind] = {
     "gap": Kind("Versions missing inside a stream", _RESTORE),
     "late_start": Kind("Versions missing at the beginning of a stream", _RESTORE),
@@ -78,26 +78,26 @@ _EDITED = (
     "A row was written by hand; commands end with DamagedEntity. Versions are the "
     "truth: manage.py outbox_entities verify --repair writes the row from the newest one."
 )
-#: Of the log of an entity type, whose rows are compared with it.
+#: Kinds for the log of an entity type, with which the rows of entities are compared.
 ENTITY_KINDS: Mapping[str, Kind] = {
     "entity_row": Kind("Entities without their row, or with one too many", _EDITED),
     "entity_version": Kind("Entities at another version than their log", _EDITED),
     "entity_state": Kind("Entities in another state than their newest version", _EDITED),
 }
 ALL_KINDS: Mapping[str, Kind] = {**KINDS, **ENTITY_KINDS}
-#: Kinds that say which versions are not there: they become rows of ``outbox_gap``.
+#: Kinds of missing versions, which become rows of ``outbox_gap``.
 MISSING = ("gap", "late_start", "tail")
 
 
 class Defect(NamedTuple):
-    """One defect. Which of the numbers are there depends on its kind; see ``line``."""
+    """One defect. Its kind decides which of the numbers are set; see ``line``."""
 
     kind: str
     stream: str
-    #: Versions that it is about, both ends included.
+    #: The affected versions, both ends included.
     first: int | None
     last: int | None
-    #: Position of the event that shows it.
+    #: The position of the event that shows the defect.
     position: int | None
     detail: str
 
@@ -156,7 +156,7 @@ class Audit:
 
     @property
     def total(self) -> int:
-        """Defects in all, also those that are not in ``defects``."""
+        """The number of all defects, including those that are not in ``defects``."""
         return sum(self.counts.values())
 
     @property

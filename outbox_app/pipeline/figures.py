@@ -1,6 +1,6 @@
-"""What is in a log, for the pictures of a report: events over time, types, the biggest streams.
+"""The contents of a log, for the charts of a report: events over time, types, the biggest streams.
 
-Computed in one pass over the events. Time is UTC, not the zone of the session.
+They are computed in one pass over the events. Times are in UTC, not in the zone of the session.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-#: Types and streams that are named.
+#: How many types and streams are named.
 TOP = 15
-#: Days that are drawn one by one; more are drawn as months.
+#: The most days that are drawn one by one; more are drawn as months.
 MOST_DAYS = 120
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR = timedelta(hours=1)
-#: Of the years 1 to 9999. Other times, and none at all, were written by hand, and are not drawn.
+#: The hours of the years 1 to 9999. Other times, and NULL, were written by hand: not drawn.
 _FIRST, _LAST = (
     (each.replace(tzinfo=UTC) - _EPOCH) // _HOUR for each in (datetime.min, datetime.max)
 )
@@ -31,9 +31,9 @@ Count = tuple[str, int]
 class Figures:
     #: "hour", "day" or "month".
     unit: str
-    #: From the first to the last, those without events included.
+    #: All units from the first to the last, including those without events.
     over_time: list[Count]
-    #: The most frequent types, the biggest streams.
+    #: The most frequent types, and the biggest streams.
     types: list[Count]
     streams: list[Count]
 

@@ -1,12 +1,12 @@
-"""All events of a log by key, each key's in the order of positions, folded by tasks side by side.
+"""Folds all events of a log by key, in parallel tasks, and those of a key in order of position.
 
-One plan is made by the driver: which files of an archive, which ranges of the log behind it, and
-the offset at which both end. A reader that continues there misses nothing and gets nothing
-twice. Tasks read, hand each event to the task of its key, and fold; a task that is tried again, or
-runs twice, makes the same rows, as the events are fixed. Nothing is written to a database.
+The driver makes a plan: the files of an archive, the ranges of the log after it, and the offset at
+which they end. A reader that continues there misses no event and gets none twice. Tasks read the
+events, send each to the task of its key, and fold them. A task that is retried, or runs twice,
+makes the same rows, because the events are fixed. Nothing is written to a database.
 
-A log that is pruned meanwhile may lack what was planned: ``pruned`` says so, and the
-caller makes another plan. Imports no Django.
+If the log is pruned meanwhile, planned rows may be missing: ``pruned`` returns that, and the caller
+makes another plan. This module imports no Django.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import SparkSession
 
-#: What a fold is given of an event, in this order.
+#: The columns of an event that a fold is given, in this order.
 COLUMNS = tuple(name for name in ALL if name not in ("txid", "slice"))
-#: And of a version of an entity, behind these.
+#: The columns of an entity's version that follow them.
 ANSWER = ("command_id", "rejected", "response", "state")
 
 Row = tuple[Any, ...]
@@ -49,12 +49,12 @@ class Plan:
     schema: pa.Schema
     parts: list[Part]
     end: Offset
-    #: The lowest position that is read from the log; 0: none is.
+    #: The lowest position that is read from the log; 0 if none is.
     lowest: int
 
     @classmethod
     def make(cls, options: Options, only: EventFilter) -> Plan:
-        """Plan for what is committed by now. Raises ``ArchiveRefused``, ``ReadRefused``."""
+        """Plan to read what is committed by now. Raises ``ArchiveRefused``, ``ReadRefused``."""
         parts, end, lowest, _ = planned(options)
         with closing(connect(options)) as database:
             answer = ANSWER if database.schema().keys() >= set(ANSWER) else ()
@@ -70,7 +70,7 @@ class Plan:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def pruned(self) -> bool:
-        """Say whether something of it may have gone from the log before it was read."""
+        """Return whether planned rows may have been pruned from the log before they were read."""
         if not self.lowest:
             return False
         with closing(connect(self.options)) as database:
@@ -78,21 +78,21 @@ class Plan:
 
 
 def fold(session: SparkSession, plan: Plan, make: Callable[[], Any]) -> RDD[Any]:
-    """Return what the events of each key become, by ``ViewFold``, which tasks make anew."""
+    """Return what a ``ViewFold`` makes of the events of each key. Each task calls ``make``."""
     context = session.sparkContext
     parts = plan.parts or [Part()]
     plan = replace(plan, parts=[])  # a task is sent its own part only
 
     def keyed(parts: Iterable[Part]) -> Iterator[tuple[tuple[int, int], Row]]:
         key = make().key
-        portable_hash("")  # raises where tasks would hash one text to several numbers
+        portable_hash("")  # raises if tasks would hash the same text differently
         for part in parts:
             for row in plan.rows(part):
                 yield (hash(key(row)), row[0]), row
 
     def folded(rows: Iterable[tuple[tuple[int, int], Row]]) -> Iterator[Any]:
         fold = make()
-        # Keys of one hash are folded together: so they need no order among themselves.
+        # Keys with the same hash are folded together, so that keys need not be sorted.
         for _, same in groupby(rows, key=lambda each: each[0][0]):
             for _, row in same:
                 fold.add(row)
@@ -105,9 +105,9 @@ def fold(session: SparkSession, plan: Plan, make: Callable[[], Any]) -> RDD[Any]
 
 
 def beginning_missing(session: SparkSession, options: Options) -> str | None:
-    """Return a stream whose first event is neither in the archive nor in the log; None: none is."""
+    """Return a stream whose first event is neither in the archive nor in the log, or None."""
     log = replace(options, archive="")
-    # Heads first: what was committed before the events are looked for must be among them.
+    # Read heads first: their events are committed when the events are searched.
     known = frame(session, replace(log, read="heads")).select("stream").persist()
     try:
         known.count()

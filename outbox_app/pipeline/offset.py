@@ -1,8 +1,8 @@
-"""Offsets: a cursor of the log as Spark keeps it, in checkpoints, and as archives keep it.
+"""Offsets: the form of a log's cursor in Spark's checkpoints and in archives.
 
 An offset names its log and its database, and one row that was committed when it was made. A
-checkpoint of another log, of another database, or of one that was restored to an earlier time or
-set back, is refused before anything is read.
+checkpoint of another log or database, or of a database that was restored or set back to an earlier
+time, is refused before anything is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..eventlog.state import WindowState
 from ..exceptions import DamagedCursor, ForeignCursor, UnknownLog
 from .database import Database
 
-#: Of the format. A newer one is refused.
+#: The version of the format. Offsets of another version are refused.
 VERSION = 1
 
 _EXPECTED = "A checkpoint has to be of this log and this database: take another folder for it."
@@ -28,7 +28,7 @@ class Offset:
     log: str
     #: See ``Database.identity``.
     database: str
-    #: A row that was committed when the offset was made: position and message id. 0: none was.
+    #: Position and message id of a row that was committed when the offset was made; 0 if none was.
     position: int
     message_id: str
     #: The cursor, as ``eventlog.state`` writes it.
@@ -40,12 +40,12 @@ class Offset:
 
     @property
     def text(self) -> str:
-        """As JSON: in options and commits."""
+        """The offset as JSON, for options and commits."""
         return json.dumps(self.dump())
 
     @classmethod
     def load(cls, given: Mapping[str, Any] | str) -> Offset:
-        """Return the offset of what ``dump`` returned, or of its JSON. Raises ``DamagedCursor``."""
+        """Return an offset from the result of ``dump``, or its JSON. Raises ``DamagedCursor``."""
         try:
             values = dict(json.loads(given) if isinstance(given, str) else given)
             if values.get("version", VERSION) != VERSION:
@@ -66,7 +66,7 @@ class Offset:
 
 
 class Offsets(LogScan[Offset]):
-    """Scans one log from offset to offset. Raises ``UnknownLog`` where there is no such table."""
+    """Scans one log from offset to offset. Raises ``UnknownLog`` if there is no such table."""
 
     def __init__(self, database: Database) -> None:
         options = database.options
@@ -79,14 +79,14 @@ class Offsets(LogScan[Offset]):
         self.scan = database.log()
 
     def beginning(self) -> Offset:
-        return self._of(self.scan.beginning(), (0, ""))  # it has read nothing that could be gone
+        return self._of(self.scan.beginning(), (0, ""))  # nothing was read, so no row is named
 
     def latest(self) -> Offset:
         return self._of(self.scan.latest(), self._newest())
 
     def end(self, state: Offset, limit: int | None = None, bound: Offset | None = None) -> Offset:
         start = self.state(state)
-        # Before the end, which brings to the server's disk what was committed by then.
+        # Read before the end, which flushes to the server's disk what was committed by then.
         newest = self._newest()
         end = self.scan.end(start, limit, self.state(bound) if bound else None)
         return state if end == start else self._of(end, newest)
@@ -96,7 +96,7 @@ class Offsets(LogScan[Offset]):
         return parts
 
     def lowest(self, ranges: Iterable[Iterable[str]]) -> int:
-        """Return the lowest position of ranges; 0: there is none."""
+        """Return the lowest position in ranges; 0 if they are empty."""
         select = f"SELECT min(id + 0) FROM {self.scan.source} WHERE"
         found = [self.database.run(f"{select} {each}", [])[0][0] for r in ranges for each in r]
         return min((int(position) for position in found if position is not None), default=0)
@@ -109,7 +109,7 @@ class Offsets(LogScan[Offset]):
         source = self.scan.source
         named = self.database.column("message_id")
         here = f"SELECT {named} FROM {source} WHERE id = {offset.position}"
-        # Pruned, and then everything before it is, but for what has come since.
+        # If the row was pruned, so was everything before it, except rows that came later.
         before = f"SELECT 1 FROM {source} WHERE id < {offset.position} AND NOT"
         found = self.database.run(here, []) or self.database.run(
             f"{before} {self.scan.unread(state)} LIMIT 1", []

@@ -1,8 +1,8 @@
 """The options of the data source ``outbox``, and where the password comes from.
 
-An option is text, as all options of Spark are. Passwords are none of them: options travel in plans
-and to the executors. Each process that connects looks for the password itself, in a file or in its
-environment; where nothing is said, libpq and MySQL's option files find it as always.
+An option is text, as all options of Spark are. A password should not be one: options are part of
+plans, and are sent to executors. Each process that connects reads the password itself, from a file
+or its environment. If neither is named, libpq or MySQL's option files find it as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from ..eventlog.filter import EventFilter
 from ..exceptions import InvalidOption, Unreachable
 
-#: The log of every project.
+#: The log that every project has.
 EVENTS = "outbox_event"
 
 _VENDORS = {
@@ -32,46 +32,46 @@ _VENDORS = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What ``spark.read.format("outbox").option(…)`` takes; names are the same without ``_``."""
+    """The options of ``spark.read.format("outbox").option(…)``, whose names have no ``_``."""
 
     #: postgresql://USER@HOST:PORT/NAME?PARAMETER=VALUE, mysql://…, or sqlite:///FILE.
     url: str
-    #: Table of the log.
+    #: The table of the log.
     log: str = EVENTS
     #: "events", "heads" (latest version of each stream), "inbox" (executed jobs).
     read: str = "events"
-    #: File that holds the password, on every machine that connects.
+    #: A file that holds the password, on every machine that connects.
     password_file: str = ""
-    #: Environment variable that holds it, in every process that connects.
+    #: An environment variable that holds the password, in every process that connects.
     password_env: str = ""
-    #: The password itself. Only for trying things out: it travels in plans.
+    #: The password itself. Only for experiments, as it is part of plans.
     password: str = field(default="", repr=False)
-    #: Readers at once.
+    #: The number of parallel readers.
     partitions: int = field(default_factory=lambda: os.cpu_count() or 1)
-    #: Most rows of a micro-batch. 0: no bound.
+    #: The most rows of a micro-batch; 0 for no limit.
     max_rows_per_batch: int = 0
-    #: Topics, types (or prefixes with ``*``), with commas between. Empty: all.
+    #: Topics, and types (or prefixes with ``*``), separated by commas. Empty for all.
     topics: str = ""
     types: str = ""
     #: Offsets in JSON. Default: from the beginning, up to now.
     start: str = ""
     end: str = ""
-    #: A position that the log has to have until it is read: else it was pruned meanwhile.
+    #: A position that the log must still have after the reading: else it was pruned meanwhile.
     lowest: str = ""
-    #: Folder of an archive: its events, and what the log has after them.
+    #: The folder of an archive, whose events are read, and then the log's events after them.
     archive: str = ""
-    #: Filters of a query are left to the database. Needs
+    #: Whether the database applies the filters of a query. Needs
     #: ``spark.sql.python.filterPushdown.enabled``.
     push_filters: bool = False
-    #: Seconds after which a statement is broken off. 0: never.
+    #: Seconds after which a statement is cancelled; 0 for never.
     statement_timeout: float = 0.0
-    #: Seconds for which a database that is away is waited for.
+    #: How many seconds to wait for a database that is unavailable.
     connect_timeout: float = 30.0
     #: MySQL: see OUTBOX["SETTLE_SECONDS"] …
     settle_seconds: float = 5.0
-    #: … and OUTBOX["TOMBSTONES"]: a missing position counts as never used when it is sealed.
+    #: … and OUTBOX["TOMBSTONES"]: a missing position counts as never used only when it is sealed.
     tombstones: bool = False
-    #: MySQL, SQLite: the time zone of times, where it is not UTC.
+    #: MySQL, SQLite: the time zone of stored times, if it is not UTC.
     time_zone: str = "UTC"
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class Options:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What the url says of the connection, in the words of libpq, but for the password."""
+        """The parameters of the connection in the url, by libpq's names, without the password."""
         address = self.address
         said = {
             "host": address.hostname and unquote(address.hostname),
@@ -161,7 +161,7 @@ class Options:
         )
 
     def secret(self) -> str | None:
-        """Return the password, as this process knows it; None: it is left to the driver.
+        """Return the password that this process knows, or None to leave it to the driver.
 
         Raises ``Unreachable``.
         """

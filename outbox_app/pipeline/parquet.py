@@ -1,7 +1,7 @@
-"""Parquet files of an archive: written by day, read back as they were written, compared.
+"""Parquet files of an archive: writes them by day, reads them with checks, and compares rows.
 
-The name of a file ends with the hash of its bytes, so what the table names can be checked for as
-long as it names it. A reader that decides by rows reads the whole file and compares the hash; other
+The name of a file ends with the hash of its bytes, so a file can be checked as long as the table
+names it. A reader that bases decisions on rows reads the whole file and compares the hash; other
 readers, of any engine, have the checksum of each page.
 """
 
@@ -26,11 +26,11 @@ from .store import Store
 
 #: The column by which the table is partitioned: the day of ``recorded_at`` in UTC.
 DAY = "recorded_date"
-#: Rows of a row group: what a reader skips or takes as a whole …
+#: Rows of a row group, which a reader skips or reads as a whole …
 ROW_GROUP = 100_000
 #: … and its size in memory, in bytes.
 ROW_GROUP_BYTES = 64 * 2**20
-#: Columns in which next to no value comes twice: a dictionary of them is made in vain.
+#: Columns in which almost no value occurs twice: a dictionary would be useless.
 _UNIQUE = ("id", "data", "message_id")
 
 
@@ -39,10 +39,10 @@ class File:
     name: str
     rows: int
     bytes: int
-    #: First and last position in it.
+    #: The first and last position in the file.
     first: int
     last: int
-    #: First and last time, and stream: what other readers skip files by.
+    #: The least and greatest values of columns, by which other readers skip files.
     ends: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -55,7 +55,7 @@ class File:
 
     @property
     def statistics(self) -> str:
-        """As a Delta log has them, in JSON."""
+        """The statistics of the file in the form of a Delta log, as JSON."""
         statistics = {
             "numRecords": self.rows,
             "minValues": {name: ends[0] for name, ends in self.ends.items()},
@@ -85,7 +85,7 @@ def write_days(
 
 
 def _written(rows: pa.Table, store: Store, prefix: str) -> File:
-    """Write a file as a whole, under the name that its bytes give it."""
+    """Write a file as a whole, under a name that ends with the hash of its bytes."""
     buffer = io.BytesIO()
     parquet.write_table(
         rows,
@@ -104,7 +104,7 @@ def _written(rows: pa.Table, store: Store, prefix: str) -> File:
 
 
 def read_checked(store: Store, file: File, schema: pa.Schema | None = None) -> pa.Table:
-    """Return the rows of a file, which has to be as it was written. Raises ``ArchiveRefused``."""
+    """Return the rows of a file. Raises ``ArchiveRefused`` if its bytes have changed."""
     try:
         content = store.read(file.name)
     except FileNotFoundError:
@@ -121,23 +121,23 @@ def read_all(store: Store, files: Iterable[File], schema: pa.Schema) -> pa.Table
 
 
 def read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield those of the columns that a file has, and the position. Raises ``ArchiveRefused``."""
+    """Yield the position and the columns, if the file has them. Raises ``ArchiveRefused``."""
     try:
         with store.open(file.name) as opened:
             reader = parquet.ParquetFile(opened, page_checksum_verification=True)
             there = set(reader.schema_arrow.names)
             names = [name for name in dict.fromkeys([*columns, "id"]) if name in there]
-            for group in range(reader.num_row_groups):  # else a batch has rows of several
+            for group in range(reader.num_row_groups):  # else a batch may span groups
                 yield from reader.iter_batches(row_groups=[group], columns=names)
     except (pa.ArrowInvalid, OSError):
         read_checked(store, file)
-        raise  # it was on the way
+        raise  # the file is intact, so its transfer failed
 
 
 def read_stream(
     store: Store, files: Iterable[File], columns: Sequence[str], name: str
 ) -> list[dict[str, Any]]:
-    """Return the rows of a stream, by position; files that cannot have any are not opened.
+    """Return the rows of a stream, by position. Files that cannot have any are not opened.
 
     Raises ``ArchiveRefused``.
     """
@@ -160,7 +160,7 @@ def damaged(store: Store, file: File) -> ArchiveRefused:
 
 
 def first_difference(one: pa.Table, other: pa.Table) -> int | None:
-    """Return the lowest position at which two sets of rows differ; None where they are the same."""
+    """Return the lowest position at which two sets of rows differ; None if they are equal."""
     if not (_is_sorted(one) and _is_sorted(other)):
         one, other = (table.cast(_large(table.schema)).sort_by("id") for table in (one, other))
     if one.equals(other):
@@ -168,7 +168,7 @@ def first_difference(one: pa.Table, other: pa.Table) -> int | None:
     for left, right in zip_longest(_rows(one), _rows(other)):
         if left != right:
             return min(int(row["id"]) for row in (left, right) if row)
-    return None  # but for NaN, tables with the same rows are equal
+    return None  # the rows are equal; the tables were not, because of NaN
 
 
 def _is_sorted(table: pa.Table) -> bool:
@@ -179,11 +179,11 @@ def _is_sorted(table: pa.Table) -> bool:
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     for batch in table.to_batches(max_chunksize=1000):
         for row in batch.to_pylist():
-            # NaN equals nothing; but values of dictionaries may be the same object instead.
+            # NaN equals nothing, but dictionaries take values that are the same object for equal.
             yield {n: value if value == value else math.nan for n, value in row.items()}
 
 
 def _large(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without columns of at most 2 GiB: what is put in order is copied."""
+    """Return a schema without types that end at 2 GiB a column: sorting copies the columns."""
     larger = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
     return pa.schema([(each.name, larger.get(each.type, each.type)) for each in schema])

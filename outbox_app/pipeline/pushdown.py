@@ -1,6 +1,6 @@
-"""Filters of a query that the database can do: comparisons of a column with a value.
+"""Filters of a query that the database can apply: comparisons of a column with a value.
 
-A filter that is taken has exactly Spark's meaning on every database; all others are left to Spark.
+Such a filter means exactly the same on every database as in Spark. All others are left to Spark.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 
 from .database import Database
 
-#: Ordered the same way everywhere. Of text only equality is: collations order it otherwise.
+#: Ordered the same way everywhere. Text is not (collations differ): only its equality is taken.
 _NUMBERS = {"id", "txid", "version", "slice"}
 _TEXTS = {"topic", "stream", "type"}
 _OPERATORS: dict[type[Filter], str] = {
@@ -34,7 +34,7 @@ _OPERATORS: dict[type[Filter], str] = {
 
 
 def condition(filter: Filter, database: Database) -> str | None:
-    """Return a filter as SQL, or None where it is left to Spark."""
+    """Return a filter as SQL, or None if it is left to Spark."""
     operator = _OPERATORS.get(type(filter))
     attribute: tuple[str, ...] = getattr(filter, "attribute", ())
     if operator is None or len(attribute) != 1:
@@ -55,5 +55,5 @@ def _fits(name: str, value: Any, database: Database) -> bool:
     if name in _TEXTS:
         return isinstance(value, str) and "\0" not in value
     if not database.compares_times or database.options.time_zone != "UTC":
-        return False  # an hour may be there twice
+        return False  # an hour may occur twice
     return name == "recorded_at" and isinstance(value, datetime) and value.tzinfo is not None

@@ -1,7 +1,7 @@
 """The report of an audit: one HTML file that needs no network, no script and no other file.
 
-Names of streams and types are text of strangers: all text is escaped, and the page forbids itself
-all but its own style.
+Names of streams and types are untrusted text: all text is escaped, and the page's security policy
+allows nothing but its own style.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Bar = tuple[str, int]
 WIDTH = 720
 _ROW, _LABELS, _NUMBERS = 26, 230, 90
 _HEIGHT, _FOOT = 200, 24
-#: Characters of a label that fit in front of its bar.
+#: How many characters of a label fit in front of its bar.
 _FITS = 28
 
 _names = count(1)
-#: Defects that are listed.
+#: How many defects are listed.
 LISTED = 1000
 
 _STYLE = """

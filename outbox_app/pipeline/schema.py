@@ -1,7 +1,7 @@
-"""The columns of a log as Spark and Parquet see them; a log may have more, of its own.
+"""The columns of a log in Spark and Parquet. A project's log may have further columns.
 
-The same on every database: JSON is its text, ids of messages are written with hyphens, times are in
-UTC. A reader of some columns names them in a schema of its own, with these types.
+They are the same on every database: JSON is text, message ids have hyphens, times are in UTC. A
+reader of only some columns passes a schema of its own, with these types.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..exceptions import InvalidSchema
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: The schema of a log, as Spark's SQL writes it.
+#: The schema of a log, in Spark's SQL.
 SCHEMA = (
     "id bigint, txid bigint, topic string, stream string, version bigint, type string, "
     "data string, metadata string, slice int, message_id string, recorded_at timestamp"
 )
-#: What the log of an entity type has besides.
+#: The further columns of the log of an entity type.
 ANSWERS = (
     "command_id string, command string, request_hash string, rejected boolean, response string, "
     "state string"
 )
-#: What can be read, and the columns that it always has.
+#: The tables that can be read, each with the columns that it always has.
 SCHEMAS = {
     "events": SCHEMA,
     "heads": "log string, stream string, version bigint",
@@ -53,9 +53,9 @@ _ARROW = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ltz": pa.timestamp("us", tz="UTC"),
 }
-#: Types as Spark's SQL writes them: ``timestamp`` has no zone where a session says so.
+#: Other names in Spark's SQL: settings of a session may make ``timestamp`` a type without zone.
 _SPELLED = {"timestamp": "timestamp_ltz"}
-#: What databases call a type of a log's own column, and ours. All others are text.
+#: Types that databases declare for a log's own columns, with our types. Others become text.
 _DECLARED = {
     r"bool(ean)?|tinyint\(1\)": "boolean",
     r"(tiny|small|medium|big)?int(eger)?(\(\d+\))?( unsigned)?": "bigint",
@@ -68,7 +68,7 @@ _DECIMAL = re.compile(r"(?:numeric|decimal)\((\d+),\s*(\d+)\)")
 
 
 def kind_of(declared: str) -> str:
-    """Return the type of a column that a database has declared so."""
+    """Return our type for the type of a column that a database declares."""
     text = declared.lower()
     if (decimal := _DECIMAL.fullmatch(text)) and int(decimal[2]) <= int(decimal[1]) <= 38:
         return f"decimal({decimal[1]},{decimal[2]})"
@@ -76,7 +76,7 @@ def kind_of(declared: str) -> str:
 
 
 def ddl(columns: Mapping[str, str]) -> str:
-    """Return columns as Spark's SQL writes them."""
+    """Return the declarations of columns in Spark's SQL."""
     return ", ".join(f"{quoted(name)} {_SPELLED.get(k, k)}" for name, k in columns.items())
 
 

@@ -1,7 +1,7 @@
 """Spark sessions: a light one on this machine, or the one that runs already.
 
-Light: no web page, no Hive, as many shuffle partitions as cores, everything on the loopback
-interface. Under ``spark-submit``, and where a session is running, that one is taken as it is.
+A light session has no web UI, no Hive, as many shuffle partitions as cores, and only the loopback
+interface. A session that is running already, or that of ``spark-submit``, is used as it is.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _LOCAL_SETTINGS = {
     "spark.driver.memory": "2g",
 }
 
-#: The last line of a Python trace: a class of ours, or of others, and its message.
+#: The last line of a Python traceback: one of our exceptions, or another one, and its message.
 _RAISED = [
     re.compile(r"^outbox_app\.(?:\w+\.)+(\w+): (.+)$", re.MULTILINE),
     re.compile(r"^(?!py4j)(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE),
-    # What Spark itself has met, as py4j writes it.
+    # An exception of Spark itself, as py4j writes it.
     re.compile(r"^: (?:\w+\.)+(\w+): (.+)$", re.MULTILINE),
 ]
 
@@ -61,11 +61,11 @@ def spark_session(
     """Return a session that knows the data source ``outbox``.
 
     Args:
-        master: Where Spark runs, as ``--master`` says it. Default: this machine, all cores; under
-            ``spark-submit``, and where a session is active, what is there.
-        name: Name of the application.
-        settings: Settings of Spark, over ours. Never put a password there: they are written to the
-            event log, and to arguments of processes.
+        master: Where Spark runs, as in ``--master``. Default: this machine, all cores; under
+            ``spark-submit``, or with an active session, the master that is set there.
+        name: The name of the application.
+        settings: Settings of Spark, which override ours. Never put a password there: they are
+            written to Spark's event log, and to arguments of processes.
 
     Raises:
         NoSpark: PySpark, pyarrow, deltalake or a Java of at least version 17 is missing.
@@ -80,17 +80,17 @@ def spark_session(
             f"Pipelines need PySpark, pyarrow and deltalake, and {error.name} cannot be imported: "
             "pip install 'outbox-app[spark]'. Everything else of outbox_app works without."
         ) from error
-    if is_running():  # maybe in another thread, which has the active one
+    if is_running():  # the active session may be another thread's
         session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     else:
         builder = SparkSession.builder.appName(name)
         submitted = "PYSPARK_GATEWAY_PORT" in os.environ
         if not submitted:
             require_java()
-            # Tasks are tried again, as on a cluster.
+            # The 4 lets tasks be retried, as on a cluster.
             master = master or "local[*,4]"
             if master.startswith("local"):
-                # PySpark would take any python3 of the path. A cluster has its own.
+                # PySpark would take any python3 on the PATH. A cluster has its own.
                 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if master:
             builder = builder.master(master)
@@ -101,7 +101,7 @@ def spark_session(
 
 
 def is_running() -> bool:
-    """Say whether Spark runs in this process already, not started by us."""
+    """Return whether Spark runs in this process already."""
     try:
         from pyspark import SparkContext
     except ImportError:
@@ -110,13 +110,13 @@ def is_running() -> bool:
 
 
 def is_local(master: str | None) -> bool:
-    """Say whether a session with this master has its executors started by this process."""
+    """Return whether this process would start the executors of a session with this master."""
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     return not submitted and (master is None or master.startswith("local"))
 
 
 def require_java() -> None:
-    """See that there is a Java that Spark can run on. Raises ``NoSpark``."""
+    """Check that there is a Java that Spark can run on. Raises ``NoSpark``."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else "java"
     how = (
@@ -150,7 +150,7 @@ def _cores(master: str) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """Return what a task or Spark itself has raised, in one line: the traces are in Spark's log."""
+    """Return the error of a task or of Spark in one line; the tracebacks are in Spark's log."""
     text = str(error)
     for pattern in _RAISED:
         if raised := pattern.search(text):

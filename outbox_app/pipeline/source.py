@@ -1,9 +1,9 @@
 """The data source ``outbox``: a log as a table of Spark, and as a stream.
 
 Its offset is the cursor of the log, so a batch has the same rows whenever and wherever it is read,
-and none is missed that commits late. One process plans: it looks how far the log has got, and cuts
-what is new into ranges of positions. Executors read them as Arrow batches, each over a connection
-of its own. Nothing is marked as read in the database, and no row is written to it.
+and no row that commits late is missed. The driver plans: it finds the end of the log, and cuts the
+new rows into ranges of positions. Executors read the ranges as Arrow batches, each over its own
+connection. In the database nothing is marked as read, and no row is written.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TABLES = {"heads": "outbox_stream", "inbox": "outbox_inbox"}
 
 
 def register(session: SparkSession) -> None:
-    """Make ``format("outbox")`` known to a session. Spark finds it by itself where installed."""
+    """Register ``format("outbox")`` with a session. If installed, Spark finds it by itself."""
     session.dataSource.register(OutboxDataSource)
 
 
@@ -80,13 +80,13 @@ class Reader(DataSourceReader):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema, columns_of(options), options.read)
-        #: Behind each condition in SQL.
+        #: The SQL that is appended to each condition.
         self.pushed = ""
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
         if options.read == "events":
-            # An empty list would be taken for a partition that is None.
+            # Spark would take an empty list for one partition that is None.
             return planned(options).parts or [Part(lowest=int(options.lowest or 0))]
         if options.read == "inbox":
             return [Part(conditions=["1 = 1"])]
@@ -94,7 +94,7 @@ class Reader(DataSourceReader):
             return [Part(conditions=[f"log = {database.literal(options.log)}"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a part. Raises ``ReadRefused`` where the log was pruned meanwhile."""
+        """Yield the rows of a part. Raises ``ReadRefused`` if the log was pruned meanwhile."""
         assert isinstance(partition, Part)
         options, lowest = self.options, partition.lowest
         if partition.files:
@@ -112,7 +112,7 @@ class Reader(DataSourceReader):
 
 
 class FilteringReader(Reader):
-    """Leaves filters to the database. A class of its own: a session without them refuses it."""
+    """Leaves filters to the database. A session without filter pushdown refuses this class."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         with closing(connect(self.options)) as database:
@@ -130,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.schema = arrow_schema(schema, columns_of(options), options.read)
         self._offsets: Offsets | None = None
         self._verified = False
-        #: Where a query that is to end ends.
+        #: The end of a query with the trigger ``availableNow``.
         self._bound: Offset | None = None
 
     def initialOffset(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._offsets = None
 
     def _belongs(self, *given: Mapping[str, Any]) -> list[Offset]:
-        """Return offsets; the first ones are from a checkpoint, and have to be of this log."""
+        """Return offsets. The first ones are from a checkpoint: check that they are of this log."""
         offsets = list(map(Offset.load, given))
         if not self._verified:
             for offset in offsets:

@@ -1,15 +1,15 @@
 """Statistics of a log: events per minute, hot streams, skew of partitions, times until handled.
 
-Every result has one shape, a row a figure: the columns of ``statistic_names``. A row is about one
-minute; what is about the whole log bears the minute of its newest event. Two runs over the same
+All results have the columns of ``statistic_names``, and a row for each figure. A row is about one
+minute; a figure about the whole log has the minute of its newest event. Two runs over the same
 events give the same rows.
 
-Percentiles are exact in rank and interpolated, of times rounded to three significant digits: what
-is kept in memory is ten thousand values a type at most, however many events there are.
-``percentile_approx`` would differ from run to run. Least and greatest time are not rounded.
+Percentiles are exact in rank and interpolated, of times rounded to three significant digits: at
+most ten thousand values for each type are in memory, however many events there are.
+``percentile_approx`` would differ from run to run. The least and greatest times are not rounded.
 
-They go into one Parquet file, which holds all of them, is replaced as a whole, and is in one order:
-the same statistics are the same bytes. Or as rows into a table, which is given what it can hold.
+All statistics are written to one Parquet file, which is replaced as a whole and has a fixed order:
+the same statistics are the same bytes. A table gets as many of them as it can hold.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from pyspark.sql import functions as F
 
 from .statistic_names import COLUMNS, PERCENTILES
 
-#: Columns of a log that are read. ``message_id`` is for times until handled only.
+#: The columns of a log that are read. Only times until handled need ``message_id``.
 USED = ("topic", "stream", "type", "slice", "message_id", "recorded_at")
-#: Hot streams that are named.
+#: How many hot streams are named.
 TOP = 100
-#: Partitions whose skew is computed.
+#: The number of partitions for which the skew is computed.
 PARTITIONS = 8
-#: Minutes, and types or topics, that go into the table: a day, and fifty of each.
+#: How many minutes, types and topics go into the table: a day, and fifty of each.
 TABLE_MINUTES, TABLE_LABELS = 24 * 60, 50
-#: Other times were set by hand: none, as MySQL keeps dates that there are not, or infinity.
+#: Other times were set by hand: infinity, or dates that do not exist (MySQL), which are NULL.
 _IS_MOMENT = (
     "recorded_at between timestamp'0001-01-01 00:00:00Z' and timestamp'9999-12-31 23:59:59.999999Z'"
 )
@@ -53,9 +53,9 @@ def statistics(
 ) -> DataFrame:
     """Return all statistics of a log, in no order. An empty log has none.
 
-    The events, with the columns ``USED``, are read several times, so give frames that do not change
-    meanwhile: see ``read_once``. ``handled`` says when events were handled: ``message_id``,
-    ``handled_at``. Ids of anything else do no harm; of several times of an id the first one counts.
+    ``events``, with the columns ``USED``, is read several times, so give a frame that does not
+    change meanwhile: see ``read_once``. ``handled`` has the columns ``message_id`` and
+    ``handled_at``. Other ids in it are ignored; if an id has several times, the first one counts.
     """
     parts = [per_minute(events), hot_streams(events, top=top)]
     parts.append(partition_skew(events, partitions=partitions))
@@ -77,9 +77,9 @@ def per_minute(events: DataFrame) -> DataFrame:
 
 
 def hot_streams(events: DataFrame, *, top: int = TOP) -> DataFrame:
-    """Name the streams with the most events; the first by name where they have as many.
+    """Return the streams with the most events; of streams with equally many, the first by name.
 
-    ``stream_peak`` is the number of events in the stream's busiest minute, and bears that minute.
+    ``stream_peak`` is the number of events in the stream's busiest minute, and has that minute.
     """
     minutes = events.groupBy("stream", _minute()).agg(F.count("*").alias("events"))
     busiest = F.min_by("minute", F.struct(-F.col("events"), F.col("minute")))
@@ -94,10 +94,10 @@ def hot_streams(events: DataFrame, *, top: int = TOP) -> DataFrame:
 
 
 def partition_skew(events: DataFrame, *, partitions: int = PARTITIONS) -> DataFrame:
-    """Count the events of each partition, those without any too, and compare the largest.
+    """Count the events of each partition, including empty ones, and compute the skew.
 
-    Labels are ``3/8`` for partition 3 of 8, and ``8`` for the skew of all: the events of the
-    largest partition, divided by the mean. 1 is best, 8 is everything in one of eight.
+    Labels are ``3/8`` for partition 3 of 8, and ``8`` for the skew: the events of the largest
+    partition, divided by the mean. 1 is best; 8 means that all events are in one of eight.
     """
     counted = events.groupBy((F.col("slice") % partitions).cast("bigint").alias("id")).count()
     numbers = events.sparkSession.range(partitions)
@@ -117,8 +117,8 @@ def partition_skew(events: DataFrame, *, partitions: int = PARTITIONS) -> DataFr
 def times_until_handled(events: DataFrame, handled: DataFrame) -> DataFrame:
     """Measure the time from recorded to handled, by type.
 
-    An event without a time is counted as unmatched: not handled yet, or by something that leaves no
-    note. A time before the event was recorded is counted, and is part of all other figures.
+    An event without a time is counted as unmatched: it is not handled yet, or its handler records
+    nothing. Times before the recording are counted, and are part of all other figures.
     """
     first = handled.groupBy("message_id").agg(F.min("handled_at").alias("handled_at"))
     seconds = (F.unix_micros("handled_at") - F.unix_micros("recorded_at")) / F.lit(1e6)
@@ -152,19 +152,19 @@ def times_until_handled(events: DataFrame, handled: DataFrame) -> DataFrame:
 
 
 def handled_in_inbox(inbox: DataFrame) -> DataFrame:
-    """Return when events were handled by idempotent tasks, from the table ``outbox_inbox``.
+    """Return when idempotent tasks handled events, from the table ``outbox_inbox``.
 
-    For events whose task was staged under their id: ``task_id=str(event.message_id)``.
+    It has the events whose task was staged under their id: ``task_id=str(event.message_id)``.
     """
     return inbox.select(F.col("job_id").alias("message_id"), "handled_at")
 
 
 @contextmanager
 def read_once(events: DataFrame) -> Iterator[DataFrame]:
-    """Keep what is needed of the events while the block runs, on disk where memory ends.
+    """Cache the needed columns of the events for the block, on disk if they exceed the memory.
 
-    The log is then read once, and every figure is of the same events. One whose time was set by
-    hand to no moment of the years 1 to 9999 is left out.
+    So the log is read once, and all figures are of the same events. Events whose time was set by
+    hand to something outside the years 1 to 9999 are left out.
     """
     names = [name for name in USED if name in events.columns]
     kept = events.where(_IS_MOMENT).select(*names).persist()
@@ -175,14 +175,14 @@ def read_once(events: DataFrame) -> Iterator[DataFrame]:
 
 
 def write_statistics(frame: DataFrame, folder: str | os.PathLike[str]) -> Path:
-    """Write the statistics as one Parquet file, in place of the one that is there.
+    """Write the statistics as one Parquet file, which replaces an existing one.
 
-    The driver writes it, as executors may have other disks: beside, then renamed. A run that is
-    killed leaves the old file or the new one, and the next run writes over what it left beside.
+    The driver writes it, as executors may have other disks, to a temporary file, and renames that.
+    A killed run leaves the old file or the new one; the next run overwrites its temporary file.
     """
     target = Path(folder).resolve()
     target.mkdir(parents=True, exist_ok=True)
-    beside = target / f"_{FILE}.new"  # readers pass over names that begin so
+    beside = target / f"_{FILE}.new"  # readers ignore names that begin with _
     rows = frame.select(*COLUMNS).orderBy("name", "dimension", "label", "minute", "source")
     # Without Arrow's schema, which has the time zone of the session.
     parquet.write_table(rows.toArrow(), beside, store_schema=False)
@@ -191,10 +191,10 @@ def write_statistics(frame: DataFrame, folder: str | os.PathLike[str]) -> Path:
 
 
 def for_table(frame: DataFrame) -> DataFrame:
-    """Return of the statistics what a table can hold, however long and varied the log is.
+    """Return the statistics that a table can hold, however long and varied the log is.
 
-    Of the events per minute the newest minutes; of types and topics those with the most events:
-    what goes is still part of the events of all types and topics.
+    These are the newest minutes of the events per minute, and the types and topics with the most
+    events. Types and topics that are left out still count in the totals.
     """
     counts = frame.where("name = 'events'")
     end = counts.agg(F.unix_seconds(F.max("minute")).alias("end"))
@@ -213,7 +213,7 @@ def for_table(frame: DataFrame) -> DataFrame:
 
 
 def rows_of(frame: DataFrame) -> Iterator[tuple[str, datetime, str, str, str, float]]:
-    """Yield statistics as tuples, a part of the frame at a time; all are computed first."""
+    """Yield statistics as tuples, one partition at a time, after all were computed."""
     source, _, *others = COLUMNS
     kept = frame.select(source, F.unix_seconds("minute"), *others).persist()
     try:
@@ -229,7 +229,7 @@ def _minute() -> Column:
 
 
 def _whole(events: DataFrame) -> DataFrame:
-    """One row: the number of all events, and the minute of the newest one. None where none are."""
+    """Return a row with the number of events and the newest one's minute; no row without events."""
     whole = events.agg(F.count("*").alias("whole"), F.max(_minute()).alias("newest"))
     return whole.where(F.col("whole") > 0)
 

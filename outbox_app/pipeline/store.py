@@ -1,6 +1,6 @@
-"""A folder of an archive: on this machine, or in an object store that pyarrow and delta-rs know.
+"""The folder of an archive: on this machine, or in an object store that pyarrow and delta-rs know.
 
-A file appears whole or not at all, and is on disk before a commit names it.
+A file appears as a whole or not at all, and is on disk before a commit names it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pyarrow import fs
 from ..exceptions import ArchiveRefused, Unreachable
 from ..text import one_line
 
-#: What delta-rs does not take as it is in a path.
+#: Characters of a path that delta-rs does not take literally.
 _UNFIT = re.compile(r"[?#\\\x00-\x1f]|%[0-9A-Fa-f]{2}")
-#: Of the messages of delta-rs.
+#: Colour codes in messages of delta-rs.
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
-#: What they say where a request has failed, or its answer was cut off.
+#: Words in these messages when a request has failed, or its answer was cut off.
 _FAILED = re.compile("Error performing|HTTP error")
-#: What the store itself has answered; the rest may hold a token.
+#: The answer of the store itself. The rest of a message may hold a token.
 _ANSWER = re.compile(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL)
 
 
 class Store:
     """Files below a folder, by names with slashes.
 
-    ``folder`` is a path or an address. Raises ``ArchiveRefused`` where it is neither, or holds more
-    than the place; each method raises ``Unreachable`` where an object store does not answer.
+    ``folder`` is a path or an address. Raises ``ArchiveRefused`` if it is neither, or contains a
+    password or parameters. Each method raises ``Unreachable`` if an object store does not answer.
     """
 
     def __init__(self, folder: str) -> None:
@@ -45,7 +45,7 @@ class Store:
             )
         self.is_local = said is None or said.scheme == "file"
         path = unquote(said.path) if said else folder
-        #: Means the same in all processes, wherever they run.
+        #: The folder in a form that means the same in all processes.
         self.folder = (os.path.abspath(path) if self.is_local else folder).rstrip("/")
         if self.is_local and (unfit := _UNFIT.search(self.folder)):
             raise ArchiveRefused(
@@ -55,11 +55,11 @@ class Store:
         self.system, self.root = fs.LocalFileSystem(), self.folder
         if not self.is_local:
             try:
-                if said and not said.netloc:  # without its slashes it would be a folder here
+                if said and not said.netloc:  # "s3:", without slashes, would be a local folder
                     raise ValueError("it names no bucket")
                 self.system, self.root = fs.FileSystem.from_uri(self.folder)
             except (ValueError, NotImplementedError, ImportError, OSError) as error:
-                if "AWS Error" in str(error):  # where it asks for the region of the bucket
+                if "AWS Error" in str(error):  # from its request for the bucket's region
                     self.require_reached(error)
                 raise ArchiveRefused(
                     f"{self.folder} cannot be opened: {error}. Expected a path, or the address of "
@@ -93,7 +93,7 @@ class Store:
         self.sync(name)
 
     def sync(self, name: str) -> None:
-        """Have a file on disk, and its name, and that of its folder."""
+        """Flush a file to disk, and its name, and the name of its folder."""
         if self.is_local:
             path = self._path(name)
             for each in (path, os.path.dirname(path), self.folder):
@@ -108,7 +108,7 @@ class Store:
             self.system.delete_file(self._path(name))
 
     def require_reached(self, error: Exception) -> None:
-        """Raise ``Unreachable`` where an object store has failed, and what a disk has as it is."""
+        """Raise ``Unreachable`` for a failure of an object store, and a disk's error as it is."""
         text = str(error)
         failed = isinstance(error, OSError) or _FAILED.search(text)
         missing = isinstance(error, FileNotFoundError) or "404 Not Found" in text
@@ -119,7 +119,7 @@ class Store:
                 "table has is archived; run it again."
             ) from error
         if isinstance(error, OSError):
-            if error.errno is None:  # by delta-rs, in several lines
+            if error.errno is None:  # delta-rs has raised it, in several lines
                 raise OSError(f"{self.folder}: {told(error)}") from error
             raise error
 
@@ -141,7 +141,7 @@ class Store:
 
 
 def write_whole(path: str, content: bytes) -> None:
-    """Write a file of this machine. A reader sees the old one or the new one."""
+    """Write a local file. A reader sees either the old content or the new one."""
     beside = f"{path}.{uuid4().hex[:8]}.tmp"
     try:
         with open(beside, "xb") as file:
@@ -156,7 +156,7 @@ def write_whole(path: str, content: bytes) -> None:
 
 
 def told(error: Exception) -> str:
-    """Return what a store, or delta-rs, says of an error, in one line."""
+    """Return the message of a store, or of delta-rs, in one line."""
     text = _COLOURS.sub("", str(error))
     answer = _ANSWER.search(text)
     return one_line(": ".join(answer.groups()) if answer else text, 300).rstrip(".")

@@ -1,9 +1,9 @@
 """The table of an archive: a Delta table, whose log is the only truth.
 
-Each commit says how far the log is archived, and stands on the very version that was checked
-before, or fails. So nothing was written between two commits of ours; where others have committed
-after the newest one, the table has to have the same files as then. A batch whose process was killed
-before its commit has not happened; its files are removed after the table's retention of a week.
+Each commit says how far the log is archived, and follows exactly the version that was checked
+before, or fails. So nothing was written between two of our commits. If other programs have
+committed after the newest one, the table must still have the same files. If a process is killed
+before the commit of its batch, the batch has no effect; ``vacuum`` removes its files after a week.
 
 ::
 
@@ -34,36 +34,36 @@ from .offset import Offset
 from .parquet import DAY, File, damaged, read_checked
 from .store import Store, told
 
-#: The key of what our commits say, in their metadata.
+#: The key of the ``Mark`` in the metadata of our commits.
 MARK = "outbox"
-#: And that of what tells a commit from all others.
+#: The key, there, of an id that only this commit has.
 ATTEMPT = "outbox_attempt"
-#: Commits say how far the log is archived, and checkpoints do not: ``vacuum`` cleans them up.
+#: Only commits have a ``Mark``, checkpoints have none, so only our ``vacuum`` removes commits.
 _CONFIGURATION = {"delta.enableExpiredLogCleanup": "false"}
-#: Versions of the protocol that readers and writers need at most.
+#: The highest versions of the protocol that readers and writers may need.
 _PROTOCOL = (1, 2)
-#: Names of our files; others could lie outside the folder.
+#: The names of our files. Other names could lead out of the folder.
 _NAME = re.compile(rf"{DAY}=[\d-]+/(\d+)-(\w+)-[0-9a-f]{{32}}\.parquet", re.ASCII)
-#: What neither Delta nor Spark takes in the name of a column.
+#: Characters that Delta or Spark does not allow in the name of a column.
 _UNFIT = re.compile(r"[ ,;{}()\n\t=]")
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a commit says of the archive."""
+    """The state of the archive, as a commit records it."""
 
     log: str
-    #: Where the log is archived to, as an offset in JSON.
+    #: The offset up to which the log is archived, in JSON.
     end: str
-    #: How many batches and rows that are.
+    #: The number of batches and of rows up to there.
     batches: int
     rows: int
-    #: Of the newest batch: of the names of its files, which hold the hashes of their bytes.
+    #: A hash of the file names of the newest batch, which contain the hashes of the files.
     digest: str
 
     @classmethod
     def load(cls, values: Any) -> Mark:
-        """Return what a commit says. Raises ``TypeError``, ``DamagedCursor``."""
+        """Return the mark in a commit's metadata. Raises ``TypeError``, ``DamagedCursor``."""
         mark = cls(**values)
         Offset.load(mark.end)
         if type(mark.batches) is not int or type(mark.rows) is not int:
@@ -72,7 +72,7 @@ class Mark:
 
 
 class Archive:
-    """What an archive holds. See ``load`` and ``make``."""
+    """An archive at one version of its table. See ``load`` and ``make``."""
 
     def __init__(self, store: Store, log: str, table: DeltaTable) -> None:
         self.store = store
@@ -87,12 +87,12 @@ class Archive:
 
         Args:
             folder: A path or an address.
-            log: Table of the log that it has to be of.
-            end: As it was when the log was archived up to there. Default: as it is.
+            log: The table of the log that must be in the archive.
+            end: Load the version at which the archive ended there. Default: the newest one.
 
         Raises:
-            ArchiveRefused: It is no archive, one of another log, one that another program
-                has written to, or a damaged one.
+            ArchiveRefused: The folder is not an archive, or one of another log, or damaged, or
+                another program has written to it.
         """
         store = Store(folder)
         try:
@@ -110,15 +110,15 @@ class Archive:
 
     @classmethod
     def make(cls, folder: str, log: str, start: Offset, schema: pa.Schema) -> Archive:
-        """Make an archive of an empty folder, or read the one there. Raises ``ArchiveRefused``."""
+        """Create an archive in an empty folder, or load its archive. Raises ``ArchiveRefused``."""
         store = Store(folder)
         if store.is_local:
             os.makedirs(store.folder, exist_ok=True)
         with _explained(store):
             if not DeltaTable.is_deltatable(store.folder):
-                # What a killed process has left of its first commit does not count.
+                # The remains of a killed process's first commit do not count.
                 names = [n for n in store.list() if not re.match("_delta_log/(_|.*#)", n)]
-                if names and not DeltaTable.is_deltatable(store.folder):  # made meanwhile
+                if names and not DeltaTable.is_deltatable(store.folder):  # created meanwhile
                     raise ArchiveRefused(
                         f"{store.folder} is no archive, and not empty (it has {min(names)!r}). "
                         "Name an empty folder, or a new one."
@@ -141,12 +141,12 @@ class Archive:
 
     @property
     def rows(self) -> int:
-        """How many events it holds."""
+        """The number of events in the archive."""
         return self.mark.rows
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of its files."""
+        """The columns of the archive's files."""
         columns = pa.schema(self._table.schema().to_arrow())
         return columns.remove(columns.get_field_index(DAY))
 
@@ -155,25 +155,25 @@ class Archive:
         return list(self._files)
 
     def read(self, file: File) -> pa.Table:
-        """Return the rows of a file, which has to be as it was written. Raises ``ArchiveRefused``.
+        """Return the rows of a file. Raises ``ArchiveRefused`` if its bytes have changed.
 
-        A column that the log was given later is null.
+        A column that was added to the log later is null.
         """
         return read_checked(self.store, file, self.schema)
 
     def refresh(self) -> None:
-        """Look at the newest version, which has to be ours. Raises ``ArchiveRefused``."""
+        """Load the newest version. Raises ``ArchiveRefused`` if it is not ours."""
         with _explained(self.store):
             self._table.update_incremental()
             version, self.mark = self._newest()
-            # Its process may have been killed before it knew that the commit is on disk.
+            # The process that committed may have been killed before the commit was on disk.
             self.store.sync(f"_delta_log/{self._table.version():020d}.json")
             if version < self._table.version():
                 self._require_unchanged(version)
             self._require_ours()
 
     def verify(self) -> list[File]:
-        """See that all files are there. Returns those that a process left before it committed them.
+        """Check that all files are there; return files that a process has not committed.
 
         Raises ``ArchiveRefused``.
         """
@@ -182,12 +182,12 @@ class Archive:
             if there.get(file.name) != file.bytes:
                 raise damaged(self.store, file)
         found = [match for name in there.keys() - known if (match := _NAME.fullmatch(name))]
-        # What was put together has only rows of batches before its number.
+        # A merged file only has rows of batches below its number.
         left = [m[0] for m in found if int(m[1]) - (m[2] == "merged") >= self.mark.batches]
         return [File(name, 0, there[name], 0, 0) for name in sorted(left)]
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Add the columns that the log has and the table has not. Raises ``ArchiveRefused``."""
+        """Add the columns that the log has and the table lacks. Raises ``ArchiveRefused``."""
         known = {each.name: each.type for each in self.schema}
         for each in schema:
             if known.get(each.name, each.type) != each.type:
@@ -202,7 +202,7 @@ class Archive:
                 self._table.alter.add_columns(fields, commit_properties=properties)
 
     def commit(self, files: Sequence[File], end: Offset) -> None:
-        """Add a batch. Raises ``ArchiveRefused`` where another process has written meanwhile."""
+        """Add a batch. Raises ``ArchiveRefused`` if another process has written meanwhile."""
         mark = Mark(
             self.log,
             end.text,
@@ -214,21 +214,21 @@ class Archive:
         self._write(files, [], mark, app_transactions=[Transaction(identity, mark.batches)])
 
     def replace(self, old: Sequence[File], new: Sequence[File]) -> None:
-        """Put files in the place of others with the same rows. Raises as ``commit``."""
+        """Replace files by others with the same rows. Raises as ``commit``."""
         self._write(new, old, self.mark)
 
     def vacuum(self) -> int:
-        """Delete files of ours that the table does not name, a week old. Returns how many.
+        """Delete our files that the table has not named for a week; return their number.
 
-        Those in whose place they were are checked first. What else is in the folder stays: another
-        archive, for one. Commits of more than a month go, too, as each lists all: but the newest.
-        Raises ``ArchiveRefused``.
+        The files that may have replaced them are checked first. Other files in the folder stay,
+        such as another archive. Commits older than a month are deleted, too, except the newest:
+        each reader and each commit lists all commits. Raises ``ArchiveRefused``.
         """
         with _explained(self.store):
-            if self._newest()[0] == self._table.version():  # with others behind it, it could go
+            if self._newest()[0] == self._table.version():  # else it might be deleted
                 self._table.cleanup_metadata()
             names = self._table.vacuum(full=True, dry_run=True)
-        # Replaced files that have gone are named again and again.
+        # Files that are gone already are named each time.
         there = self.store.list() if names else {}
         names = [name for name in names if name in there and name.startswith(f"{DAY}=")]
         days = {name.partition("/")[0] for name in names}
@@ -265,7 +265,7 @@ class Archive:
                 raise OSError(f"{self.store.folder}: {told(error)}") from error
             with _explained(self.store):
                 made = self._table.history(self._table.version() - before)
-            # Where an answer of the store was lost, delta-rs has sent the commit again.
+            # If an answer of the store was lost, delta-rs has sent the commit a second time.
             if attempt not in [commit.get(ATTEMPT) for commit in made]:
                 raise ArchiveRefused(
                     f"Another process has written to {self.store.folder} meanwhile. What it has "
@@ -285,11 +285,11 @@ class Archive:
         )
 
     def _marks(self, limit: int | None = None) -> Iterator[tuple[int, Mark]]:
-        """Yield what the last commits say, the newest first, each with its version."""
+        """Yield the marks of the last commits, the newest first, each with its version."""
         version = -1
         while version != self._table.version():
             version, found = self._table.version(), self._table.history(limit)
-            # It has what was committed since that version, too, under numbers that are too low.
+            # With commits after that version the history numbers all too low: read it again.
             self._table.update_incremental()
         if not found or found[0]["version"] != version:
             raise _damaged(self.store, f"the commit of version {version} is empty")
@@ -301,7 +301,7 @@ class Archive:
                     raise _damaged(self.store, f"{commit[MARK]!r:.100}: {error}") from error
 
     def _require_unchanged(self, version: int) -> None:
-        """See that what others have committed after a version of ours has changed no row."""
+        """Check that commits of others after a version of ours have changed no row."""
         if _paths(DeltaTable(self.store.folder, version=version)) != _paths(self._table):
             told = next(c for c in reversed(self._table.history()) if c["version"] > version)
             raise ArchiveRefused(
@@ -342,7 +342,7 @@ class Archive:
 
 
 def _with_day(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a log and that of the day. Raises ``ArchiveRefused``."""
+    """Return the columns of a log and the column of the day. Raises ``ArchiveRefused``."""
     for name in schema.names:
         if name.lower() == DAY or _UNFIT.search(name):
             raise ArchiveRefused(
@@ -353,7 +353,7 @@ def _with_day(schema: pa.Schema) -> pa.Schema:
 
 
 def _properties(mark: Mark, attempt: str = "", **given: Any) -> CommitProperties:
-    # Without retries a commit stands on the version that was checked, or fails.
+    # Without retries a commit follows the version that was checked, or fails.
     said = {MARK: asdict(mark), ATTEMPT: attempt}
     return CommitProperties(custom_metadata=said, max_commit_retries=0, **given)
 

@@ -1,7 +1,7 @@
-"""MySQL and MariaDB through mysqlclient: rows are streamed, and become columns as bytes.
+"""MySQL and MariaDB through mysqlclient: rows are streamed, and become columns of bytes.
 
-Nothing of a row becomes a Python object but its bytes: numbers, times and text are made of them by
-Arrow, a column at a time. Statements run at READ COMMITTED, in autocommit.
+The values of a row become Python objects only as bytes. Arrow converts them to numbers, times and
+text, a column at a time. Statements run at READ COMMITTED, in autocommit.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ...eventlog.scans.mysql import MysqlScan
 from ..database import Database, batches_of, connected
 from ..options import Options
 
-#: libpq's words for what mysqlclient calls otherwise.
+#: libpq's names of parameters that mysqlclient names otherwise.
 _NAMES = {"dbname": "database", "sslrootcert": "ssl_ca", "sslcert": "ssl_cert", "sslkey": "ssl_key"}
-#: Access denied, to the server or the database; no such database.
+#: Errors that waiting does not solve: no access to the server or database; no such database.
 _REFUSED = {1044, 1045, 1049, 1698}
 
 
 class Mysql(Database):
-    """A connection for statements, one for dirty reads, one for rows, as they are needed."""
+    """Opens a connection for statements, one for dirty reads, and one for rows, when needed."""
 
     scan = MysqlScan
     errors = (MySQLdb.Error,)
@@ -97,7 +97,7 @@ def _connect(options: Options, level: str, **given: Any) -> Any:
     )
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
-        # Spark may take its time, between two batches too. A bound would cut rows off.
+        # Spark may pause for long between two batches. A limit on rows would cut the result.
         cursor.execute(
             "SET SESSION net_write_timeout = 3600, wait_timeout = 86400, "
             f"sql_select_limit = {2**64 - 1}"

@@ -1,6 +1,6 @@
-"""PostgreSQL through ADBC: rows come as Arrow, in COPY's binary format, without becoming Python.
+"""PostgreSQL through ADBC: rows arrive in COPY's binary format and become Arrow, not Python.
 
-Each statement is a transaction of its own: what is read is what was committed when it began.
+Each statement is its own transaction: it reads what was committed when it began.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _BYTES = "adbc.postgresql.batch_size_hint_bytes"
 
 _CASTS = {name: f"{name}::text" for name in ("data", "metadata", "message_id")}
 
-#: Arrow has no infinity: the first and the last moment that Spark and Python have stand for it.
+#: Arrow has no infinite times: the first and the last moment of Spark and Python replace them.
 _FINITE = """CASE {0} WHEN 'infinity' THEN '9999-12-31 23:59:59.999999Z'
     WHEN '-infinity' THEN '0001-01-01 00:00:00Z' ELSE {0} END"""
 
-#: What libpq says of a wrong password, role, database or parameter.
+#: Words in libpq's errors about a wrong password, role, database or parameter.
 _REFUSED = re.compile("password|does not exist|pg_hba|URI")
 
 
@@ -41,7 +41,7 @@ class Postgres(Database):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         parameters = {"application_name": "outbox_pipeline", "connect_timeout": "10"}
-        # Arrow's text is UTF-8. In the database's own encoding it would not be, unnoticed.
+        # Arrow's text is UTF-8. Text in the database's own encoding would be wrong, unnoticed.
         parameters |= options.parameters | {"client_encoding": "UTF8"}
         if options.statement_timeout:
             given = parameters.get("options", "")
@@ -50,7 +50,7 @@ class Postgres(Database):
         secret = options.secret()
         if secret is not None:
             parameters["password"] = secret
-        # Every parameter in the query: hosts may be folders of sockets.
+        # All parameters go into the query: a host may be a folder of sockets.
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
         self._connection: Any = connected(
             options,
@@ -58,10 +58,10 @@ class Postgres(Database):
             (adbc_driver_manager.Error,),
             lambda error: _REFUSED.search(str(error)),
         )
-        self.run("SET idle_session_timeout = 0", [])  # Spark may take its time
+        self.run("SET idle_session_timeout = 0", [])  # Spark may pause for long
 
     def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """See ``Database``. No statement of ours has parameters here."""
+        """See ``Database``. On PostgreSQL no statement of ours has parameters."""
         assert not params
         with self._connection.cursor() as cursor:
             cursor.execute(sql)
@@ -92,7 +92,7 @@ class Postgres(Database):
         return dict(self.run(sql, []))
 
     def identity(self) -> str:
-        """See ``Database``. The cluster is in the cursor; this is the database in it."""
+        """See ``Database``. The cursor names the cluster; this is the database in the cluster."""
         sql = "SELECT oid::text FROM pg_database WHERE datname = current_database()"
         return str(self.run(sql, [])[0][0])
 

@@ -1,6 +1,6 @@
-"""SQLite through the standard library: for one machine, which has the file.
+"""SQLite through the standard library: all readers run on the machine that has the file.
 
-The file is opened for reading only. All times and ids become Arrow's as on the other databases.
+The file is opened read-only. Times and ids get the same Arrow types as on the other databases.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The half of the pipeline that has Django: options, commands, what is written back."""
+"""The part of the pipeline that uses Django: options, commands, results in the database."""

@@ -1,8 +1,8 @@
-"""Which rows of a log are in an archive, as retention has to know it before they go.
+"""Looks up whether rows of a log are in an archive, before retention deletes them.
 
-A row counts as archived when a file of the table holds its position and its message id; what is
-committed was compared with the log, row by row. Each file is read as a whole first and has to have
-the hash of its name: what has rotted on disk is no reason to delete a row.
+A row counts as archived if a file of the table has its position and its message id; committed files
+were compared with the log, row by row. Each file is read as a whole first, and its hash must be the
+one in its name: a corrupt file is no reason to delete a row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load_archive(folder: str, log: str) -> Archive:
 def archived_versions(
     log: type[EntityVersion], id: str, *, folder: str, using: str
 ) -> list[EntityVersion]:
-    """Return the versions of an entity that an archive has, the oldest first."""
+    """Return the versions of an entity in an archive, the oldest first."""
     archive = load_archive(folder, log._meta.db_table)
     from ..parquet import read_stream
 
@@ -64,12 +64,12 @@ def archived_versions(
 
 
 class ArchiveLookup:
-    """The rows of an archive, asked for in the order of their positions."""
+    """Looks up rows in an archive. Callers ask for rows in the order of their positions."""
 
     def __init__(self, folder: str, log: str) -> None:
         self._archive = load_archive(folder, log)
         self._files = self._archive.files()
-        #: Of the files whose positions have been reached and not passed yet: the last, and the ids.
+        #: Of each file that was reached and is not passed: its last position, and ids by position.
         self._open: list[tuple[int, dict[int, str]]] = []
 
     def first(self, rows: Sequence[tuple[int, object]]) -> int:
@@ -93,7 +93,7 @@ class ArchiveLookup:
 
 
 def _message_ids(archive: Archive, file: File) -> dict[int, str]:
-    """Return the ids by position. No other column: half a million events fill the memory."""
+    """Return the ids by position. Other columns of half a million events would fill the memory."""
     from ..parquet import read_checked
     from ..schema import arrow_types, some
 
@@ -122,9 +122,9 @@ def _python_value(field: Field[Any, Any], value: Any, connection: Any) -> Any:
     elif isinstance(field, DurationField) and isinstance(value, int):
         value = timedelta(microseconds=value)
     elif isinstance(field, GenericIPAddressField) and value:
-        value = value.partition("/")[0]  # PostgreSQL writes a mask behind it
+        value = value.partition("/")[0]  # PostgreSQL appends a mask
     elif value and str(kind := field.db_type(connection)).endswith(("]", "range")):
-        with connection.cursor() as cursor:  # only PostgreSQL reads its texts of these
+        with connection.cursor() as cursor:  # only PostgreSQL can parse its text of these
             cursor.execute(f"SELECT %s::{kind}", [value])
             [value] = cursor.fetchone()
     return field.to_python(value)

@@ -1,9 +1,9 @@
-"""What an audit leaves behind: versions that are missing become rows of ``outbox_gap``.
+"""Records the missing versions that an audit finds as rows of ``outbox_gap``.
 
-Its rows have no subscription. One that the next audit finds unchanged is kept, and counts; it is
-settled when the log has its versions, and by nothing else. What a person has skipped is accepted:
-``accepted_gaps`` tells the next audit to leave it out. Each row is written by itself, and only over
-the state that was read, so that a decision taken meanwhile stands.
+These rows have no subscription. A gap that the next audit finds unchanged is kept, and its attempts
+are counted. It is settled only when the log has its versions, or by a larger gap. Gaps that a
+person has skipped are accepted: the next audit leaves these ``accepted_gaps`` out. Each row is
+updated by itself, and only from the state that was read, so that a decision taken meanwhile stands.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ...models import EventLog, Gap
 from ...models.gap import GapQuerySet
 from ..defects import MISSING, Audit
 
-#: Gaps that are recorded of one audit; more rows add no information.
+#: How many gaps of one audit are recorded; more rows add no information.
 LIMIT = 10_000
 _BATCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    #: New, grown, or open again.
+    #: Gaps that are new, or have grown, or are open again.
     written: int
-    #: Recorded by an earlier audit already, and still open.
+    #: Gaps that an earlier audit has recorded, and that are still open.
     unchanged: int
-    #: Settled: the versions are there now.
+    #: Gaps that were settled, because the versions are there now.
     filled: int
-    #: Not recorded, as there were too many.
+    #: Gaps that were not recorded, because there were too many.
     left_out: int
 
     def __str__(self) -> str:
@@ -45,10 +45,10 @@ def accepted_gaps(log: type[EventLog], *, using: str) -> list[tuple[str, int, in
 
 
 def record(result: Audit, *, log: type[EventLog], using: str, whole: bool = False) -> Recorded:
-    """Write missing versions as gaps, and settle those that are not missing any more.
+    """Record missing versions as gaps, and settle gaps whose versions are not missing any more.
 
-    With ``whole`` the defects are all that is missing in the log and its archive, so any other gap
-    was filled. Else only the log is asked for that.
+    With ``whole`` the defects are all that the log and its archive lack, so any other gap was
+    filled. Without it a query of the log decides whether a gap was filled.
     """
     missing = [defect for defect in result.defects if defect.kind in MISSING]
     found = {(each.stream, int(each.first or 0)): int(each.last or 0) for each in missing[:LIMIT]}
@@ -64,7 +64,7 @@ def record(result: Audit, *, log: type[EventLog], using: str, whole: bool = Fals
             unchanged.append(gap.pk)
         elif gap.state != Gap.State.SKIPPED or gap.last < last:
             written += _unchanged(gap, using).update(last=last, **Gap.UNSETTLED)
-    # Two audits at a time write the same rows.
+    # Two audits at the same time insert the same rows.
     Gap.objects.using(using).bulk_create(new, batch_size=_BATCH, ignore_conflicts=True)
     for start in range(0, len(unchanged), _BATCH):
         rows = Gap.objects.using(using).filter(pk__in=unchanged[start : start + _BATCH])
@@ -82,7 +82,7 @@ def _settle(
     *,
     whole: bool,
 ) -> int:
-    """Settle open rows that were not found again, where the log says why."""
+    """Settle open gaps that were not found again, if the log or a larger gap explains that."""
     runs: dict[str, list[tuple[int, int]]] = {}
     for (stream, first), last in found.items():
         runs.setdefault(stream, []).append((first, last))
@@ -90,7 +90,7 @@ def _settle(
     for gap in gaps:
         around = runs.get(gap.stream, [])
         larger = [run for run in around if run[0] < gap.first <= run[1]]
-        # What is still missing of it was recorded anew, from its own first version on.
+        # Its later versions that are still missing were recorded as other gaps.
         last = min([gap.last, *(first - 1 for first, _ in around if first > gap.first)])
         if larger:
             reason = f"Part of a larger gap by now: versions {larger[0][0]} to {larger[0][1]}."

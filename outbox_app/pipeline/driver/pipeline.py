@@ -1,8 +1,8 @@
-"""The pipelines as commands run them: Django's databases become addresses that Spark can use.
+"""Starts pipelines for commands, and turns Django's databases into addresses for Spark.
 
-The password goes neither into options nor into arguments. A session that is started here is given
-it in the environment, which its executors on this machine inherit; elsewhere each process has to
-find it itself, where options of the command say.
+The password is neither in options nor in arguments. A session that is started here gets it in the
+environment, which executors on this machine inherit. On other machines each process must find it
+itself, in the file or variable that options of the command name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..session import is_local, is_running, reason, spark_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Where a session that is started here finds the password of an alias; its name follows.
+#: The environment variable with an alias's password starts with this; the alias follows.
 PASSWORD = "OUTBOX_PIPELINE_PASSWORD"
 
 #: Options of Django's PostgreSQL backend that libpq does not know.
@@ -49,8 +49,8 @@ class Pipeline:
         """Return the log, or what the options name, as a frame.
 
         Args:
-            schema: Columns that are needed, as SQL writes them. Default: all.
-            given: Options over those of the log: ``archive="DIR"``, ``read="heads"`` …
+            schema: The columns to read, in Spark's SQL. Default: all.
+            given: Options that override those of the log: ``archive="DIR"``, ``read="heads"`` …
         """
         from ..archive_reader import frame, read
 
@@ -61,10 +61,10 @@ class Pipeline:
         return frame(self.session, options, schema)
 
     def elsewhere(self, using: str) -> Pipeline:
-        """Return what reads another alias: over this one's connections if that is its database."""
+        """Return a pipeline that reads another alias; this one, if both are the same database."""
         variable = _password_variable(using)
         given = {"password_env": variable} if _has_password(using) else {}
-        if variable not in os.environ:  # of processes that this one has not started
+        if variable not in os.environ:  # the executors do not inherit from this process
             here, there = (connections[each].settings_dict for each in (self.using, using))
             if all(here.get(n) == there.get(n) for n in ("NAME", "HOST", "PORT", "OPTIONS")):
                 return self
@@ -84,19 +84,19 @@ def pipeline(
     password_file: str = "",
     password_env: str = "",
 ) -> Iterator[Pipeline]:
-    """Give a session that reads a log, and stop it at the end if it was started here.
+    """Yield a ``Pipeline`` that reads a log. At the end stop its session, if it was started here.
 
     Args:
         log: Table or label. Default: ``Event``.
         using: Database alias. Default: the log's.
-        master: As ``spark_session`` takes it.
+        master: As in ``spark_session``.
         conf: Settings of Spark.
-        password_file: Where the password is on every machine.
-        password_env: Which variable holds it in every process.
+        password_file: The file that has the password on every machine.
+        password_env: The environment variable that has the password in every process.
 
     Raises:
-        PipelineError, ReadRefused, UnknownLog: What cannot be done, in one message. What Spark
-            raises becomes a ``PipelineError``.
+        PipelineError, ReadRefused, UnknownLog: The reason for a failure, in one message. Errors of
+            Spark become a ``PipelineError``.
     """
     model = log_named(log or Event._meta.db_table)
     alias = using or log_alias(model)
@@ -133,17 +133,17 @@ def pipeline(
         raise PipelineError(reason(error)) from error
     finally:
         if not borrowed:
-            # It may be gone: killed, or told to end by the signal that this process was sent, too.
+            # Spark may be gone: killed, or ended by the signal that this process received, too.
             with suppress(Py4JError, OSError):
                 session.stop()
-            # In the main thread PySpark has put its own handler there.
+            # In the main thread PySpark has set its own handler.
             with suppress(ValueError, TypeError):
                 signal.signal(signal.SIGINT, interrupt)
 
 
 def disconnect(using: str) -> None:
-    """Close the connection of this thread, which may be cut off before it is needed again."""
-    if not connections[using].in_atomic_block:  # whose end would be lost, and what it has written
+    """Close this thread's connection, which may be cut off before it is needed again."""
+    if not connections[using].in_atomic_block:  # closing would roll it back
         connections[using].close()
 
 

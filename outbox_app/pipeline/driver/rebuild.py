@@ -1,12 +1,12 @@
-"""Rebuilding a view on Spark: ``manage.py outbox_pipeline rebuild NAME``.
+"""Rebuilds a view on Spark: ``manage.py outbox_pipeline rebuild NAME``.
 
-Tasks read all events up to one offset, from the archive and the log behind it, and fold them into
-rows; this process loads the rows into a table beside the view. So tasks need nothing but the right
-to read, and one that is tried again, or runs on somewhere after it was given up, harms nothing.
-Then the new rows are compared with the live ones, and the takeover is that of ``rebuild``: what
-came after the offset is replayed, the rows are put in place of the old ones, and the subscription
-continues from there. No event is missed or applied twice. Until the takeover commits nothing has
-changed, even if a process is killed. With an archive a log need not hold its beginning any more.
+Tasks read all events up to one offset, from the archive and the log after it, and fold them into
+rows; this process loads the rows into a shadow table. So tasks only need the right to read, and a
+task that is retried, or still runs somewhere after it was given up, does no harm. Then the new rows
+are compared with the live ones. The takeover is that of ``rebuild``: the events after the offset
+are replayed, the rows replace the old ones, and the subscription continues from there. No event is
+missed or applied twice. Until the takeover commits nothing has changed, even if a process is
+killed. With an archive a log need not have its beginning any more.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 logger = get_logger("outbox_app.pipeline")
 
-#: Plans that are made, one after the other, where the log is pruned while it is read.
+#: How many plans are made in a row if the log is pruned while it is read.
 PLANS = 3
 #: Rows loaded by one statement.
 ROWS = 1_000
 #: Rows between two progress lines.
 PROGRESS_ROWS = 50_000
-#: Events that one side may lack for a comparison to make sense.
+#: The most events that one side may lack for a comparison to be useful.
 MAX_UNSETTLED = 50_000
 
 
@@ -82,7 +82,7 @@ def rebuild_on_spark(
     compare_only: bool = False,
     write: Write = logger.info,
 ) -> int:
-    """Rebuild a view, its rows made by Spark. Raises ``RebuildRefused``, ``RebuildFailed``."""
+    """Rebuild a view from Spark's rows. Raises ``RebuildRefused``, ``RebuildFailed``."""
     log, using = log_of(name)
     if options.log != log._meta.db_table:
         raise RebuildRefused(
@@ -98,15 +98,15 @@ def rebuild_on_spark(
 
 
 def planned(session: SparkSession, options: Options, projection: Projection) -> Plan:
-    """Plan for all events that are committed by now, in the archive or the log behind it.
+    """Plan to read all events that are committed by now, from the archive and the log after it.
 
-    Raises ``RebuildRefused`` where one was removed from both.
+    Raises ``RebuildRefused`` if an event was removed from both.
     """
     from ..folding import Plan, beginning_missing
 
     subscriber = projection.subscriber
     plan = Plan.make(options, EventFilter(subscriber.topics, subscriber.types))
-    # After the plan: what is pruned between the two is found here, or by ``Plan.pruned``.
+    # Check after planning: later pruning is noticed by ``Plan.pruned``.
     if not options.archive:
         require_whole(projection)
     elif stream := beginning_missing(session, options):
@@ -133,7 +133,7 @@ class SparkRebuild(Rebuild):
         self.session, self.plan, self.compare_only = session, plan, compare_only
 
     def fill(self) -> list[WindowState]:
-        """Load what Spark makes of all events up to an offset, and catch up from there."""
+        """Load the rows that Spark makes of the events up to an offset; catch up from there."""
         with self._folded() as (folded, events):
             failpoint("rebuild_folded")
             self._load(folded, events)
@@ -144,12 +144,12 @@ class SparkRebuild(Rebuild):
         failpoint("rebuild_compared")
         if self.compare_only:
             return differing
-        # Comparing takes its time, and the takeover locks: let little be left for it.
+        # The comparison took some time, and the takeover locks: replay, so that little is left.
         return super().finish(self.replay(states))
 
     @contextmanager
     def _folded(self) -> Iterator[tuple[RDD[Any], int]]:
-        """Let the tasks make the rows, and keep them on their disks while they are loaded."""
+        """Let tasks make the rows, and keep these on the executors' disks while they are loaded."""
         from pyspark import StorageLevel
 
         for _ in range(PLANS):
@@ -172,7 +172,7 @@ class SparkRebuild(Rebuild):
         )
 
     def _fold(self) -> RDD[Any]:
-        """Return the rows, and how many events they were made of. Nothing has run yet.
+        """Return an RDD of rows, and of the numbers of their events. No task has run yet.
 
         Tasks are sent names, and no password.
         """
@@ -205,7 +205,7 @@ class SparkRebuild(Rebuild):
             before, loaded = loaded, loaded + len(batch)
             if before // PROGRESS_ROWS < loaded // PROGRESS_ROWS:
                 self.write(f"loading name={self.name} rows={loaded}")
-        # Rows that go with an executor are made again, of a log that may be pruned by then.
+        # If an executor is lost, its rows are made again, from a log that may be pruned by then.
         if self.replayed != events:
             raise PipelineError(
                 f"The rows were made of {events} events, and those that were loaded of "
@@ -227,13 +227,13 @@ class SparkRebuild(Rebuild):
         require_same_database(reader.log, end, using=self.using)
         state = reader.load(end.state)
         self.positions = [end.position]
-        # On MySQL a log has as many gaps as there were rollbacks, until they have settled.
+        # On MySQL every rollback leaves a gap in the log, until it has settled.
         deadline = time.monotonic() + 2 * outbox_settings().SETTLE_SECONDS + 1
         while time.monotonic() < deadline:
             try:
                 self.ask(reader.read, state, 1)
                 break
-            except TooManyGaps:  # which the replay says, if they never settle
+            except TooManyGaps:  # the replay raises it, if they never settle
                 time.sleep(0.1)
         return self.replay([state])
 
@@ -261,7 +261,7 @@ class SparkRebuild(Rebuild):
         return found.counts.differing
 
     def _unsettled(self, states: list[WindowState], cursors: list[Cursor]) -> set[Any]:
-        """Return the keys of the events after any of these places."""
+        """Return the keys of the events after any of these states and cursors."""
         keys: set[Any] = set()
         seen, limit = 0, outbox_settings().PAGE_SIZE
         for reader, state in self._places(states, cursors):
@@ -290,11 +290,11 @@ class SparkRebuild(Rebuild):
 
 
 def require_same_database(log: type[EventLog], end: Offset, *, using: str) -> None:
-    """See that Spark has read what the subscription reads. Raises ``PipelineError``."""
+    """Check that Spark has read the subscription's database. Raises ``PipelineError``."""
     rows = log._base_manager.using(using)
     found = rows.filter(pk=end.position).values_list("message_id", flat=True).first()
     expected = UUID(end.message_id) if end.position else None
-    # Where it is pruned everything before it is, too.
+    # If the event was pruned, so was everything before it.
     if found != expected and (found or rows.filter(pk__lt=end.position).exists()):
         raise PipelineError(
             f"Spark has seen event {expected} at position {end.position} of {end.log}; here there "

@@ -1,7 +1,7 @@
-"""What a task of Spark does with the events of a key: the rows of a projection's view.
+"""Folds the events of a key into rows of a projection's view, in a task of Spark.
 
 Tasks begin without Django, so nothing here imports it before ``load_fold`` has set it up, with the
-settings and the modules of the project. Rows are made in memory, and no database is touched.
+settings and the modules of the project. Rows are made in memory; no database is used.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def load_fold(
     projection: str, *, module: str, using: str, settings: str, path: Sequence[str]
 ) -> ViewFold:
-    """Return a fold in a process that may have no Django yet, with DJANGO_SETTINGS_MODULE.
+    """Return a fold, in a process that may not have set Django up yet.
 
-    ``module`` declares the projection. The driver finds modules in ``path``; elsewhere the project
-    has to be installed.
+    ``settings`` is used if DJANGO_SETTINGS_MODULE is not set. ``module`` declares the projection.
+    ``path`` is the driver's; on other machines the project has to be installed.
     """
     sys.path += [each for each in path if each not in sys.path]
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", settings)
@@ -56,7 +56,7 @@ def load_fold(
 
 
 class ViewFold:
-    """Folds events into rows. A row is given out as the values of its columns."""
+    """Folds events into rows. A row is yielded as a tuple of the values of its columns."""
 
     def __init__(self, view: ProjectionTable) -> None:
         from django.db import connections
@@ -66,7 +66,7 @@ class ViewFold:
         from ...projections.rows import PendingEvent
 
         self.record, self.turn = record_of, PendingEvent
-        #: Else the stream is the key, which can be told without reading the data.
+        #: Whether the projection defines key(). Else the stream is the key, and no data is parsed.
         self.own_key = type(view.projection).key is not Projection.key
         self.view = view
         [log] = view.projection.subscriber.logs
@@ -77,7 +77,7 @@ class ViewFold:
         self.connection = connections[view.using]
 
     def key(self, row: Row) -> Any:
-        """Return the key of an event: a text, a number, or what hashes the same everywhere."""
+        """Return the key of an event. Like texts and numbers, it must hash the same everywhere."""
         event = self._event(row) if self.own_key else self.record(row, self.log)
         try:
             return self.view.key(event)
@@ -85,7 +85,7 @@ class ViewFold:
             raise self._failed("key", event, error) from None
 
     def add(self, row: Row) -> None:
-        """Take the next event of a key. All of them come to one fold, in order."""
+        """Fold the next event of a key. All events of a key come to one fold, in order."""
         event = self._event(row)
         try:
             keyed = [(self.view.key(event), self.turn(event))]
@@ -95,7 +95,7 @@ class ViewFold:
         self.events += 1
 
     def result(self) -> Iterator[Any]:
-        """Yield what the events since the last call became: rows, and how many events it were."""
+        """Yield the rows of the events since the last call, and then the number of these events."""
         rows, events = self.rows, self.events
         self.rows, self.events = {}, 0
         for row in rows.values():
@@ -112,7 +112,7 @@ class ViewFold:
         return self.record(values, self.log)
 
     def _failed(self, what: str, event: RecordedEvent, error: Exception) -> PipelineError:
-        # In one line: it is looked for among the traces of Spark.
+        # In one line: ``session.reason`` searches Spark's tracebacks for it.
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return PipelineError(
             f"Projection {self.view.projection.name!r}: {what}() of {event.stream}@{event.version} "
@@ -122,9 +122,9 @@ class ViewFold:
 
 
 def as_stored(moment: datetime, connection: Any) -> datetime:
-    """Return a time that the pipeline has read as Django reads it from the same row.
+    """Return a time that the pipeline has read in the form in which Django reads it.
 
-    Without ``USE_TZ`` that has no zone, and only PostgreSQL knows which one is meant.
+    Without ``USE_TZ`` that is naive: in the connection's zone on PostgreSQL, in UTC elsewhere.
     """
     if connection.timezone is not None:
         return moment.astimezone(connection.timezone)
@@ -137,5 +137,5 @@ def _json(text: str) -> Any:
 
 
 def columns(model: Any) -> list[str]:
-    """Return the attributes of a row that are written, in the order in which they travel."""
+    """Return the names of the attributes that a row consists of, in the order of its values."""
     return [field.attname for field in model._meta.concrete_fields if not field.generated]

@@ -1,7 +1,7 @@
-"""The pipelines, from a log to what they leave behind: an audit's gaps and report, statistics.
+"""Runs pipelines and keeps their results: an audit's gaps and report, and statistics.
 
-Each takes a running ``Pipeline`` and tells how it gets on; what Spark computes is in ``pipeline``.
-Statistics go into a file, or into the table that the admin shows: the last run's, and nothing else.
+Each function takes a running ``Pipeline`` and reports its progress. Spark's computations are in
+``pipeline``. The file, or the admin's table, has only the statistics of the last run.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from .audit_gaps import accepted_gaps, record
 from .pipeline import Pipeline, disconnect
 from .rebuild_fold import as_stored
 
-#: Audits that are made, one after the other, where the archive gets on and the log is pruned.
+#: How many audits are made in a row if the archive grows and the log is pruned meanwhile.
 PLANS = 3
-#: Defects that are written out, line by line.
+#: How many defects are written out, line by line.
 TOLD = 50
 
 
@@ -72,7 +72,7 @@ def run_audit(
             f"{run.options.log} was archived and pruned {PLANS} times while it was audited. Let "
             "the archiver catch up, or stop pruning until it is audited. Nothing was noted."
         )
-    # What the database has lost and the archive has is no missing version, and not there either.
+    # A version that only the archive has is no missing one, but the log lacks it: hence ``sound``.
     whole = bool(archive) and not pruned and result.sound
     for entity in entity_types():
         if entity.versions is run.log:
@@ -96,12 +96,12 @@ def run_audit(
 
 
 def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
-    """Audit once; None: rows went from the log that the archive did not have when it was read."""
+    """Audit once; return None if rows were pruned that were not in the archive as it was read."""
     plan = planned(replace(run.options, archive=archive)) if archive else None
     table = plan.archive if plan else None
     if table:
         check_files(run.session, table)
-    # What the heads say now must be there at the bound, which is taken after them.
+    # The versions of these heads must be there at the bound, which is taken after them.
     heads = run.read(read="heads").persist()
     heads.count()
     with closing(connect(run.options)) as database:
@@ -135,18 +135,18 @@ def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
 
 
 def _ask(run: Pipeline, sql: str) -> int | None:
-    """Ask the database for a number, by a connection that has not been idle meanwhile."""
+    """Query a number from the database, over a new connection: an old one may have timed out."""
     with closing(connect(run.options)) as database:
         number: int | None = database.run(sql, [])[0][0]
         return number
 
 
 def _with_entities(result: Audit, entity: Any, *, using: str) -> Audit:
-    """Add what of the entities is not as their versions have it."""
+    """Add the differences between entities and their versions."""
     found = [
         Defect(f"entity_{kind}", id, None, None, None, text)
         for id, (kind, text) in differences(entity, using=using)
-        if kind != "head"  # which is "tail" or "low_head"
+        if kind != "head"  # the audit has it as "tail" or "low_head"
     ]
     found.sort(key=lambda defect: [*ENTITY_KINDS].index(defect.kind))
     return replace(
@@ -188,18 +188,18 @@ def run_statistics(
 def store(rows: Iterable[tuple[Any, ...]], *, log: str, using: str | None = None) -> int:
     """Replace the statistics of a log in the table, in one transaction. Raises ``ValueError``.
 
-    Readers see the old ones until it commits, and a run that is killed has changed nothing. It is
-    short: on PostgreSQL no subscription gets beyond a transaction that is still writing.
+    Readers see the old rows until the commit, and a run that is killed has changed nothing. The
+    transaction is short: on PostgreSQL no subscription reads beyond one that is still writing.
     """
     using = using or outbox_alias()
     made = (_statistic(row, log) for row in rows)
-    # The first row comes when all of them were computed, and only then the transaction begins.
+    # The first row comes when all rows are computed. Only then does the transaction begin.
     batch = list(islice(made, BATCH))
     table, written = Statistic.objects.using(using), 0
     with transaction.atomic(using=using):
         table.filter(source=log, name__in=NAMES).delete()
         while batch:
-            # Rows of another run at the same time, which were not there to be deleted, are updated.
+            # Rows that another run has inserted since the DELETE are updated.
             write_figures(batch, using=using)
             written += len(batch)
             batch = list(islice(made, BATCH))
