@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
+from weakref import WeakKeyDictionary, WeakSet
 
 from django.conf import settings
 from django.db import connections
@@ -85,9 +86,6 @@ class LogReader:
         self.table = log._meta.db_table
         #: The columns of the rows that ``records`` takes.
         self.columns = columns_of(log)
-        self._dirty: Any = None
-        #: The driver's connection that ``run`` used when the dirty one was opened.
-        self._beside: Any = None
         self._server = ""
         self._load_time: Any = None
         #: Position and message id of a row that was seen: once the log is emptied, it is gone.
@@ -220,9 +218,13 @@ class LogReader:
         )
 
     def close(self) -> None:
-        if self._dirty is not None:
-            self._dirty.close()
-            self._dirty = None
+        main = connections[self.using]
+        dirty = _dirty.get(main)
+        if dirty is not None:
+            dirty.readers.discard(self)
+            if not dirty.readers:
+                del _dirty[main]
+                dirty.connection.close()
 
     def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         with connections[self.using].cursor() as cursor:
@@ -249,21 +251,41 @@ class LogReader:
         # would show no row in flight, and gaps would be closed. It is replaced with the main one:
         # after a switch-over, a connection to the old primary would show no row in flight, either.
         main = connections[self.using]
-        if self._beside is not main.connection:
-            self.close()
-        self._beside = main.connection
-        connection = self._dirty or connections.create_connection(self.using)
+        dirty = _dirty.get(main)
+        if dirty is not None and dirty.beside is not main.connection:
+            _dirty.pop(main).connection.close()
+            dirty = None
+        connection = dirty.connection if dirty else connections.create_connection(self.using)
         try:
             with connection.cursor() as cursor:
-                if self._dirty is None:
+                if dirty is None:
                     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-                    self._dirty = connection
+                    dirty = _dirty[main] = _Dirty(connection, main.connection, WeakSet())
+                dirty.readers.add(self)
                 cursor.execute(sql, params)
                 return list(cursor.fetchall())
         except BaseException:
-            self._dirty = None
+            _dirty.pop(main, None)
             connection.close()
             raise
+
+
+class _Dirty(NamedTuple):
+    """A connection at READ UNCOMMITTED, for all readers of an alias in one thread.
+
+    A process may have a reader for each log of a hundred subscriptions: with one each they would
+    take all connections that the server has.
+    """
+
+    connection: Any
+    #: The driver's connection that the alias had when this one was opened.
+    beside: Any
+    #: Those that use it.
+    readers: WeakSet[LogReader]
+
+
+#: By the connection of the alias in the thread.
+_dirty: WeakKeyDictionary[Any, _Dirty] = WeakKeyDictionary()
 
 
 def _decoders(log: type[EventLog], using: str) -> dict[str, Callable[[Any], Any]]:

@@ -371,6 +371,27 @@ def test_a_dirty_connection_is_one_that_reads_dirty(alias, monkeypatch):
         assert read_all(reader, state)[0] == ["slow1"]
 
 
+def test_the_readers_of_a_thread_share_one_dirty_connection(alias, monkeypatch):
+    """Else a process that runs a hundred subscriptions takes all that the server has."""
+    made, create = [], connections.create_connection
+
+    def note(using):
+        made.append(create(using))
+        return made[-1]
+
+    monkeypatch.setattr(connections, "create_connection", note)
+    with Session(alias) as slow, reading(alias) as one:
+        state = one.window.start(None)
+        slow.begin().publish("slow")
+        commit(alias, "a")
+        made.clear()
+        with reading(alias) as other:
+            assert read_all(one, state)[0] == read_all(other, state)[0] == ["a1"]
+        assert len(made) == 1
+        assert made[0].connection is not None  # the first one needs it
+    assert made[0].connection is None
+
+
 @pytest.fixture
 def elsewhere(alias, monkeypatch):
     """``elsewhere()``: the alias leads to another database, with the same log."""
