@@ -100,7 +100,7 @@ class Completeness:
         return accepted
 
     def _beside(self, runs: Sequence[Sequence[RecordedEvent]]) -> dict[tuple[int, int], int]:
-        """Return the versions before and after each run; negative if the cursor has not passed."""
+        """Return the versions before and after each run, negated if the cursor is not past them."""
         if not runs:
             return {}
         arms = []

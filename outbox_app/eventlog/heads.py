@@ -46,7 +46,7 @@ def bump_versions(
 def bump_sql(
     log: str, stream: str, *, expected: int | None, count: int = 1
 ) -> tuple[str, list[Any]]:
-    """Return SQL for PostgreSQL that bumps a stream; it returns no row if ``expected`` differs."""
+    """Return SQL for PostgreSQL that bumps a stream; no row if that is not at ``expected``."""
     if expected:
         return f"{_ADD} RETURNING version", [count, log, stream, expected]
     added = "version = outbox_stream.version + excluded.version"
@@ -62,7 +62,7 @@ def current_version(log: str, stream: str, *, using: str) -> int:
     """Return the version of a stream as this transaction sees it; 0 without events."""
     heads = StreamHead.objects.using(using).filter(log=log, stream=stream)
     if connections[using].vendor == "mysql":
-        # At REPEATABLE READ only a locking read sees new rows. The attempt has locked it already.
+        # At REPEATABLE READ only a locking read sees new rows. The attempt to bump locked this one.
         heads = heads.select_for_update()
     return heads.values_list("version", flat=True).first() or 0
 

@@ -97,7 +97,7 @@ def own_values(log: type[EventLog], *, using: str, but: Collection[str] = ()) ->
 
 
 def _stored(field: Field[Any, Any], row: EventLog, connection: Any) -> Any:
-    return field.get_db_prep_save(field.pre_save(row, True), connection)  # auto_now_add, too
+    return field.get_db_prep_save(field.pre_save(row, True), connection)  # sets auto_now_add, too
 
 
 def chunks(

@@ -145,7 +145,7 @@ def _mysql(condition: str, params: list[Any], using: str) -> LongTransactions:
         return LongTransactions([])
     sql = _MYSQL.format(condition=condition)
     try:
-        with transaction.atomic(using=using):  # a savepoint where a transaction is open
+        with transaction.atomic(using=using):  # a savepoint if a transaction is open
             return LongTransactions(_listed(sql, params, using))
     except DatabaseError as error:
         if error.args and error.args[0] in DENIED:

@@ -51,7 +51,7 @@ def publish(
     """Publish one event. The errors below leave the transaction usable.
 
     Args:
-        stream: The aggregate it happened to, for example ``"order-17"``; at most 255 characters.
+        stream: The event's aggregate, for example ``"order-17"``; at most 255 characters.
         type: What happened, for example ``"order.placed"``; at most 255 characters.
         data: Any value that JSON can hold. Default: ``{}``.
         expected_version: The version that the stream is at, ``NO_STREAM``, or ``ANY`` (default).
@@ -130,8 +130,8 @@ def publish_checked(
                 _write(new, streams, expected, log, using=using)
             return [known.get(each.row.message_id, each.row) for each in offered]
         except (IntegrityError, VersionConflict) as error:
-            # Another transaction may have published these message ids just now. Lock their rows
-            # after an IntegrityError only: without a row, the lock is one on the gap for others.
+            # Another transaction may have published these message ids just now. Only an
+            # IntegrityError proves it: without a row, a lock would take the gap, and delay others.
             locked = isinstance(error, IntegrityError) and not connections[using].get_autocommit()
             met = _published_before(repeatable, log, using=using, locked=locked)
             if not met.keys() - known.keys():

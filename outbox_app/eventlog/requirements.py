@@ -27,12 +27,12 @@ class Violation:
     id: str
     text: str
     hint: str
-    #: Whether nothing is read until it is corrected: events could be lost, or out of order.
+    #: Whether reading is refused until it is corrected: events could be lost, or out of order.
     refused: bool = True
 
 
 def require_exact(vendor: str, table: str, run: Run) -> None:
-    """Raise ``UnsafeLog`` where a log cannot be read exactly."""
+    """Raise ``UnsafeLog`` if a log cannot be read exactly."""
     for violation in violations(vendor, table, run):
         if violation.refused:
             raise UnsafeLog(f"{violation.text} {violation.hint} ({violation.id})")

@@ -115,7 +115,7 @@ class PostgresState(WindowState):
 
     @property
     def after(self) -> int:
-        """The rest of the open window lies after it, except transactions running in ``lo``."""
+        """The position before the rest of the window, except transactions running in ``lo``."""
         return max(self.pos, self.first - 1)
 
     def check(self) -> None:
@@ -141,7 +141,7 @@ class MysqlState(WindowState):
     missing: Any = ()
 
     def __post_init__(self) -> None:
-        # JSON returns lists. With tuples, a state that was stored and loaded is equal to itself.
+        # JSON returns lists. With tuples, a state is equal to the one that is loaded from its JSON.
         if not isinstance(self.missing, list | tuple):
             raise TypeError(f"missing is {self.missing!r:.100}")
         object.__setattr__(self, "missing", tuple(map(tuple, self.missing)))

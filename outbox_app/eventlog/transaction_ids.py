@@ -31,7 +31,7 @@ def is_foreign(reader: LogReader, states: list[WindowState], last: int | None = 
     """
     try:
         if not states and reader.vendor == "postgresql":
-            reader.window.start()  # looks for rows of the future
+            reader.window.start()  # refuses rows of transactions that have not begun
         for state in states:
             reader.window.verify(state)
     except ForeignCursor:

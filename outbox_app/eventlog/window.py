@@ -24,7 +24,7 @@ Run = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
 
 S = TypeVar("S", bound=WindowState)
 
-#: About the most positions that a page passes, even if a filter drops most of their rows.
+#: A page passes about so many positions at most, even if a filter drops most of their rows.
 MAX_POSITIONS = 100_000
 
 #: Type of the rows that seal positions at which there will never be an event.
@@ -90,7 +90,7 @@ class Window(ABC, Generic[S]):
         """
 
     def move(self, after: int | None, states: Sequence[S]) -> S:
-        """Return the state of a reader that moves, as ``start()`` does, from these states."""
+        """Return, as ``start()`` does, the state of a reader that moves from these states."""
         return self.start(after)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The problems of an outbox, judged in one place: overview, status command, health and metrics.
+"""The problems of an outbox, judged once for overview, status command, health and metrics.
 
 This module makes no statements. A problem is ``bad`` if work has stopped or a limit is passed: exit
 code 1 and health 503. A ``warning`` needs a person, but not in the night: it is shown everywhere,
@@ -213,7 +213,7 @@ NO_LIMITS = Limits()
 
 
 def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
-    """Return what is wrong in ``outbox_status()``, the gravest first."""
+    """Return what is wrong in ``outbox_status()``, the most urgent first."""
     still = [Subject(each.log, each.waits_for, each.behind_seconds) for each in status.sinks
              if each.waits_for and each.behind_seconds > OLD_SINK]  # fmt: skip
     away = [Subject(peer, f"{seconds:+d} s") for peer, seconds in status.clocks.items()]
@@ -261,7 +261,7 @@ def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
     age, rows, waiting = status.backlog.oldest_seconds, status.backlog.rows, status.waiting
     # If no drainer works, that problem has been reported already.
     if age > LATE and not all(each.drainer.trouble for each in status.alive):
-        if not any(map(status.is_publishing, status.alive)):  # immediate delivery proves nothing
+        if not any(map(status.is_publishing, status.alive)):  # immediate delivery does not count
             yield _counted("not_leaving", waiting, age=duration(age))
         elif limits.max_age is None:
             yield _counted("late", waiting, age=duration(age))

@@ -1,6 +1,6 @@
 """Log lines for the signals: a constant message, then ``key=value`` fields.
 
-To import this module connects them. A project's ``LOGGING`` decides which lines are shown.
+Importing this module connects them. A project's ``LOGGING`` decides which lines are shown.
 """
 
 from __future__ import annotations

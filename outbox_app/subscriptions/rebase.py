@@ -189,7 +189,7 @@ def _apply(plan: Plan, *, using: str, dry_run: bool, upgraded: bool, write: Writ
                 counted=None,
                 error=cursor.error if is_stopped(cursor) else "",
             )
-        # These positions are gone: the next events of the streams get lower ones, from here on.
+        # These positions are gone: the streams' next events get lower ones, after ``last``.
         parked = ParkedStream.objects.using(using).filter(log=table, position__gt=plan.last)
         parked.update(position=plan.last + 1)
     write(f"rebased log={table} last_id={plan.last} cursors={len(plan.moves)}")

@@ -2,7 +2,7 @@
 
 Each skip takes a name and a reason, which are kept in a row of ``Gap``, and is final: versions that
 arrive later are dropped. The process that runs the subscription continues by itself. A gap that an
-audit has found blocks no stream: to skip it accepts it, and later audits leave it out. The caller
+audit has found blocks no stream: a skip accepts it, and later audits leave it out. The caller
 checks the permission (``outbox_app.skip_gap``, ``outbox_app.skip_event``).
 """
 

@@ -159,7 +159,7 @@ class MysqlWindow(Window[MysqlState]):
         """Return the first ``limit`` rows of the runs, and beyond ``high``, by one statement.
 
         Unwanted rows are returned, too, as their positions are not missing, but with empty columns:
-        with many parts, that is a third of the work.
+        with many parts, that takes a third of the work.
         """
         wanted, params = only.sql()
         condition = f"{wanted and f'({wanted}) AND '}type <> '{TOMBSTONE}'"
@@ -183,7 +183,7 @@ class MysqlWindow(Window[MysqlState]):
         return sorted(rows, key=itemgetter(0))[:limit]
 
     def _look(self, runs: Runs) -> tuple[Runs, float]:
-        """Return positions of rows, committed or not (of each run at least one), and the time."""
+        """Return positions of rows, committed or not (of a wide run only one), and the time."""
         if not runs:
             return [], 0.0
         assert self.dirty is not None
