@@ -1,4 +1,4 @@
-"""All models of the app, re-exported: Django looks for them here and nowhere below."""
+"""Re-exports all models of the app: Django imports this package and nothing below it."""
 
 from .clock import DatabaseNow as DatabaseNow
 from .collation import compare_bytes as compare_bytes

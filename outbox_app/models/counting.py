@@ -17,7 +17,7 @@ LISTED = 50
 
 
 def counted(rows: QuerySet[Any], *, limit: int | None = None) -> int:
-    """Return the number of rows; one more than the limit (MANY) if it is larger than that."""
+    """Return the number of rows, or one more than the limit (MANY) if there are more."""
     return rows.order_by()[: (MANY if limit is None else limit) + 1].count()
 
 

@@ -53,7 +53,7 @@ class EntityVersion(_Unsaved, EventLog):
     request_hash = models.CharField(_("request hash"), max_length=64, null=True)  # noqa: DJ001
     rejected = models.BooleanField(_("rejected"), default=False, db_default=False)
     response = models.JSONField(_("response"), null=True, encoder=DjangoJSONEncoder)
-    #: The state after the command; null after a rejected creation or an erasure, or by ``states``.
+    #: The state after the command; null after a rejected creation or an erasure. See ``states``.
     state = models.JSONField(_("state"), null=True, encoder=DjangoJSONEncoder)
 
     class Meta(EventLog.Meta):

@@ -38,7 +38,7 @@ class Statistic(models.Model):
     id = models.BigAutoField(primary_key=True)
     #: The table of the log that the figure is about; for a counter the process that counted.
     source = models.CharField(_("source"), max_length=128)
-    #: The start of the minute; for a figure about a whole log that of its newest event.
+    #: The start of the minute; for a figure about a whole log the newest event's.
     minute = models.DateTimeField(_("minute"))
     name = models.CharField(_("name"), max_length=40)
     #: The grouping and the group: ``type`` and ``OrderPlaced``. Empty for a total.

@@ -65,7 +65,7 @@ class Cursor(models.Model):
     partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
     #: The table of the log.
     log = models.CharField(_("log"), max_length=128)
-    #: Counts the updates of this row; each update compares it.
+    #: Each update checks this number, and adds 1 to it.
     revision = models.BigIntegerField(_("revision"), default=0)
     #: The cursor in JSON, as ``eventlog.state`` reads it.
     state = models.TextField(_("state"))

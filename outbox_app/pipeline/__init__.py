@@ -1,4 +1,4 @@
-"""The event log at scale, on Spark: the same exact cursor, read by many processes at once.
+"""Reads the event log at scale, on Spark: by the same exact cursor, in many processes at once.
 
 Spark's executors import this package, so nothing here imports Django. ``pipeline.driver`` has the
 part that commands use.

@@ -99,7 +99,7 @@ def read(
 
 
 def frame(session: SparkSession, options: Options, schema: str | None = None) -> DataFrame:
-    """Return what the data source reads with these options."""
+    """Return the frame that the data source reads with these options."""
     reader = session.read.format("outbox").options(**options.texts())
     return (reader.schema(schema) if schema else reader).load()
 

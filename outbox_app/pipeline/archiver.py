@@ -204,7 +204,7 @@ class Archiver:
         return [file for files in copied for file in files]
 
     def _spread(self, function: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
-        """Call a function in tasks, with one part in each."""
+        """Call a function once for each part, each time in a task."""
         if not parts:
             return []
         return self.context.parallelize(parts, len(parts)).map(function).collect()

@@ -5,7 +5,7 @@ which they end. A reader that continues there misses no event and gets none twic
 events, send each to the task of its key, and fold them. A task that is retried, or runs twice,
 makes the same rows, because the events are fixed. Nothing is written to a database.
 
-If the log is pruned meanwhile, planned rows may be missing: ``pruned`` returns that, and the caller
+If the log is pruned meanwhile, planned rows may be missing: ``pruned`` reports that, and the caller
 makes another plan. This module imports no Django.
 """
 
@@ -78,7 +78,7 @@ class Plan:
 
 
 def fold(session: SparkSession, plan: Plan, make: Callable[[], Any]) -> RDD[Any]:
-    """Return what a ``ViewFold`` makes of the events of each key. Each task calls ``make``."""
+    """Return what the ``ViewFold`` that each task makes by ``make`` yields for all events."""
     context = session.sparkContext
     parts = plan.parts or [Part()]
     plan = replace(plan, parts=[])  # a task is sent its own part only

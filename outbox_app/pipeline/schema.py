@@ -53,7 +53,7 @@ _ARROW = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ltz": pa.timestamp("us", tz="UTC"),
 }
-#: Other names in Spark's SQL: settings of a session may make ``timestamp`` a type without zone.
+#: Types that need another name in Spark's SQL: a setting may give ``timestamp`` no time zone.
 _SPELLED = {"timestamp": "timestamp_ltz"}
 #: Types that databases declare for a log's own columns, with our types. Others become text.
 _DECLARED = {

@@ -112,7 +112,7 @@ class Reader(DataSourceReader):
 
 
 class FilteringReader(Reader):
-    """Leaves filters to the database. A session without filter pushdown refuses this class."""
+    """Leaves filters to the database. Separate, as sessions without pushdown refuse this class."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         with closing(connect(self.options)) as database:

@@ -50,12 +50,12 @@ _COMMITS = re.compile(
 )
 #: Errors with which MySQL rolls back the whole transaction. A tuple: args may be unhashable.
 _UNDONE = (1020, 1205, 1213)
-#: idle_in_transaction_session_timeout and transaction_timeout, internal errors for the driver.
+#: SQLSTATEs of idle_in_transaction_session_timeout and transaction_timeout: InternalError.
 _TOOK_TOO_LONG = ("25P03", "25P04")
 #: Errors of a lost connection, which the enclosed code has not caused.
 LOST = (django.db.OperationalError, django.db.InterfaceError)
-#: Exceptions to that: a column, a partition, a trigger or an index refuses a value of the row, but
-#: drivers raise the same class.
+#: Not a lost connection: a column, a partition, a trigger or an index refuses a value of the row,
+#: and drivers raise the same class.
 _OF_THE_ROW = (1292, 1364, 1365, 1366, 1367, 1411, 1526, 1644, 3140, "54000")
 
 

@@ -1,1 +1,1 @@
-"""Databases, one module a vendor: connections for those who plan and for those who read."""
+"""The databases that Spark reads, in a module for each vendor. See ``pipeline.database``."""
