@@ -54,8 +54,8 @@ def remove_silent(
     live, before_all = [], dict(seen)
     seen.clear()
     asked = clock()
-    # The heartbeat as text, too: on PostgreSQL it names the offset from UTC. Without USE_TZ a time
-    # of the hour that comes twice is ambiguous.
+    # Read the heartbeat as text, too: on PostgreSQL the text has the offset from UTC. Without
+    # USE_TZ the time itself is ambiguous in the hour that occurs twice.
     found: QuerySet[Any] = rows.annotate(now=DatabaseNow(), beat=Cast("heartbeat_at", TextField()))
     looked = list(found)
     answered = clock()
