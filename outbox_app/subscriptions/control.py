@@ -267,7 +267,7 @@ def delete_subscription(name: str, *, using: str | None = None) -> None:
     """Delete the rows of a subscription that the code no longer declares.
 
     Its cursors would keep ``outbox_prune`` from removing events. The effects of its handler stay.
-    Raises ``ReplayRefused`` if it is declared, or if a process runs it.
+    Raises ``ReplayRefused`` if the subscription is declared, or if a process runs it.
     """
     using = using or log_alias(Event)
     if any(each.name == name and (each.fault or each.using == using) for each in all_subscribers()):

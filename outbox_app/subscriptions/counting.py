@@ -60,7 +60,7 @@ def count_events(name: str, *, restart: bool = False, using: str | None = None) 
 
     Raises:
         UnknownSubscription: No subscription has this name.
-        ReplayRefused: It has never run, or a page that is being handled does not end.
+        ReplayRefused: The subscription has never run, or a page that is being handled does not end.
         ReadRefused: A cursor does not belong to this database, or is damaged.
     """
     using = using or alias_of(name)

@@ -73,7 +73,7 @@ class Paused(LeaseLost):
 
 @dataclass(slots=True)
 class LogCursor:
-    """One log of a partition: its reader, and where it stands."""
+    """One log of a partition: its reader, its cursor, and the state that the cursor is at."""
 
     reader: LogReader
     cursor: Cursor
@@ -101,7 +101,7 @@ class LogCursor:
         failed_event: dict[str, Any] | None,
         position: int = 0,
     ) -> Iterator[None]:
-        """Move the cursor in one transaction with the block's effects; after it, also in memory.
+        """Move the cursor in the transaction of the block's effects; in memory after its commit.
 
         Raises ``CursorConflict`` if it was moved meanwhile. A failing commit callback is logged.
         """
@@ -191,8 +191,8 @@ class StoredRows:
 
     They are read in the order that one partition needs: the cursors of a log, their locks, at last
     the parked streams. A process that writes one of these in between moves the cursor, too, so a
-    page that was handled without it is dropped. A state that several partitions share is verified
-    once; if it is refused, it is refused to each.
+    page that was handled without the change is dropped. A state that several partitions share is
+    verified once; if it is refused, it is refused to each.
     """
 
     def __init__(self, subscriber: Subscriber, parts: Collection[int]) -> None:

@@ -101,7 +101,7 @@ def narrowed(failed: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
             break
         if not (tried.error or tried.rows or tried.more):
             break
-        left = size if tried.error else left - tried.rows  # 0 if none was wanted
+        left = size if tried.error else left - tried.rows  # rows is 0 if none was wanted
     return tried
 
 

@@ -3,8 +3,8 @@
 From K to a multiple of K, each new partition begins at the place of the one that it is cut out of:
 ``slice % K' = p`` implies ``slice % K = p % K``. Any other change needs one place that each of the
 old partitions has reached and none has passed. The end of the log is read first, as a window cannot
-be opened in a transaction that holds locks. Once the cursors are locked, it is proved that this end
-is the place; otherwise the change is refused, and no cursor moves.
+be opened in a transaction that holds locks. Once the cursors are locked, this end must prove to be
+the place; otherwise the change is refused, and no cursor moves.
 """
 
 from __future__ import annotations

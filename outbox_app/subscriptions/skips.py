@@ -76,8 +76,8 @@ def skip_event(
     ``using`` is by default the alias of its logs. Returns the row that records the decision.
 
     Raises:
-        GapNotSkippable: It does not fail at that event, or the name or the reason is missing.
-            Nothing was changed.
+        GapNotSkippable: The subscription does not fail at that event, or the name or the reason is
+            missing. Nothing was changed.
         ReplayRefused: A page that is being handled does not end. Nothing was changed.
     """
     _require(by, reason)

@@ -128,7 +128,7 @@ def subscriber(
     """Declare a subscription; decorates the function that handles its events.
 
     Args:
-        name: Unique; its cursor is found by it. At most 80 characters.
+        name: Unique: it identifies the subscription's cursors. At most 80 characters.
         types: Exact types, or prefixes that end in ``*``: ``["order.*"]``. Default: all.
         topics: Exact topics. Default: all.
         logs: Models derived from ``EventLog``, or their labels. Default: ``[Event]``.
@@ -136,7 +136,7 @@ def subscriber(
         on_error: "stop" (default): a page whose handler raises is tried again, with back-off, and
             nothing after it is handled. "park": after three attempts the streams at fault are
             parked, and the others are handled.
-        start: Where it begins when it runs for the first time: "beginning" (default) or "now".
+        start: Where the subscription begins when it first runs: "beginning" (default) or "now".
         batch_size: Events of a page. Default: the setting PAGE_SIZE.
         on_gap: What to do about versions that are missing in a stream: "off" (default; a window
             misses none), "park" or "skip" them after ``max_backtracks``, with a row in ``Gap``.
