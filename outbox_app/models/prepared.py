@@ -71,7 +71,7 @@ class PreparedEvent(models.Model):
     decide_by = models.DateTimeField(_("decide by"))
     #: When to ask the sender next; NULL if it is not asked any more.
     next_check_at = models.DateTimeField(_("next check at"), null=True, blank=True)
-    #: How many questions were sent, were answered without a decision, and got no usable answer.
+    #: How many questions were sent, got an answer that decides nothing, and got no usable answer.
     asked = models.PositiveIntegerField(_("asked"), default=0)
     answered = models.PositiveIntegerField(_("answered"), default=0)
     unreachable = models.PositiveIntegerField(_("not answered"), default=0)

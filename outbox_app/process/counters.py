@@ -53,7 +53,7 @@ READ_ID = "read_id"
 READY, HELD, OLDEST, NEWEST_ID = "ready", "held", "oldest", "newest_id"
 #: Handled events and failed attempts of a subscription. The label is its name.
 HANDLED, FAILED, SUBSCRIPTION = "handled", "failed", "subscription"
-#: The highest position of a log, as readers see it. The label is the log's table.
+#: The highest position of a log (the label is its table). Readers sample it, not publishers.
 NEWEST_POSITION, LOG = "newest_position", "log"
 #: Commands of entities that were recorded; rejected ones by code; repeated attempts; batches by
 #: size, and by the duration of their transaction, in the buckets of ``delay``.

@@ -136,7 +136,7 @@ class ProcessLoop(ABC):
         return result
 
     def _hand_back(self, step: Callable[[], Any], backoff: Backoff) -> bool:
-        """Run the step that hands leases back, and once more if the connection may have died."""
+        """Run the step that hands leases back, again if it failed on a connection that had died."""
         return any(self._ignore_database_errors(step) for _ in range(1 if backoff.text else 2))
 
     def _ignore_database_errors(self, step: Callable[..., Any], *args: Any) -> bool:
