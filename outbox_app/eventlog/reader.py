@@ -1,7 +1,7 @@
 """Reads a log through Django: chooses its database's window, and makes records of the rows.
 
 A reader holds no cursor. Its statements run in autocommit: reading inside a transaction that has
-written is refused. On MySQL it holds a second connection, for dirty reads.
+written is refused. On MySQL the readers of a thread share a second connection, for dirty reads.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class LogReader:
         if self._foreign == state and known and self._last_row(known[0]) != known:
             raise self._emptied()  # even if new rows have reached the state's position again
         if self.vendor in outbox_settings().WINDOWS and not self.by_time:
-            require_exact(self.vendor, self.table, self.run)  # a project's window may not
+            require_exact(self.vendor, self.table, self.run)  # a project's window may not check
         if isinstance(self.window, PostgresWindow):
             [(self._server,)] = self.run(f"SELECT {SERVER}", [])
         self.window.verify(state)
@@ -140,7 +140,7 @@ class LogReader:
     def unless_forgotten(self, rows: QuerySet[Any]) -> QuerySet[Any]:
         """Return these rows, or none if the server may have forgotten commits since ``verify``.
 
-        It would give out their transaction ids again, and an older state has passed those ids.
+        The server would give out their transaction ids again, and an older state has passed these.
         """
         if not self._server:
             return rows
@@ -233,7 +233,7 @@ class LogReader:
             return list(cursor.fetchall()) if cursor.description else []
 
     def _leave_text(self, cursor: Any) -> None:
-        """Make psycopg return UUIDs and times as text; keep its loader, which knows the zone."""
+        """Make psycopg return UUIDs and times as text; keep its loader, which has the time zone."""
         adapters = getattr(cursor, "adapters", None)
         if adapters is None:  # another driver
             return
@@ -273,18 +273,18 @@ class LogReader:
 class _Dirty(NamedTuple):
     """A connection at READ UNCOMMITTED, for all readers of an alias in one thread.
 
-    A process may have a reader for each log of a hundred subscriptions: with one each they would
-    take all connections that the server has.
+    A process may have a reader for each log of a hundred subscriptions. If each had a connection,
+    they would take all that the server has.
     """
 
     connection: Any
     #: The driver's connection that the alias had when this one was opened.
     beside: Any
-    #: Those that use it.
+    #: The readers that use this connection.
     readers: WeakSet[LogReader]
 
 
-#: By the connection of the alias in the thread.
+#: The dirty connections, by the thread's own connection of the alias.
 _dirty: WeakKeyDictionary[Any, _Dirty] = WeakKeyDictionary()
 
 
