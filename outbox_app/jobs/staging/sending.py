@@ -247,12 +247,11 @@ class StagingMixin:
 
         What a worker sends by itself is sent all the same, or the work would be lost.
         """
-        if not self._stages_calls() or self._follows_a_task(options):
+        by_worker = comes_before_an_error(options) or self._follows_a_task(options)
+        if by_worker or not self._stages_calls():
             return
         in_order = _forced.get().using or outbox_settings().OUTSIDE == "stage"
-        if alias and (in_order or is_atomic(alias)):
-            return
-        if not comes_before_an_error(options):
+        if not alias or not (in_order or is_atomic(alias)):
             raise NotAtomic(
                 f"{name} was called with an ordering_key where it is sent at once, ahead of those "
                 "that are staged with it. Open atomic() on the outbox's database, without "
