@@ -59,7 +59,7 @@ class LongTransactions:
     denied: str = ""
 
 
-# A transaction that has written to a table keeps this lock on it. Every user may see the lock.
+# A transaction that has written to a table holds this lock until its end. Every user may see it.
 _POSTGRES_WRITERS = f"""
 WITH writers AS (
     SELECT pid, virtualtransaction FROM pg_locks

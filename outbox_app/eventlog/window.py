@@ -33,10 +33,10 @@ TOMBSTONE = "$tombstone"
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[S]):
-    #: In the order in which to handle them, with the columns that were asked for.
+    #: The rows, in the order in which to handle them, with the columns that were asked for.
     rows: list[tuple[Any, ...]]
     state: S
-    #: Whether there may be more at once.
+    #: Whether more rows may follow right away.
     more: bool
     #: Highest position that the page passed; 0 if it passed none.
     position: int = 0

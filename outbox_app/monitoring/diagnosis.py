@@ -165,7 +165,7 @@ class Subject:
     name: str
     #: Why, in the words of the exception if there is one.
     why: str = ""
-    #: For how long.
+    #: For how long, in seconds; None if that is unknown.
     seconds: float | None = None
     #: Primary key of its row.
     key: str = ""

@@ -30,7 +30,7 @@ class EndedByHandler(OutboxError):
 class Attempt(NamedTuple):
     #: Rows that were read.
     rows: int = 0
-    #: Whether there may be more at once.
+    #: Whether more rows may follow right away.
     more: bool = False
     error: Exception | None = None
     #: The events that the handler was given.

@@ -111,7 +111,7 @@ class Partition:
         return not (self.cursors or self.resting)
 
     def run_once(self) -> bool:
-        """Handle a page of each log. Returns whether there may be more at once."""
+        """Handle a page of each log. Returns whether there may be more to handle right away."""
         if self._connection is not connections[self.using].connection:
             # The server may have crashed. If it had not flushed its last commits, it has lost the
             # stored state that this partition has moved to in memory (``SharedPages``).

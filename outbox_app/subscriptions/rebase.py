@@ -67,7 +67,7 @@ def rebase_outbox(
     Args:
         using: Database alias. Default: that of each log.
         log: Table or label of one log. Default: all on the alias.
-        last_id: Highest position from before the restore. Default: the highest. Needs ``log``.
+        last_id: Highest position from before the restore. Default: the log's last. Needs ``log``.
         upgraded: The cluster was made by pg_upgrade: only its name is new.
         dry_run: Change nothing.
         write: Takes progress lines.

@@ -2,7 +2,7 @@
 
 One process at a time owns a (subscription, partition), by the same leases as the drain; another
 process waits, and takes over when the lease has run out. If two processes own one page, the cursor
-itself keeps its effects from being committed twice (``subscriptions.cursors``), not the lease. The
+itself keeps the effects from being committed twice (``subscriptions.cursors``), not the lease. The
 database may go away at any point: the same process backs off, and recovers when the database is
 back. A failure of one subscription stops no other.
 """
@@ -95,7 +95,7 @@ class SubscriptionWorker:
             self._sample_if_due()
 
     def run_once(self) -> bool:
-        """Run every partition once. Returns whether there may be more at once."""
+        """Run every partition once. Returns whether there may be more to handle right away."""
         self.beat()
         try:
             return self._run_partitions()
@@ -261,7 +261,7 @@ class Runner(ProcessLoop):
         return self.done
 
     def run_once(self) -> bool:
-        """Run every subscription once. Returns whether there may be more at once."""
+        """Run every subscription once. Returns whether there may be more to handle right away."""
         more = False
         for worker in self.workers:
             if self._stop.is_set():
