@@ -114,7 +114,7 @@ class OutboxStatus:
 
     @property
     def published(self) -> float:
-        """Jobs published in the last minute."""
+        """Jobs published lately by all drainers, per minute."""
         return sum(self.rates.values())
 
     @property

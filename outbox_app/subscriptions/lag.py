@@ -100,7 +100,7 @@ class SubscriptionLag:
 
     @property
     def position(self) -> int:
-        """Position of the cursor that is furthest behind."""
+        """The lowest position of its cursors."""
         return min((each.cursor.position for each in self.cursors), default=0)
 
     @property
