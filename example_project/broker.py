@@ -1,15 +1,15 @@
 """A broker made of files, for trying things out: a kombu transport that needs no server.
 
-A message is one file in the folder of its queue. It is written aside and renamed into the queue,
-and a consumer claims it by renaming it again, so that no one ever sees half a message or takes one
-twice. An acknowledged message is deleted. A message that was published survives a SIGKILL of any
-process: claims of a consumer that died are put back in their old place by the next consumer that
-looks (its lock file is free as soon as the kernel has ended it and the children it forked).
+A message is one file in the folder of its queue. The producer writes it to ``aside/`` and renames
+it into the queue; a consumer claims it by another rename. So no consumer reads half a message, and
+no two consumers take the same one. An acknowledged message is deleted. A published message survives
+a SIGKILL of any process: the next consumer that looks puts the claims of a dead one back in their
+old place (a lock file is free as soon as the kernel has ended the consumer and its forks).
 
 Messages leave in the order of their names, which is the order of publishing by this machine's
 clock. Not offered: fanout (so no ``celery inspect``), priorities, several machines, protection from
 a power cut (nothing is fsynced), Windows. A producer killed while writing leaves a file in
-``aside/`` that nobody reads; such a message was never published.
+``aside/`` that no consumer reads; such a message was never published.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kombu.exceptions import ChannelError
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
-#: Names read from a queue's folder at once. Older messages that come back wait for the next look.
+#: Names read from a queue's folder at once. An older message that is put back waits for the next.
 LISTING = 500
-#: Seconds between two looks for consumers that died.
+#: Seconds between two searches for dead consumers.
 RESTORE_INTERVAL = 5.0
-#: At the end of a name: the message was claimed before and may have been seen by a consumer.
+#: Suffix of a message's name: it was claimed before, and a consumer may have seen it.
 AGAIN = ".again"
 
 
@@ -85,7 +85,7 @@ class Channel(virtual.Channel):
             listed.extend(self._list(folder))
         while listed:
             claim = self._own_claims(folder.name) / listed[0]
-            # Two consumers want one name: rename succeeds for one of them only.
+            # If two consumers want the same name, rename() succeeds for only one of them.
             with suppress(FileNotFoundError):
                 return (folder / listed.popleft()).rename(claim)
         raise Empty
@@ -102,15 +102,15 @@ class Channel(virtual.Channel):
         return self._claims / queue_name
 
     def _announce(self, claims):
-        """Put a locked file beside the claims: it says that their consumer lives, until it dies."""
+        """Create the lock file of the claims. It stays locked as long as the consumer lives."""
         aside = self._root / "aside" / f"{claims.name}.lock"
         lock = aside.open("x")
-        # Locked before others can see it: a visible lock file that is free means a dead consumer.
+        # Lock it before others can see it: a visible lock file that is free means a dead consumer.
         fcntl.flock(lock, fcntl.LOCK_EX)
         aside.rename(claims.with_suffix(".lock"))
         return lock
 
-    # Acknowledging: the names are in the tag, so any thread may do it
+    # Acknowledging. The delivery tag holds the file's path, so any thread may acknowledge.
 
     def basic_ack(self, delivery_tag, multiple=False):
         super().basic_ack(delivery_tag, multiple=multiple)
@@ -141,7 +141,7 @@ class Channel(virtual.Channel):
                 self._end_claims(path.with_suffix(""))
 
     def _end_claims(self, claims):
-        """Put every claim back, then remove the folder and at last the lock that stands for it."""
+        """Put every claim back, then remove the folder of claims, and its lock file last."""
         if claims.is_dir():
             for folder in claims.iterdir():
                 for claim in folder.iterdir():
@@ -150,7 +150,7 @@ class Channel(virtual.Channel):
             claims.rmdir()
         claims.with_suffix(".lock").unlink(missing_ok=True)
 
-    # What kombu asks of a channel
+    # Kombu's interface of a channel
 
     def basic_consume(self, queue, no_ack, *args, **kwargs):
         if no_ack:
@@ -192,7 +192,7 @@ class Channel(virtual.Channel):
 
     def _delete(self, queue, *args, **kwargs):
         self._purge(queue)
-        with suppress(OSError):  # a message that came meanwhile keeps the folder
+        with suppress(OSError):  # the folder stays if a message has arrived in the meantime
             self._folder(queue).rmdir()
 
     def _folder(self, queue):
@@ -209,13 +209,13 @@ class Channel(virtual.Channel):
 
 
 class Transport(virtual.Transport):
-    """The embedded broker. ``transport_options["folder"]`` says where its files are."""
+    """The embedded broker. ``transport_options["folder"]`` is the folder of its files."""
 
     Channel = Channel
     driver_type = "embedded"
     driver_name = "files"
     default_port = 0
-    #: Seconds between two looks into an empty queue; a look lists one folder.
+    #: Seconds between two polls of an empty queue. A poll lists one folder.
     polling_interval = 0.02
 
     def __init__(self, client, **kwargs):

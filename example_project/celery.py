@@ -1,7 +1,7 @@
-"""The Celery app of the shop. The outbox is the one changed line: OutboxCelery instead of Celery.
+"""The Celery app of the shop. The outbox changes one line of it: OutboxCelery instead of Celery.
 
 The alias makes ``embedded://`` a broker URL, so that the example runs without a server. A project
-with Redis or RabbitMQ needs nothing of the kind.
+with Redis or RabbitMQ needs no alias.
 """
 
 import os

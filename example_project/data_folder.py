@@ -1,8 +1,8 @@
-"""The folder in which the example keeps what it writes: database, broker, logs, ledgers, archive.
+"""The folder for the example's files: database, broker, logs, ledgers, archive.
 
-Only one program of ``demo`` and ``up`` may use it at a time, because the demo begins with an empty
-one. It removes what it knows by name and nothing else, so a ``DATA_DIR`` that holds other things is
-safe.
+Only one ``demo`` or ``up`` may use the folder at a time, because the demo empties it first. The
+demo removes only the files and folders that are listed here, so it is safe to set ``DATA_DIR`` to a
+folder with other files.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ class InUseError(Exception):
 
 @contextlib.contextmanager
 def in_use():
-    """Keep the folder for this process; raise InUseError if another one has it."""
+    """Lock the folder for this process; raise InUseError if another process has locked it."""
     settings.DATA_DIR.mkdir(parents=True, exist_ok=True)
     (settings.DATA_DIR / ".gitignore").write_text("*\n")
     with (settings.DATA_DIR / "lock").open("w") as lock:
@@ -37,7 +37,7 @@ def in_use():
 
 
 def empty():
-    """Remove what an earlier run has left. Call it before the first database connection."""
+    """Remove the files of an earlier run. Call this before the first database connection."""
     for name in FILES:
         (settings.DATA_DIR / name).unlink(missing_ok=True)
     for name in FOLDERS:

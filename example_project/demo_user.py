@@ -1,4 +1,4 @@
-"""The user with whom to look around in the admin; made only where DEBUG is on."""
+"""The superuser for looking around in the admin; created only if DEBUG is on."""
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -7,7 +7,7 @@ NAME = PASSWORD = "demo"
 
 
 def make():
-    """Make the user, unless it is there."""
+    """Create the user, unless it exists."""
     users = get_user_model().objects
     if settings.DEBUG and not users.filter(username=NAME).exists():
         users.create_superuser(NAME, f"{NAME}@example.com", PASSWORD)

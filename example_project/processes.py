@@ -1,8 +1,8 @@
 """Child processes of ``demo`` and ``up``: started, watched, and stopped by their process id.
 
-Each child gets a session of its own, so a Ctrl-C in the terminal reaches the parent only, and the
-parent decides. Stopping is SIGTERM, which every one of them takes as "finish what you are doing".
-A child that does not end within the grace time is killed, and its exit code shows it.
+Each child gets a session of its own, so a Ctrl-C in the terminal reaches only the parent, and the
+parent decides. The parent stops a child with SIGTERM, which every child takes as "finish what you
+are doing". A child that does not end within the grace time is killed; its exit code shows it.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ WEB = [*MANAGE, "runserver", "--noreload"]
 
 
 class Child:
-    """A process whose output goes to a file, or to the terminal with its name before each line."""
+    """A process that writes to a log file, or to the terminal with its name before each line."""
 
     def __init__(self, name, command, log=None, environment=None):
         self.name = name
@@ -53,18 +53,18 @@ class Child:
 
     @property
     def exit_code(self):
-        """The exit code, or None while it runs."""
+        """The exit code, or None while the process runs."""
         return self._process.poll()
 
     def is_frozen(self):
-        """Say whether it has been stopped by SIGSTOP since the last call."""
+        """Return whether SIGSTOP has stopped the process since the last call."""
         if self.exit_code is not None:
             return False
         pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
         return pid != 0 and os.WIFSTOPPED(status)
 
     def wait(self, timeout=None):
-        """Wait for its end; return the exit code."""
+        """Wait for the end of the process; return its exit code."""
         return self._process.wait(timeout)
 
     def ask_to_stop(self):
@@ -73,7 +73,7 @@ class Child:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self):
-        """Send SIGKILL and wait until it is gone."""
+        """Send SIGKILL, and wait for the end of the process."""
         self._process.kill()
         self._process.wait()
 
@@ -85,7 +85,7 @@ class Child:
 
 
 def stop(children):
-    """Stop all of them, at the same time and gently; kill what is left after the grace time."""
+    """Send SIGTERM to all children; kill those that still run after the grace time."""
     with uninterrupted():
         for child in children:
             child.ask_to_stop()
@@ -99,7 +99,7 @@ def stop(children):
 
 @contextlib.contextmanager
 def uninterrupted():
-    """Take no Ctrl-C inside: an impatient second one would leave children behind."""
+    """Ignore Ctrl-C inside the block: a second, impatient one would leave children behind."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in INTERRUPTS}
     try:
         yield
@@ -109,6 +109,6 @@ def uninterrupted():
 
 
 def interrupt_on_termination():
-    """Have every signal that asks this program to end raise KeyboardInterrupt, as Ctrl-C does."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt in this program, as Ctrl-C does."""
     for number in INTERRUPTS:
         signal.signal(number, signal.default_int_handler)

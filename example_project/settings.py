@@ -65,7 +65,7 @@ DATABASES = {"default": env.db("DATABASE_URL", default=f"sqlite:///{DATA_DIR / '
 DATABASES["default"].setdefault("CONN_MAX_AGE", 60)
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     # SQLite has one writer at a time. With these options writers wait for one another; without them
-    # they fail with "database is locked" as soon as there are several.
+    # several writers fail with "database is locked".
     DATABASES["default"]["OPTIONS"] = {
         "timeout": 30,
         "transaction_mode": "IMMEDIATE",
@@ -79,7 +79,7 @@ CELERY_BROKER_URL = env.str("BROKER_URL", default="embedded://")
 if CELERY_BROKER_URL.startswith("embedded:"):
     CELERY_BROKER_TRANSPORT_OPTIONS = {"folder": str(DATA_DIR / "broker")}
 elif CELERY_BROKER_URL.startswith("redis"):
-    # Bounded, for what is sent at once and for workers; the drainer bounds its own connections.
+    # A timeout for tasks that are sent at once, and for workers; the drainer sets its own timeouts.
     CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_timeout": 30}
 elif CELERY_BROKER_URL.startswith(("amqp", "pyamqp")):
     CELERY_BROKER_TRANSPORT_OPTIONS = {
@@ -88,11 +88,11 @@ elif CELERY_BROKER_URL.startswith(("amqp", "pyamqp")):
         "confirm_publish": True,
     }
 CELERY_TASK_IGNORE_RESULT = True
-# The outbox brings a job to the broker at least once; these two keep it there until it is executed.
+# The outbox delivers a job to the broker at least once; these two keep it there until it has run.
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 16
-# Tasks for which a worker keeps a database connection. Celery's default is a new one for each task.
+# A worker keeps a database connection for so many tasks. Celery's default: a new one for each task.
 CELERY_DB_REUSE_MAX = 500
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 

@@ -23,7 +23,7 @@ from django.core.management import call_command
 from . import data_folder, demo_user
 from .processes import DRAINER, SUBSCRIPTIONS, WEB, WORKER, Child, interrupt_on_termination, stop
 
-#: A process that ends within so many seconds would do so again.
+#: A process that ends within so many seconds is not restarted: it would end again.
 SHORT_LIFE = 3.0
 
 
@@ -48,7 +48,7 @@ def main():
 
 
 class AddressError(Exception):
-    """Nothing can be served there."""
+    """The web server cannot listen at this address."""
 
 
 def require_free(address):
@@ -65,7 +65,7 @@ def require_free(address):
 
 
 def run(address):
-    """Start the four processes, and start again what ends, until a signal comes."""
+    """Start the four processes, and restart each one that ends, until a signal arrives."""
     interrupt_on_termination()
     commands = {
         "drainer": DRAINER,
@@ -104,7 +104,7 @@ def run(address):
 
 
 def say(text):
-    """Write a line among those of the processes."""
+    """Write a line in the format of the processes' lines."""
     print(f"{'up':>8} | {text}", flush=True)
 
 

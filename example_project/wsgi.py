@@ -1,4 +1,4 @@
-"""The WSGI door of the example, for ``runserver`` and for any WSGI server."""
+"""The WSGI application of the example, for ``runserver`` and for any WSGI server."""
 
 import os
 

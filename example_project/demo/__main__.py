@@ -32,7 +32,7 @@ def main():
     if min(options.orders, options.writers, options.buyers) < 1:
         parser.error("--orders, --writers and --buyers must be at least 1")
     interrupt_on_termination()
-    # A short lease, so that nobody waits long for the killed drainer's successor.
+    # A short lease, so that another drainer soon takes over the killed drainer's shards.
     os.environ.setdefault("LEASE_SECONDS", "4")
     django.setup()
 

@@ -1,10 +1,10 @@
-"""Compares what the writers say with what the worker says. Nothing here asks the outbox.
+"""Compares the writers' ledgers with the worker's notes, without asking the outbox.
 
-*Lost* is a task of a committed order that never succeeded. *Leaked* is a run for an order that was
-rolled back, or that is not in the table of orders. *Duplicated* is a task of an order that ran
-again; it is explained if an incident names the shard and the id of the row from which it came.
-However often a task ran, its effects must be there once: what left the stock is what the orders
-reserved. A view is *right* where a row says what the tables of the shop say, and *wrong* otherwise.
+A task of a committed order is *lost* if it never succeeded. A run is *leaked* if its order was
+rolled back, or is not in the table of orders. A task is *duplicated* if it succeeded more than
+once; an incident explains this if it names the shard and the id of the task's outbox row. However
+often a task ran, its effects must be there once: the pieces taken from the stock are those that the
+orders reserved. A row of a view is *right* if it agrees with the shop's tables, else *wrong*.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ from outbox_app.models import Incident
 
 from .ledger import COMMITTED, ROLLED_BACK, UNKNOWN
 
-#: The tasks of an order, each with the one that was staged for it: the receipt is the second step
-#: of a chain, which the worker sends itself.
+#: The tasks of an order, each with the task whose outbox row led to it. The receipt has no row of
+#: its own: it is the second step of a chain, which the worker sends.
 STAGED_AS = {
     "reserve_stock": "reserve_stock",
     "capture_payment": "capture_payment",
@@ -31,7 +31,7 @@ STAGED_AS = {
 
 @dataclass(frozen=True)
 class Start:
-    """Where the tables stood when the demo began."""
+    """The highest ids, the stock and the time when the demo began."""
 
     execution: int
     incident: int
@@ -51,7 +51,7 @@ def last_id(model):
 
 
 def shelves():
-    """Return the shelves of the articles, without those of a sale."""
+    """Return the shelves of the articles, without the shelves of flash sales."""
     return Shelf.objects.filter(
         pk__in=[str(pk) for pk in Stock.objects.values_list("pk", flat=True)]
     )
@@ -64,7 +64,7 @@ def total(field, rows):
 
 @dataclass(frozen=True)
 class View:
-    """A view beside the rows that it should be made of."""
+    """How many rows of a view agree with the shop's tables."""
 
     name: str
     right: int
@@ -126,7 +126,7 @@ class Count:
 
     @property
     def finished(self):
-        """Whether all that was committed has been executed."""
+        """Whether each task of each committed order has succeeded."""
         return not self.lost
 
     @property

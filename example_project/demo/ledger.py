@@ -1,7 +1,7 @@
-"""The writers' account of what they did: one file a writer, one line an order.
+"""The writers' ledgers: one file for each writer, one line for each order.
 
-A line is written after COMMIT or ROLLBACK has returned, to a file and not to the database, so it
-does not depend on anything that the demo wants to prove.
+The writer adds the line after COMMIT or ROLLBACK has returned. The ledger is a file and not a
+table, so that it does not depend on anything that the demo wants to prove.
 """
 
 import json
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 COMMITTED = "committed"
 ROLLED_BACK = "rolled back"
-#: The connection broke at COMMIT: the order may be there or not.
+#: The connection broke at COMMIT: the order may be committed or not.
 UNKNOWN = "unknown"
 
 
@@ -20,12 +20,12 @@ class Entry:
     order: str
     outcome: str = UNKNOWN
     by_savepoint: bool = False
-    #: What was staged for it, by task: the id and the shard of the outbox row.
+    #: The outbox rows of the order: the name of each staged task, with the row's id and shard.
     staged: dict = field(default_factory=dict)
 
 
 class Ledger:
-    """Writes entries to a file, each at once."""
+    """Writes entries to a file, and flushes it after each entry."""
 
     def __init__(self, path):
         self._file = path.open("a", encoding="utf-8")
@@ -45,5 +45,5 @@ def read(folder):
 
 
 def count(folder):
-    """Return the number of entries without reading them; a half-written one does not count."""
+    """Return the number of entries without parsing them; a half-written one does not count."""
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl"))

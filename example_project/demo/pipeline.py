@@ -1,7 +1,7 @@
-"""The last part of the demo: the log that the orders have written, on Spark.
+"""The last part of the demo: Spark works on the log of the orders' events.
 
-It is archived as a Delta table, audited, and summed up by the shop's own pipeline; a report with
-pictures is left in the data folder. The archive is opened with a tool that knows nothing of ours.
+Spark archives the log as a Delta table and audits it, and the shop's own pipeline sums it up. The
+audit leaves a report with pictures in the data folder. Then deltalake alone opens the archive.
 """
 
 import subprocess
@@ -13,14 +13,14 @@ from django.core.management import CommandError, call_command
 from outbox_app.exceptions import NoSpark
 from outbox_app.pipeline.session import require_java
 
-#: What the audit leaves behind to look at.
+#: The report of the audit.
 REPORT = settings.DATA_DIR / "audit.html"
-#: Python that opens the archive without outbox_app, in one line.
+#: One line of Python that opens the archive without outbox_app.
 OPEN = "from deltalake import DeltaTable; print(DeltaTable('{}').count(), 'events')"
 
 
 class Lines:
-    """A file for a command's output, whose lines become lines of the progress."""
+    """An output file for commands: each line written to it is shown as a line of the progress."""
 
     def __init__(self, progress):
         self.progress = progress
@@ -31,11 +31,11 @@ class Lines:
             self.progress.say(line)
 
     def flush(self):
-        """Nothing is held back."""
+        """Do nothing: write() has shown each line already."""
 
 
 def check_java():
-    """Return why Spark cannot run here; empty where it can."""
+    """Return why Spark cannot run here, or an empty text if it can."""
     try:
         require_java()
     except NoSpark as error:
@@ -44,7 +44,7 @@ def check_java():
 
 
 def look_at_the_log(progress):
-    """Archive and audit the log; return whether it is sound."""
+    """Archive and audit the log; return whether each step succeeded."""
     archive = settings.DATA_DIR / "archive"
     lines = Lines(progress)
     progress.say(

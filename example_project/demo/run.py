@@ -1,8 +1,8 @@
 """The demo from the first migration to the last count, in the order in which it happens.
 
 Drainer, subscriptions, worker and writers are processes of their own, as in production. Every wait
-is bounded: when nothing happens for a while, or a process ends that should not, the demo fails and
-shows the logs.
+is bounded: if nothing happens for a while, or a process ends unexpectedly, the demo fails and shows
+the logs.
 """
 
 import os
@@ -23,15 +23,15 @@ from .terminal import Progress, incident_words, table
 
 #: Seconds without any progress after which the demo gives up.
 PATIENCE = 30.0
-#: Seconds without another run after which the late duplicates have come in, too.
+#: After so many seconds without another run of a task, no more duplicates are expected.
 QUIET = 2.0
-#: Freezes a drainer in its second batch, between publish and delete. That is the worst moment to be
-#: killed: the broker has the jobs, and their rows are still there.
+#: Freezes a drainer in its second batch, between publish and delete. This is the worst moment for a
+#: kill: the broker has the jobs, and their rows are still in the outbox.
 FREEZE = {"OUTBOX_FAILPOINT": "published_not_deleted=stop@2"}
-#: Freezes a process that runs subscriptions in its third page, before the commit: the views are
-#: written, and nothing of it counts.
+#: Freezes a process that runs subscriptions in its third page, before the commit: it has written
+#: to the views, and a kill rolls these writes back.
 FREEZE_PAGE = {"OUTBOX_FAILPOINT": "handled=stop@3"}
-#: Freezes the process of the sale where a batch is committed, and no buyer has its answer yet.
+#: Freezes the process of the sale after the commit of its third batch, before the answers to it.
 FREEZE_SALE = {"OUTBOX_FAILPOINT": "entity_committed=stop@3"}
 
 
@@ -100,7 +100,7 @@ def show_logs():
 
 
 class Demo:
-    """The processes of one run and what is known about them."""
+    """The processes of one run, and its ledgers."""
 
     def __init__(self, orders, writers):
         self.orders = orders
@@ -126,7 +126,7 @@ class Demo:
             self.writers.append(self._start(name, writer))
 
     def kill_a_subscriber(self):
-        """Kill the process that keeps the views where it has frozen, and start another."""
+        """Kill the process of the subscriptions once it is frozen, and start another."""
         victim = self.subscriptions
         self._wait(lambda: victim.is_frozen() or self._is_all_sent(), "a page of events")
         victim.kill()
@@ -138,7 +138,7 @@ class Demo:
         )
 
     def kill_a_drainer(self):
-        """Start a second drainer, and kill it where it has frozen, with a batch in flight."""
+        """Start a second drainer, and kill it once it is frozen, with a batch in flight."""
         self._wait(lambda: ledger.count(self.folder) >= self.orders // 4, "the first orders")
         victim = self._start("drainer-2", DRAINER, FREEZE)
         self._wait(lambda: victim.is_frozen() or self._is_all_sent(), "the worst moment")
@@ -150,7 +150,7 @@ class Demo:
         )
 
     def wait_for_executions(self):
-        """Wait until all that was committed has run and nothing more comes."""
+        """Wait until each task of each committed order has run, and no more runs are noted."""
         self._wait(self._is_all_placed, "the writers")
         expected = len(self.count().expected)
         self._wait(lambda: self._runs() >= expected and self.count().finished, "the executions")
@@ -163,18 +163,18 @@ class Demo:
         self._tell_incidents()
 
     def wait_for_views(self):
-        """Wait until the views have all the events."""
+        """Wait until the views agree with the orders."""
         self._wait(lambda: not any(view.wrong for view in compare_views()), "the views")
 
     def sell(self, buyers):
-        """Hold a flash sale, kill its process, ask all buyers again; return what came of it."""
+        """Hold a flash sale, kill its process, let all buyers ask again; return the SaleCount."""
         shelf, pieces = f"sale-{self.folder.name}", max(1, buyers // 10)
         Shelf.execute(shelf, "fill", {"pieces": pieces}, command_id="first")
         paths = [self.folder / f"sale-{number}.txt" for number in (1, 2)]
         command = [*PYTHON, "-m", "example_project.demo.sale", "--shelf", shelf]
         command += ["--buyers", str(buyers), "--answers"]
         victim = self._start("sale-1", [*command, str(paths[0])], FREEZE_SALE)
-        self.writers.append(victim)  # a sale to a few buyers is over before its third batch
+        self.writers.append(victim)  # a sale to a few buyers ends before its third batch
         self._wait(lambda: victim.is_frozen() or victim.exit_code is not None, "a batch of buyers")
         what = "killed with SIGKILL between a commit and its answers"
         if victim.exit_code is not None:
@@ -197,7 +197,7 @@ class Demo:
         return count()
 
     def stop(self):
-        """Stop what still runs, the worker last."""
+        """Stop the processes that still run, the worker last."""
         self.progress.say("Stopping the processes.")
         stop([child for child in self.children if child.name != "worker"])
         stop(self.children)
@@ -240,11 +240,11 @@ class Demo:
                 raise Failed(f"nothing has happened for {PATIENCE:.0f} s, waiting for {what}.")
             placed, ran, waiting, _ = now
             text = f"{placed:,} orders placed, {waiting:,} jobs in the outbox, {ran:,} runs"
-            self.progress.show(ran, 2 * self.orders, text)  # two of three orders, three runs each
+            self.progress.show(ran, 2 * self.orders, text)  # 2 of 3 orders commit, 3 tasks each
             time.sleep(0.1)
 
     def _tell_incidents(self):
-        """Say it when the killed drainer's shards have a new owner, and whatever else happens."""
+        """Show each new incident, such as another drainer's takeover of the killed one's shards."""
         for incident in Incident.objects.filter(pk__gt=self.told).order_by("pk"):
             self.progress.say(f"Incident recorded: {incident_words(incident)}.")
             self.told = incident.pk

@@ -1,9 +1,9 @@
 """The flash sale: many buyers want one of a few pieces, all at one moment, in one process.
 
-``python -m example_project.demo.sale`` is that process: a coroutine for each buyer. It notes each
-answer in a file as soon as it has it, as the buyer would remember it. The demo kills it in the
-middle of a batch, starts it again with the same buyers, and compares: what the first one was told
-must be what the second one is told, and what is in the database.
+``python -m example_project.demo.sale`` is that process, with a coroutine for each buyer. The
+coroutine notes the buyer's answer in a file as soon as it arrives. The demo kills the process in
+the middle of a batch, starts it again with the same buyers, and compares: each buyer must get the
+same answer from both processes, and the answers must agree with the database.
 """
 
 import argparse
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import django
 
-#: Seconds that a buyer waits. On a slow machine the last batch comes late.
+#: Seconds that a buyer waits for its answer. On a slow machine the last batch takes long.
 TIMEOUT = 300.0
 SOLD, NONE_LEFT = "sold", "sold_out"
 
 
 def main():
-    """Let as many buyers ask as the command line says, and note what they are told."""
+    """Let as many buyers ask as the command line says, and note their answers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shelf", required=True)
     parser.add_argument("--buyers", type=int, required=True)
@@ -31,7 +31,7 @@ def main():
 
 
 async def sell(shelf, buyers, file):
-    """Let each buyer ask once; its number is the id of its command."""
+    """Let each buyer ask once; the id of the command is the buyer's number."""
     from example_project.shop.models import Shelf
 
     async def buy(buyer):
@@ -46,14 +46,14 @@ async def sell(shelf, buyers, file):
 
 
 def answers(path):
-    """Return what each buyer was told, by its number; a half-written line does not count."""
+    """Return the answer of each buyer, by its number; a half-written line does not count."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     whole = [line.split() for line in lines if line.endswith("\n")]
     return {int(buyer): (told, int(version)) for buyer, told, version in whole}
 
 
 class SaleCount:
-    """What the buyers were told, beside what is in the database and what the worker has noted."""
+    """The buyers' answers, compared with the database and with the worker's notes."""
 
     def __init__(self, shelf, buyers, pieces, told_before, told):
         from example_project.shop.models import Execution, Shelf
@@ -63,7 +63,7 @@ class SaleCount:
         self.by_answer = Counter(answer for answer, _ in told.values())
         self.changed = [buyer for buyer, answer in told_before.items() if told.get(buyer) != answer]
         self.left = Shelf.objects.get(pk=shelf).on_hand
-        # The first version has filled the shelf.
+        # Version 1 is the command that filled the shelf, so the buyers' versions begin with 2.
         self.whole = [version for _, version in sorted(told.values(), key=lambda a: a[1])] == list(
             range(2, buyers + 2)
         )

@@ -1,11 +1,11 @@
-"""What the demo writes to the terminal: a line of progress, and the table at the end."""
+"""The demo's output on the terminal: a line of progress, and the table at the end."""
 
 import sys
 import time
 
 
 class Progress:
-    """A bar that is redrawn on a terminal; elsewhere one plain line every five seconds."""
+    """A progress bar: redrawn on a terminal, else a plain line every five seconds."""
 
     WIDTH = 30
     INTERVAL = 5.0
@@ -29,7 +29,7 @@ class Progress:
         self._out.flush()
 
     def say(self, text):
-        """Write a line that stays."""
+        """Write a line that the bar does not overwrite."""
         start = "\r\x1b[2K" if self._redraws else ""
         self._out.write(f"{start}{time.monotonic() - self._started:5.1f} s {text}\n")
         self._out.flush()

@@ -1,8 +1,8 @@
 """One writer process: places orders, rolls back a third of them, and keeps a ledger.
 
-Of six orders four commit. One is rolled back with its whole transaction, one with a savepoint
-inside a transaction that commits the order before it. The call is always the shop's own
-``place_order``; no line here says that its tasks are to be staged.
+Of six orders four are committed. One is rolled back with its whole transaction, and one with a
+savepoint, inside a transaction that commits the order before it. The writer always calls the shop's
+own ``place_order``; no line here says that its tasks are to be staged.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from django.db import DatabaseError, connection, transaction
 
 from .ledger import COMMITTED, ROLLED_BACK, Entry, Ledger
 
-#: Seconds between two transactions. Without it four writers leave SQLite's lock to nobody else.
+#: Seconds between two transactions. Without it four writers keep SQLite's lock to themselves.
 PAUSE = 0.01
 
 
 class ChangedMyMind(Exception):
-    """Raised to roll back."""
+    """Raised inside a transaction to roll it back."""
 
 
 def main():
@@ -96,20 +96,20 @@ class Customer:
 
     def _remember_rows(self, using, jobs, **kwargs):
         for job in jobs:
-            # The jobs of the signal need not have a pk: staging does not ask for it. The first two
-            # conditions are there for the index.
+            # A job of the signal need not have a pk: staging does not read it back. The query names
+            # app and shard so that it can use the index.
             row = self._rows.using(using).only("pk")
             row = row.get(app=job.app, shard=job.shard, task_id=job.task_id)
             self._staged[job.task.rpartition(".")[2]] = {"row": row.pk, "shard": job.shard}
 
     @contextmanager
     def _noting(self):
-        """Write the orders of one transaction to the ledger once it has ended, however it ended."""
+        """Write a transaction's orders to the ledger after its end, committed or not."""
         entries = []
         try:
             yield entries
         except DatabaseError:
-            # Where the error came at COMMIT nobody knows the outcome: the entries stay "unknown".
+            # After an error at COMMIT the outcome is not known: the entries stay "unknown".
             traceback.print_exc()
             connection.close()
         for entry in entries:

@@ -1,6 +1,6 @@
 """Callers: processes that book seats, and note which server has answered each call.
 
-Each is a fork of the demo with four threads, and knows of the servers what it finds out itself.
+A process of callers is a fork of the demo with four threads; it finds the servers by itself.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from outbox_app.exceptions import OutboxError
 from outbox_app.fleet import service
 
 THREADS = 4
-#: Desks that calls are spread over.
+#: How many desks the calls are spread over.
 DESKS = 8
 
 
@@ -32,7 +32,7 @@ class Called(NamedTuple):
 
 
 class Callers:
-    """A process that makes so many calls, and goes on until it is told that this is enough."""
+    """A process that makes at least so many calls, and goes on until enough() is called."""
 
     def __init__(self, calls, *, show="", **choices):
         self.calls, self.show, self.choices = calls, show, choices
@@ -51,7 +51,7 @@ class Callers:
         self._lines, self._found = os.fdopen(self._read), []
 
     def wait_for(self, calls):
-        """Wait for the answers to so many calls more."""
+        """Wait for the answers to so many more calls."""
         wanted = len(self._found) + calls
         while len(self._found) < wanted and (line := self._lines.readline()):
             self._found.append(Called(*json.loads(line)))
@@ -61,7 +61,7 @@ class Callers:
         os.write(self._tell, b".")
 
     def result(self):
-        """Wait for the end; return what was called, in the order in which it was answered."""
+        """Wait for the process to end; return its calls, in the order of their answers."""
         self.wait_for(float("inf"))
         self._lines.close()
         if os.waitpid(self.pid, 0)[1]:

@@ -1,15 +1,15 @@
-"""Compares what callers were answered with what was executed, and draws who has answered."""
+"""Compares the callers' answers with the executed commands, and draws which server answered."""
 
 from collections import Counter
 
 from .models import Desk, Show
 
-#: Seats of each desk and show before the first is sold.
+#: Seats of each desk and each show before the first one is sold.
 SEATS = 1_000_000
 
 
 class Count:
-    """What became of the calls.
+    """The results of the calls.
 
     Args:
         stages: The calls of each stage, by its name.
@@ -32,7 +32,7 @@ class Count:
                 SEATS - state["left"] for state in model.objects.values_list("state", flat=True)
             )
         self.lost = len(self.answered.keys() - self.executed.keys())
-        #: Seats that are gone beyond one for each command.
+        #: Seats that were sold beyond one for each executed command.
         self.twice = sold - len(self.executed)
         self.errors = sum(
             bool(each.error)
@@ -43,7 +43,7 @@ class Count:
 
     @property
     def passed(self):
-        """Whether each call that fails over was answered, and each answer is true, once."""
+        """Whether no call that fails over got an error, and each answered call sold one seat."""
         return not (self.errors or self.lost or self.twice)
 
     def table(self):
@@ -61,6 +61,6 @@ class Count:
 
 
 def picture(called, servers, width=72):
-    """Return the servers' numbers in the order of their answers; x: an error."""
+    """Return the number of the server for each answer, in order, or x for an error."""
     marks = "".join(str(servers.index(each.server) + 1) if each.server else "x" for each in called)
     return "\n".join(marks[n : n + width] for n in range(0, len(marks), width))

@@ -1,4 +1,4 @@
-"""What is sold: seats at shows, which everybody wants at once, and at many small desks."""
+"""Entities that sell seats: many small desks, and shows that all callers want at once."""
 
 import os
 
@@ -6,7 +6,7 @@ from outbox_app.entities import Entity, EntityVersion, Rejected, command
 
 
 class Seats(Entity):
-    """Seats that are left; each answer names the server that has executed the command."""
+    """The seats that are left. Each answer names the server that has executed the command."""
 
     class Meta:
         abstract = True
@@ -24,21 +24,21 @@ class Seats(Entity):
 
 
 class DeskVersion(EntityVersion):
-    """What desks were asked."""
+    """The commands to desks."""
 
 
 class Desk(Seats):
-    """One of many: its commands are executed where they arrive."""
+    """One desk of many. The server that receives a command executes it."""
 
     versions = DeskVersion
 
 
 class ShowVersion(EntityVersion):
-    """What shows were asked."""
+    """The commands to shows."""
 
 
 class Show(Seats):
-    """A hot one: its commands are passed on to the server that leads it."""
+    """A hot entity: servers forward its commands to the server that leads it."""
 
     versions = ShowVersion
     routed = True

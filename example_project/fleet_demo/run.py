@@ -136,7 +136,7 @@ class Demo:
         self._call({"one hot entity, afterwards": {"show": HOT}})
 
     def _both(self, what, happens):
-        """Have callers that fail over, and others that do not, at work beside one another."""
+        """Run callers that fail over beside callers that do not."""
         return self._call(
             {
                 f"one {what}, fail-fast": {"cluster": "fail_fast", "balance": "round_robin"},
@@ -146,7 +146,7 @@ class Demo:
         )
 
     def _call(self, choices, happens=None):
-        connection.close()  # no process may have that of another one
+        connection.close()  # the forks below must not share this process's connection
         callers = {name: Callers(self.calls, **given) for name, given in choices.items()}
         if happens:
             for each in callers.values():
@@ -182,7 +182,7 @@ class Demo:
             time.sleep(0.05)
 
     def _stop(self, name):
-        # While nothing is written: with SQLite a stopped writer would stop all the others.
+        # The transaction locks SQLite: a server stopped while it writes would block all the others.
         with transaction.atomic():
             self.stopped = self.servers[name]
             os.kill(self.stopped.pid, signal.SIGSTOP)

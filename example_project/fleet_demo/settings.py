@@ -1,4 +1,4 @@
-"""Settings of the servers and of their callers: ``SERVER`` and ``PORT`` make the difference."""
+"""Settings of the servers and of their callers. Only servers have ``SERVER`` and ``PORT``."""
 
 import os
 

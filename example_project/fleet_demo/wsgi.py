@@ -1,4 +1,4 @@
-"""The application of a server, which registers as soon as it is loaded."""
+"""The WSGI application of a server. The server registers as soon as this module is imported."""
 
 from django.core.wsgi import get_wsgi_application
 

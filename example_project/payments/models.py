@@ -1,4 +1,4 @@
-"""What was paid. The row and its fence are all that the database of the payments has."""
+"""The table of payments. Each row commits together with the fence of its transaction."""
 
 from django.db import models
 

@@ -1,4 +1,4 @@
-"""What the payments do. The shop learns of a payment if and only if its transaction committed."""
+"""Takes payments. The shop learns of a payment if and only if its transaction has committed."""
 
 from outbox_app.prepared import prepared
 
@@ -6,7 +6,7 @@ from .models import Payment
 
 
 def pay(order, amount, *, meanwhile=lambda: None):
-    """Take the money for an order. ``meanwhile`` is what happens before the transaction ends."""
+    """Take the money for an order. ``meanwhile`` is called before the transaction ends."""
     data = {"amount": str(amount)}
     with prepared(order, "payment.taken", data, using="default", to="shop"):
         Payment.objects.create(order=order, amount=amount)

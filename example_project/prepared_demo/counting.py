@@ -1,4 +1,4 @@
-"""Compares the two databases: payments that were committed, and events that were published."""
+"""Compares the two databases: the committed payments with the published events."""
 
 import sqlite3
 from collections import Counter
@@ -14,7 +14,7 @@ def open_events():
 
 
 def committed():
-    """Return the orders that were paid, as the database of the payments says."""
+    """Return the orders that were paid, according to the database of the payments."""
     database = sqlite3.connect(settings.DATA_DIR / "payments.sqlite3")
     try:
         return [order for (order,) in database.execute('SELECT "order" FROM payments_payment')]
@@ -23,10 +23,10 @@ def committed():
 
 
 class Count:
-    """What became of the orders that were to be paid.
+    """The results of the payments.
 
     Args:
-        orders: How each payment has ended, by its order.
+        orders: How the payment of each order ended, by the id of the order.
     """
 
     def __init__(self, orders):

@@ -1,4 +1,4 @@
-"""Every way in which a transaction may end, and what its sender and the keeper know of it then."""
+"""Every way in which a transaction may end, grouped by how the keeper learns of the outcome."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ class DeclinedError(Exception):
 
 
 def commits():
-    """Nothing happens."""
+    """Do nothing: the transaction commits."""
 
 
 def rolls_back():
@@ -29,12 +29,12 @@ def dies():
 
 
 def dies_after_commit():
-    # Registered inside the block, so it is called before the block confirms.
+    # Registered inside the prepared() block, so it is called before the block confirms the event.
     transaction.on_commit(dies)
 
 
 def loses_reply():
-    """COMMIT arrives, and the connection breaks before its reply."""
+    """Make the connection break after COMMIT has arrived, before its reply."""
     commit = connection._commit
 
     def lose():
@@ -45,7 +45,7 @@ def loses_reply():
 
 
 def loses_commit():
-    """The connection breaks before COMMIT arrives: the sender sees what it sees above."""
+    """Make the connection break before COMMIT arrives. The sender sees the same error as above."""
     connection._commit = break_connection
 
 
@@ -64,27 +64,27 @@ def hangs_and_dies():
 
 
 class Outcome(NamedTuple):
-    """What happens to a transaction."""
+    """One way in which a transaction ends."""
 
     name: str
     happens: Callable[[], None]
-    #: How many of a hundred payments.
+    #: How many of a hundred payments end like this.
     share: int
 
 
-#: The sender knows what became of it, or reads its fence, and tells the shop.
+#: The sender knows the outcome, or reads it from the fence, and tells the shop.
 TOLD = [
     Outcome("commits", commits, 30),
     Outcome("rolls back", rolls_back, 16),
     Outcome("COMMIT arrives, reply lost", loses_reply, 16),
     Outcome("COMMIT lost", loses_commit, 10),
 ]
-#: Nothing is heard of the sender, so the shop asks.
+#: The shop hears nothing from the sender, so it asks.
 SILENT = [
     Outcome("killed before COMMIT", dies, 12),
     Outcome("killed after COMMIT", dies_after_commit, 12),
 ]
-#: The shop asks while the transaction is open, and is told so.
+#: The shop asks while the transaction is open, and the answer says that it is open.
 OPEN = [
     Outcome("hangs, then commits", hangs, 2),
     Outcome("hangs, then is killed", hangs_and_dies, 2),

@@ -1,6 +1,6 @@
-"""Pays orders; each payment is a process of its own, which ends as it has to.
+"""Pays orders, each in a process of its own, which ends as its outcome says.
 
-``python -m example_project.prepared_demo.payer ORDER=OUTCOME …``: run by the demo.
+The demo runs it as ``python -m example_project.prepared_demo.payer ORDER=OUTCOME …``.
 """
 
 import gc
@@ -15,24 +15,24 @@ from .outcomes import OUTCOMES, DeclinedError
 
 def main(*payments):
     """Pay orders, one after the other."""
-    import_module("outbox_app.door.signing")  # here, and not in each process
-    gc.freeze()  # or each process would look at all that Django has loaded before it ends
+    import_module("outbox_app.door.signing")  # once here, rather than in each forked process
+    gc.freeze()  # or the garbage collection at the exit of each process would scan all of Django
     for payment in payments:
         order, name = payment.split("=")
         in_a_process_of_its_own(lambda order=order, name=name: pay(order, OUTCOMES[name]))
 
 
 def in_a_process_of_its_own(work):
-    """Fork, and wait for its end, which is a violent one at times."""
+    """Fork a process for the work, and wait until it ends or is killed."""
     if child := os.fork():
         os.waitpid(child, 0)
     else:
-        # Not os._exit(): calls to the shop that are under way get their time at exit.
+        # Not os._exit(): at exit, calls to the shop that are in progress get time to finish.
         sys.exit(work())
 
 
 def pay(order, outcome):
-    """Pay an order, and say what the code that has called ``pay()`` sees."""
+    """Pay an order, and print the error that the caller of ``services.pay()`` sees, if any."""
     from django.db import OperationalError
 
     from example_project.payments import services

@@ -1,4 +1,4 @@
-"""Settings of the payments, which know the shop, and have a table of fences in their database."""
+"""Settings of the payments' project: the shop is its peer, and its database has the fences."""
 
 import os
 

@@ -1,6 +1,6 @@
 """The demo from the first migration to the last count, in the order in which it happens.
 
-The web servers of both projects, the shop's check-back and the payments are processes of their own.
+The web servers of both projects, the shop's check-back and each payment are separate processes.
 Every wait is bounded.
 """
 
@@ -23,9 +23,9 @@ from .outcomes import OPEN, SILENT, TOLD
 
 #: Seconds after which the demo gives up waiting for a payer, or for the shop's decisions.
 PATIENCE = 60.0
-#: Processes that pay.
+#: How many processes pay orders.
 PAYERS = 4
-#: What makes a process one of the payments' project; the others are the shop's.
+#: The environment of a process of the payments' project; without it a process is the shop's.
 PAYMENTS = {"DJANGO_SETTINGS_MODULE": "example_project.prepared_demo.payments_settings"}
 PAYER = [*PYTHON, "-m", "example_project.prepared_demo.payer"]
 LOGS = settings.DATA_DIR / "logs"
@@ -58,7 +58,7 @@ def run(payments):
 
 
 def answers(port):
-    """Say whether a server listens."""
+    """Return whether a server listens on the port."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
         return True
     return False
@@ -72,7 +72,7 @@ def show_logs():
 
 
 class Demo:
-    """The processes of one run, and how the payment of each order is to end."""
+    """The processes of one run, and the outcome planned for the payment of each order."""
 
     def __init__(self, payments):
         self.payments = payments
@@ -82,7 +82,7 @@ class Demo:
         self.servers = []
 
     def run(self):
-        """Pay, ending in every way there is."""
+        """Pay orders in transactions that end in every possible way."""
         migrating = self._start("payments-migrate", [*MANAGE, "migrate"], PAYMENTS)
         call_command("migrate", verbosity=0)
         self._wait(lambda: migrating.exit_code is not None, "the tables of the payments")
@@ -103,7 +103,7 @@ class Demo:
         self._wait_for_decisions()
 
     def _pay(self, outcomes, *, payers=PAYERS):
-        """Have processes pay, each a share of the orders."""
+        """Pay orders with these outcomes; each process pays a share of them."""
         orders = {}
         for outcome in outcomes:
             for _ in range(max(1, self.payments * outcome.share // 100)):

@@ -1,4 +1,4 @@
-"""Settings of the shop, which keeps the log: the example's, and the payments as a peer."""
+"""Settings of the shop, which keeps the log: the example's settings, with the payments as peer."""
 
 import os
 

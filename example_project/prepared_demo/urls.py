@@ -1,4 +1,4 @@
-"""Addresses of both projects: the door, and nothing else."""
+"""URLs of both projects: the door alone."""
 
 from django.urls import include, path
 

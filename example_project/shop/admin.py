@@ -1,4 +1,4 @@
-"""The shop in the admin. The outbox brings its own pages."""
+"""The shop's pages of the admin. The outbox registers its own pages."""
 
 from django.contrib import admin
 
@@ -32,7 +32,7 @@ class ReceiptAdmin(admin.ModelAdmin):
 
 
 class ViewAdmin(admin.ModelAdmin):
-    """A view is written by its subscription alone."""
+    """A read-only page: only the subscription of a view writes its rows."""
 
     def has_add_permission(self, request):
         return False

@@ -4,12 +4,12 @@ from django.apps import AppConfig
 from django.db import connections
 from django.db.models.signals import post_migrate
 
-#: How many of an article are on its shelf in the beginning.
+#: Pieces of each article on its shelf in the beginning.
 PIECES = 1000
 
 
 def fill_shelves(sender, using, **kwargs):
-    """Give each article a shelf. A migration could not: commands are code of today."""
+    """Give each article a shelf. A migration should not: a command runs today's code."""
     Shelf, Stock = sender.get_model("Shelf"), sender.get_model("Stock")
     if Shelf._meta.db_table in connections[using].introspection.table_names():
         for pk in Stock.objects.values_list("pk", flat=True):

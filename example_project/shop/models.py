@@ -1,4 +1,4 @@
-"""Rows of the shop: what is sold, what was ordered, and what the tasks made of it; and two views.
+"""Tables of the shop: articles, orders, the rows that tasks write, and two views.
 
 An order's id is a UUID made in Python, so an order that was rolled back can never share its id with
 a later one: a job that leaked out of a rollback would name an order that does not exist.
@@ -13,7 +13,7 @@ from outbox_app.entities import Entity, EntityVersion, Rejected, command
 
 
 class Stock(models.Model):
-    """An article. How many of it are on hand is on its shelf, which has its id."""
+    """An article. The shelf with the article's id says how many pieces are on hand."""
 
     name = models.CharField(max_length=100, unique=True)
     price = models.DecimalField(max_digits=8, decimal_places=2)
@@ -26,11 +26,11 @@ class Stock(models.Model):
 
 
 class ShelfVersion(EntityVersion):
-    """What shelves were asked, and answered."""
+    """The commands to shelves, and their answers."""
 
 
 class Shelf(Entity):
-    """The pieces of an article that are on hand: many tasks and buyers change it at once."""
+    """The pieces of an article on hand. Many tasks and buyers change a shelf at the same time."""
 
     versions = ShelfVersion
     on_hand = models.IntegerField()
@@ -47,7 +47,7 @@ class Shelf(Entity):
 
     @command()
     def take(self, pieces):
-        """Take what was ordered; a negative number is what has to be ordered anew."""
+        """Take the ordered pieces. If ``on_hand`` becomes negative, so many must be reordered."""
         self.state["on_hand"] -= pieces
 
     @command()
@@ -56,7 +56,7 @@ class Shelf(Entity):
 
     @command()
     def sell(self, buyer):
-        """Sell one piece at once, as long as there are some; the receipt follows the sale."""
+        """Sell one piece, if there is one left; a staged task sends the receipt."""
         if not self.state["on_hand"]:
             raise Rejected("There is none left.", code="sold_out")
         self.state["on_hand"] -= 1
@@ -65,7 +65,7 @@ class Shelf(Entity):
 
 
 class Order(models.Model):
-    """What a customer asked for. Everything after it happens in tasks."""
+    """An order of a customer. Tasks do all the work that follows it."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     customer = models.EmailField()
@@ -73,7 +73,7 @@ class Order(models.Model):
     quantity = models.PositiveIntegerField(default=1)
     total = models.DecimalField(max_digits=10, decimal_places=2)
     placed_at = models.DateTimeField(default=timezone.now, db_index=True)
-    #: When its articles were taken from the stock.
+    #: When the articles were taken from the shelf.
     reserved_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
@@ -106,14 +106,14 @@ class Receipt(models.Model):
 
 
 class OrderProgress(models.Model):
-    """A view: how far an order has come. ``subscribers.OrderProgressView`` makes it of events."""
+    """A view: the progress of an order. ``subscribers.OrderProgressView`` builds it from events."""
 
-    #: The order's id, which is the stream of its events.
+    #: The id of the order, which is also the stream of its events.
     order_id = models.UUIDField(primary_key=True)
     reserved = models.BooleanField(default=False)
     paid = models.BooleanField(default=False)
     receipt_sent = models.BooleanField(default=False)
-    #: Version of the last event that was applied.
+    #: Version of the last event applied to this row.
     version = models.BigIntegerField(default=0)
 
     class Meta:
@@ -129,7 +129,7 @@ class OrderProgress(models.Model):
 
 
 class ArticleSales(models.Model):
-    """A view: how many of an article were ordered. ``subscribers.ArticleSalesView`` makes it."""
+    """A view: how many pieces of an article were ordered, by ``subscribers.ArticleSalesView``."""
 
     stock = models.OneToOneField(
         Stock, on_delete=models.DO_NOTHING, primary_key=True, related_name="sales"
@@ -145,7 +145,7 @@ class ArticleSales(models.Model):
 
 
 class Execution(models.Model):
-    """The worker's own note that a task has run. One row a run, so a job that ran twice has two."""
+    """The worker's own note of one run of a task. A job that ran twice has two rows."""
 
     task_id = models.CharField(max_length=255, db_index=True)
     task = models.CharField(max_length=255)

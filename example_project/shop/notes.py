@@ -1,7 +1,6 @@
-"""The worker notes each run of a task, whatever came of it, in the table ``Execution``.
+"""The worker notes each run of a task, successful or not, in the table ``Execution``.
 
-This is here for the demo, which counts lost, leaked and repeated runs from these notes. A shop
-would not need it.
+The demo counts lost, leaked and repeated runs from these notes. A real shop would not need them.
 """
 
 from celery.signals import task_postrun

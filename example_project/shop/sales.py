@@ -1,7 +1,7 @@
-"""The shop's own pipeline: what was sold, minute by minute, from the log and its archive.
+"""The shop's own pipeline: sales, minute by minute, from the log and its archive.
 
-A function from a frame of events to a frame: nothing in it knows where the events are, or how many
-machines read them.
+The pipeline is a function from a data frame of events to a data frame: it does not know where the
+events are stored, or how many machines read them.
 """
 
 from pyspark.sql import functions as F

@@ -1,7 +1,7 @@
-"""What the shop does, each in one transaction: rows, jobs and events commit together or not at all.
+"""The shop's transactions. The rows, jobs and events of one commit together or not at all.
 
-The calls are Celery's own. Inside ``atomic()`` they write a row instead of speaking to the broker,
-and the drainer sends that row after the commit. Outside a transaction they would be sent at once.
+The calls are Celery's own. Inside ``atomic()`` a call writes a row instead of speaking to the
+broker, and the drainer sends the job after the commit. Outside ``atomic()`` it is sent at once.
 """
 
 from celery import chain, group
@@ -12,13 +12,13 @@ from outbox_app import publish
 from .models import Order, Shelf, Stock
 from .tasks import capture_payment, reorder, reserve_stock, send_receipt
 
-#: Articles of which fewer are on hand are ordered anew.
+#: An article is reordered when fewer pieces than this are on hand.
 LOW = 600
 
 
 @transaction.atomic
 def place_order(customer, stock, quantity=1):
-    """Store an order, stage all that has to follow, and tell whoever wants to know.
+    """Store an order, stage the tasks that follow it, and publish an event about it.
 
     Returns:
         The stored order. If the transaction around this call is rolled back, no task will ever run.
@@ -34,7 +34,7 @@ def place_order(customer, stock, quantity=1):
 
 @transaction.atomic
 def reorder_low_stock():
-    """Stage one task for each article that runs low; return how many there are."""
+    """Stage one task for each article that runs low; return the number of these articles."""
     low = set(Shelf.objects.filter(on_hand__lt=LOW).values_list("pk", flat=True))
     jobs = [reorder.s(pk) for pk in Stock.objects.values_list("pk", flat=True) if str(pk) in low]
     group(jobs).delay()

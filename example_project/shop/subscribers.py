@@ -1,7 +1,8 @@
-"""The two views of the shop, made of the events that orders publish.
+"""The two views of the shop, built from the events of orders.
 
-``OrderProgressView`` is pushed: whoever has placed an order sees its row at once. The row of an
-article is fed by the streams of many orders, so it comes by the subscription alone, a moment later.
+``OrderProgressView`` is pushed: the process that places an order writes its row right after the
+commit, so the customer sees it at once. A row of ``ArticleSalesView`` depends on the streams of
+many orders, so only the subscription updates it, a moment later.
 """
 
 from outbox_app import Projection

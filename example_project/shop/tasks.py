@@ -1,9 +1,9 @@
-"""The work that follows an order. Ordinary Celery tasks: nothing in them knows of the outbox.
+"""The work that follows an order, as ordinary Celery tasks that do not know of the outbox.
 
-A job is delivered at least once, so each task must bear being run twice. Taking from the shelf
-would count twice, so ``idempotent`` notes the job's id in the same transaction. The others can be
-made only once anyway: an order has one payment and one receipt, and a command is executed once for
-its id. What has happened is published in the same transaction, once as well.
+A job is delivered at least once, so each task must be safe to run twice. Setting ``reserved_at``
+and publishing its event would happen twice, so ``idempotent`` notes the job's id in the same
+transaction. The other effects are unique anyway: an order has one payment and one receipt, and a
+command is executed once for its id. Each event is published in its effect's transaction, also once.
 """
 
 from celery import shared_task
@@ -14,7 +14,7 @@ from outbox_app import idempotent, publish
 
 from .models import Order, Payment, Receipt, Shelf
 
-#: How many of an article are on hand after it was ordered anew.
+#: Pieces of an article on hand after it was reordered.
 FULL = 1000
 
 
@@ -33,7 +33,7 @@ def reserve_stock(order_id):
 @shared_task
 @transaction.atomic
 def capture_payment(order_id):
-    """Take the money. The order is the payment's primary key: there cannot be two."""
+    """Take the money. The order is the payment's primary key, so there is one payment at most."""
     order = Order.objects.get(pk=order_id)
     _, is_new = Payment.objects.get_or_create(order=order, defaults={"amount": order.total})
     if is_new:
@@ -43,7 +43,7 @@ def capture_payment(order_id):
 @shared_task
 @transaction.atomic
 def send_receipt(order_id):
-    """Send the receipt for a payment; in this example sending means writing it down."""
+    """Send the receipt for a payment; in this example, sending stores a row."""
     payment = Payment.objects.select_related("order__stock").get(pk=order_id)
     _, is_new = Receipt.objects.get_or_create(
         order=payment.order, defaults={"text": f"{payment.order}: {payment.amount} paid."}
@@ -61,4 +61,4 @@ def reorder(self, stock_id):
 
 @shared_task
 def send_sale_receipt(sale):
-    """Send the receipt of a sale; the note of the task's execution is all that is written."""
+    """Send the receipt of a sale; in this example only the note of the execution is written."""

@@ -1,4 +1,4 @@
-"""Two pages' worth of shop: the latest orders, and the buttons that make something happen."""
+"""The shop's page: the latest orders, and buttons that place an order or reorder articles."""
 
 import random
 
@@ -14,7 +14,7 @@ SHOWN = 50
 
 @require_GET
 def orders(request):
-    """Show the latest orders, how far the tasks have brought them, and what the views say."""
+    """Show the latest orders, the rows that tasks have written for them, and the views."""
     latest = Order.objects.select_related("stock", "payment", "receipt")[:SHOWN]
     progress = OrderProgress.objects.in_bulk([order.pk for order in latest])
     for order in latest:
@@ -28,7 +28,7 @@ def orders(request):
 
 @require_POST
 def place_order(request):
-    """Place an order for some article, as a customer would."""
+    """Place an order for a random article, as a customer would."""
     stock = random.choice(Stock.objects.all())
     order = services.place_order("visitor@example.com", stock, quantity=random.randint(1, 3))
     messages.success(request, f"Placed: {order}. The tasks follow.")
@@ -37,7 +37,7 @@ def place_order(request):
 
 @require_POST
 def reorder(request):
-    """Order every article that runs low."""
+    """Reorder every article that runs low."""
     count = services.reorder_low_stock()
     messages.success(request, f"Articles ordered anew: {count}.")
     return redirect("shop:orders")

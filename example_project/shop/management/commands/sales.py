@@ -6,7 +6,7 @@ from outbox_app.pipeline import pipeline
 
 
 class Command(BaseCommand):
-    """Writes what was sold, minute by minute."""
+    """Prints the sales, minute by minute."""
 
     help = "Shows how many of each article were ordered in each minute, from the log on Spark."
 
@@ -17,7 +17,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, **options):
-        """Read, and print."""
+        """Run the pipeline, and print its rows."""
         with pipeline() as run:
             from example_project.shop.sales import articles_sold
 
