@@ -50,11 +50,11 @@ def check_business(**kwargs: Any) -> list[CheckMessage]:
         return []
     return [
         Error(
-            f"Jobs are staged on {outbox!r}, and no model of the project is written there, but to "
-            f"{listed(list(map(repr, written)))}: delay() in a transaction of the business is "
-            "refused, as it could not be atomic.",
-            hint="Let OUTBOX['DATABASE'] be the alias of the business. Silence this if your router "
-            "decides by what it is not told here, or if each call has its using=.",
+            f"Jobs are staged on {outbox!r}, but the routers write the project's models to "
+            f"{listed(list(map(repr, written)))} only: delay() in a transaction there is refused, "
+            "because the job would not be atomic with it.",
+            hint="Set OUTBOX['DATABASE'] to the alias of your models. Silence this if your router "
+            "decides by the instance or by the thread, or if each call passes using=.",
             id="outbox.E024",
         )
     ]
@@ -68,10 +68,10 @@ def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
     """Report aliases with autocommit off: drainers and subscriptions would commit nothing there."""
     return [
         Error(
-            f"DATABASES[{alias!r}]['AUTOCOMMIT'] is False: what drainers, subscriptions and "
-            "idempotent tasks write there would not be committed, and delay() outside atomic() is "
-            "refused.",
-            hint="Let it be True, Django's default, and use transaction.atomic().",
+            f"DATABASES[{alias!r}]['AUTOCOMMIT'] is False: rows that drainers, subscriptions "
+            "and idempotent tasks write there would not be committed, and delay() outside atomic() "
+            "is refused.",
+            hint="Set it to True, Django's default, and use transaction.atomic().",
             id="outbox.E037",
         )
         for alias in _aliases()
@@ -83,9 +83,9 @@ def check_zones(**kwargs: Any) -> list[CheckMessage]:
     """Report aliases where Django stores times in another zone than the database's clock has."""
     return [
         Warning(
-            f"DATABASES[{alias!r}]['TIME_ZONE'] is {zone!r}, and the database's clock is read in "
+            f"DATABASES[{alias!r}]['TIME_ZONE'] is {zone!r}, but the database's clock is read in "
             "UTC: held jobs leave hours too early or too late, and ages are wrong.",
-            hint="Leave it out, so that Django stores UTC there.",
+            hint="Remove the key, so that Django stores UTC there.",
             id="outbox.W045",
         )
         for alias in _aliases()
@@ -102,8 +102,8 @@ def check_connections(**kwargs: Any) -> list[CheckMessage]:
     return [
         Warning(
             f"Connections to {alias!r} are kept without limit (CONN_MAX_AGE is None) and are never "
-            "looked at: when the database was restarted, or a firewall forgot them, requests and "
-            "tasks fail until each has been replaced.",
+            "checked: after the database restarts, or a firewall drops them, requests and tasks "
+            "fail until each connection has been replaced.",
             hint="DATABASES[…]['CONN_HEALTH_CHECKS'] = True",
             id="outbox.W024",
         )

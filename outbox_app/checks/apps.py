@@ -50,15 +50,15 @@ def _check_names(staging: list[Celery]) -> Iterator[CheckMessage]:
     for name, count in Counter(names).items():
         named = [app for app in active_apps() if app.main == name and not configuration_error(app)]
         if count > 1 or len({str(app.conf.broker_write_url) for app in named}) > 1:
-            what = "Several Celery apps that stage" if count > 1 else "Apps of several brokers"
+            what = "Several Celery apps that stage" if count > 1 else "Apps with different brokers"
             yield Error(
-                f"{what} are named {name!r}: a drainer cannot tell whose broker a job is for.",
-                hint='Give each a name of its own: OutboxCelery("shop").',
+                f"{what} are named {name!r}: a drainer cannot tell which broker a job is for.",
+                hint='Give each app a name of its own: OutboxCelery("shop").',
                 id="outbox.E010",
             )
     if "" in names:
-        text = "A Celery app that stages has no name; its jobs name none either."
-        hint = 'Give it one before jobs are staged: OutboxCelery("shop").'
+        text = "A Celery app that stages has no name, so its jobs do not name their app."
+        hint = 'Name the app before jobs are staged: OutboxCelery("shop").'
         yield Warning(text, hint=hint, id="outbox.W012")
 
 
@@ -74,7 +74,7 @@ def _check_configuration(app: Celery) -> Iterator[CheckMessage]:
     """Warn only: an app may belong to another service, and be configured on that one's hosts."""
     if error := configuration_error(app):
         text = f"The configuration of Celery app {app.main!r} cannot be loaded here: {error!r}."
-        hint = "Nothing else of the app was checked. Silence this where it is not used."
+        hint = "The other checks of the app were skipped. Silence this where the app is not used."
         yield Warning(text, hint=hint, id="outbox.W031")
 
 
@@ -96,10 +96,10 @@ def _check_tasks() -> Iterator[CheckMessage]:
                     plain.setdefault(called.app, set()).add(name)
     for app, names in plain.items():
         yield Warning(
-            f"Tasks of Celery app {app.main!r}, which does not stage, are sent at once, in a "
-            f"transaction too: {listed(sorted(names))}.",
-            hint="Let that app be an OutboxCelery, or bind them to one; those of @shared_task "
-            "go to the app that was made last. Silence this if they are to be sent at once.",
+            f"Tasks of Celery app {app.main!r}, which does not stage, are sent at once, even in a "
+            f"transaction: {listed(sorted(names))}.",
+            hint="Make that app an OutboxCelery, or bind the tasks to one. Tasks of @shared_task "
+            "belong to the app that was created last. Silence this if they should be sent at once.",
             id="outbox.W032",
         )
 
@@ -115,16 +115,16 @@ def _check_modes(staging: list[Celery]) -> Iterator[CheckMessage]:
                     yield Error(
                         f"The attribute outbox of task {name} is {mode!r}; expected one of "
                         f"{', '.join(map(repr, MODES))}.",
-                        hint='Write @app.task(outbox="send"), or leave it out.',
+                        hint='Write @app.task(outbox="send"), or remove the attribute.',
                         id="outbox.E048",
                     )
     deciding = set(map(deciding_pattern, names))
     if idle := [each for each in outbox_settings().TASK_MODES if each not in deciding]:
         yield Warning(
-            f"Patterns of OUTBOX['TASK_MODES'] that decide for no task: {listed(idle)}.",
-            hint="The first pattern that matches decides, so put those of single tasks before "
-            "wider ones; and compare the spelling. Silence this if the tasks are called by name "
-            "only.",
+            f"These patterns of OUTBOX['TASK_MODES'] decide for no task: {listed(idle)}.",
+            hint="Check their spelling. The first pattern that matches a task decides, so put "
+            "patterns of single tasks before wider ones. Silence this if the tasks are called by "
+            "name only.",
             id="outbox.W039",
         )
 
@@ -135,8 +135,8 @@ def _check_modules(app: Celery) -> Iterator[CheckMessage]:
     except Exception as error:  # the project's modules may raise anything
         yield Warning(
             f"The task modules of Celery app {app.main!r} cannot be imported: {error!r}.",
-            hint="A worker would not start, either. Silence this where only workers have what "
-            "the modules need; tasks are then staged by name.",
+            hint="A worker would not start, either. Silence this where only workers have the "
+            "dependencies of these modules; tasks are then staged by name.",
             id="outbox.W002",
         )
 
@@ -148,14 +148,14 @@ def _check_content(app: Celery) -> Iterator[CheckMessage]:
         yield Warning(
             f"Tasks of Celery app {app.main!r} are staged in {_listed(refused)}, which its "
             f"workers refuse: accept_content is {_listed(accepted)}.",
-            hint="Change the serializer, or accept_content of the workers.",
+            hint="Change the tasks' serializer, or the workers' accept_content.",
             id="outbox.W003",
         )
     if insecure := accepted & INSECURE:
         yield Warning(
-            f"The workers of Celery app {app.main!r} accept {_listed(insecure)}: whoever can write "
-            "to the broker or to the outbox tables may run code in them.",
-            hint="Take it out of accept_content, and use json.",
+            f"The workers of Celery app {app.main!r} accept {_listed(insecure)}: anyone who can "
+            "write to the broker or to the outbox tables can run code in these workers.",
+            hint=f"Remove {_listed(insecure)} from accept_content, and use json.",
             id="outbox.W004",
         )
 

@@ -73,8 +73,8 @@ def transport_of(app: Celery) -> Any:
 
 
 def unasked(app: Celery, why: str) -> CheckMessage:
-    text = f"The broker of Celery app {app.main!r} could not be asked: {why}."
-    hint = "Correct broker_url, or run this where the drainers run."
+    text = f"The broker of Celery app {app.main!r} could not be checked: {why}."
+    hint = "Correct broker_url, or run this command where the drainers run."
     return Warning(text, hint=hint, id="outbox.W015")
 
 
@@ -85,8 +85,8 @@ def _check_timeouts(app: Celery, transport: Any) -> Iterator[CheckMessage]:
     if missing:
         yield Error(
             f"The broker connections of Celery app {app.main!r} have no {' and no '.join(missing)}:"
-            " where a broker is there but does not answer, a send outside a transaction waits for "
-            "ever, and so does a worker.",
+            " if the broker is reachable but does not answer, a send outside a transaction waits "
+            "for ever, and so does a worker.",
             hint=f"Add {str(missing)[1:-1]} to broker_transport_options.".replace("'", '"'),
             id="outbox.E028",
         )
@@ -96,15 +96,15 @@ def _check_confirms(app: Celery, transport: Any) -> Iterator[CheckMessage]:
     if transport.driver_name != "py-amqp":
         yield Error(
             f"The transport {transport.driver_name} of Celery app {app.main!r} has no publisher "
-            "confirms: nobody can know what RabbitMQ took.",
-            hint="Let broker_url begin with pyamqp:// instead.",
+            "confirms: a sender cannot know which messages RabbitMQ has accepted.",
+            hint="Begin broker_url with pyamqp:// instead.",
             id="outbox.E029",
         )
     elif not app.conf.broker_transport_options.get("confirm_publish", True):
         yield Error(
             f"broker_transport_options of Celery app {app.main!r} turn publisher confirms off: "
-            "what it sends outside transactions, and what a worker retries, may be lost without "
-            "an error. (The drainer's own connection has them all the same.)",
+            "a job that is sent outside a transaction, or that a worker retries, may be lost "
+            "without an error. (The drainer's own connection has confirms in any case.)",
             hint='Set "confirm_publish": True.',
             id="outbox.E029",
         )
@@ -118,7 +118,7 @@ def _check_queues(app: Celery) -> Iterator[CheckMessage]:
             f"Queues of Celery app {app.main!r} are declared without a queue type, or as classic: "
             f"{listed(classic)}. A classic queue is on one node, and is lost with it.",
             hint='Declare them with {"x-queue-type": "quorum"}: task_default_queue_type, or '
-            "queue_arguments in task_queues. (The type of a queue that exists does not change.) "
+            "queue_arguments in task_queues. (An existing queue keeps its type.) "
             "Silence this if the virtual host makes quorum queues by default.",
             id="outbox.W019",
         )
@@ -161,10 +161,10 @@ def _check_acknowledgement(app: Celery) -> Iterator[CheckMessage]:
     if early or not (own or app.conf.task_acks_late):
         yield Warning(
             f"Workers of Celery app {app.main!r} acknowledge jobs before they execute them"
-            f"{': ' + listed(early) if early else ''}. A worker that dies then takes its jobs "
-            "with it.",
+            f"{': ' + listed(early) if early else ''}. A worker that dies then loses the jobs "
+            "that it has begun.",
             hint="Set task_acks_late = True and task_reject_on_worker_lost = True, and make tasks "
-            "idempotent: docs/howto/idempotent-tasks.md. Silence this if these may be lost.",
+            "idempotent: docs/howto/idempotent-tasks.md. Silence this if these jobs may be lost.",
             id="outbox.W021",
         )
 

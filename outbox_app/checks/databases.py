@@ -95,8 +95,8 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
             )
     for table in sorted({table for table, *_ in columns}):
         own = table in logs | entities and not table.startswith("outbox_")
-        how = f" Let a migration call compare_bytes({table!r}), for test databases too" * own
-        how += ", and apply it by migrate --skip-checks: this error stops migrate." * own
+        how = f" Call compare_bytes({table!r}) in a migration, for test databases too" * own
+        how += ", and apply it with migrate --skip-checks, as this error stops migrate." * own
         named = [f"{name} ({found})" for other, name, found in columns if other == table]
         yield Error(
             f"Table {table} on {connection.alias!r} does not compare byte by byte in utf8mb4: "
@@ -111,8 +111,8 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
     modes = set(_asked(connection.alias, "SELECT @@sql_mode").split(","))
     if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & modes:
         yield Error(
-            f"sql_mode of {connection.alias!r} is not strict: the server cuts what does not "
-            "fit, without an error.",
+            f"sql_mode of {connection.alias!r} is not strict: the server truncates values that do "
+            "not fit, without an error.",
             hint="DATABASES[…]['OPTIONS']['init_command'] = \"SET sql_mode='STRICT_TRANS_TABLES'\"",
             id="outbox.E025",
         )
@@ -138,7 +138,7 @@ def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
     if connection.transaction_mode not in ("IMMEDIATE", "EXCLUSIVE"):
         yield Error(
             f"SQLite database {connection.alias!r} begins transactions as readers: two that write "
-            "at the same time fail with 'database is locked', whatever the timeout.",
+            "at the same time fail with 'database is locked', even with a long timeout.",
             hint=SQLITE_OPTIONS,
             id="outbox.E027",
         )
@@ -151,7 +151,7 @@ def _check_primary(alias: str) -> Iterator[CheckMessage]:
         yield Error(
             f"{alias!r} is the alias of the outbox or of the inbox, and its server is a standby or "
             "read-only: nothing can be staged there, and no drainer can work.",
-            hint="Let the alias be the primary; connect through what follows a switch-over.",
+            hint="Point the alias at the primary, by an address that follows a switch-over.",
             id="outbox.E011",
         )
 
@@ -177,10 +177,10 @@ def _check_tasks(alias: str) -> Iterator[CheckMessage]:
         unknown = sorted(names.difference(app.tasks))
         if unknown:
             yield Warning(
-                f"Jobs are staged on {alias!r} that Celery app {name!r} has no task for: "
-                f"{listed(unknown)}. A worker drops such a message.",
-                hint="Bring the task back under its old name until they are executed, or discard "
-                "them. Silence this if only workers of another project know them.",
+                f"Jobs that are staged on {alias!r} name tasks that Celery app {name!r} does not "
+                f"have: {listed(unknown)}. A worker drops such a message.",
+                hint="Bring the tasks back under their old names until the jobs are executed, or "
+                "discard the jobs. Silence this if only workers of another project have the tasks.",
                 id="outbox.W011",
             )
 
@@ -201,7 +201,7 @@ def _check_commits(connection: Any) -> Iterator[CheckMessage]:
     if _asked(alias, "SHOW synchronous_commit") == "off":
         yield Warning(
             f"synchronous_commit is off for sessions of {alias!r}: a crash of PostgreSQL loses its "
-            "last commits, and the broker may have had their jobs by then.",
+            "last commits, although the broker may already have received their jobs.",
             hint=f"ALTER ROLE {connection.settings_dict['USER']} SET synchronous_commit = "
             "on (or of the database, or in postgresql.conf).",
             id="outbox.W023",
@@ -226,8 +226,8 @@ def _check_listen(connection: Any) -> Iterator[CheckMessage]:
     yield Warning(
         f"LISTEN through {alias!r} {text}. Drainers are not woken and poll, once a second by "
         "default. Is there a pooler in transaction mode?",
-        hint="Let drainers use an alias that goes around the pooler, and name that in --database. "
-        "Silence this if they may poll.",
+        hint="Give the drainers an alias that bypasses the pooler, and name it in --database. "
+        "Silence this if the drainers may poll.",
         id="outbox.W022",
     )
 

@@ -47,8 +47,8 @@ def check_requests(**kwargs: Any) -> list[CheckMessage]:
             f"DATABASES[{alias!r}]['ATOMIC_REQUESTS'] is on, and {listed(by_alias[alias])} is "
             "written there: a request's commands belong to its transaction. Each runs alone and "
             "locks its entity until the response is made.",
-            hint=f"Put {marks} on the views that send commands, or turn it off. Silence this "
-            "where no entity is hot.",
+            hint=f"Put {marks} on the views that send commands, or turn ATOMIC_REQUESTS off. "
+            "Silence this where no entity is hot.",
             id="outbox.W034",
         )
         for alias in sorted(by_alias.keys() & atomic)
@@ -58,15 +58,15 @@ def check_requests(**kwargs: Any) -> list[CheckMessage]:
 def _check_values(entity: Any) -> Iterator[CheckMessage]:
     size, seconds = entity.batch_size, entity.timeout
     wrong = {
-        "batch_size, a whole number from 1": type(size) is not int or size < 1,
-        "timeout, a number of seconds above 0": type(seconds) not in (int, float)
+        "batch_size must be a whole number from 1 on": type(size) is not int or size < 1,
+        "timeout must be a number of seconds above 0": type(seconds) not in (int, float)
         or not 0 < seconds < inf,
-        'states, "every" or "last"': entity.states not in ("every", "last"),
-        'states = "last", as a command has batch=True': entity.states != "last"
+        'states must be "every" or "last"': entity.states not in ("every", "last"),
+        'states must be "last", because a command has batch=True': entity.states != "last"
         and any(spec.batch for spec in TypeSpec(entity).commands.values()),
     }
     for what in (what for what, is_wrong in wrong.items() if is_wrong):
-        yield Error(f"The type must have {what}.", hint="Correct it.", id="outbox.E041")
+        yield Error(f"{what}.", hint="Correct the attribute.", id="outbox.E041")
 
 
 def _check_columns(entity: Any) -> Iterator[CheckMessage]:
@@ -75,17 +75,17 @@ def _check_columns(entity: Any) -> Iterator[CheckMessage]:
     keys = [field.name for field in own if getattr(field, "db_constraint", False)]
     if late or keys:
         yield Error(
-            f"The database looks at {listed(late + keys)} only when it commits: one command that "
-            "breaks it would fail all others of its batch.",
+            f"The database checks {listed(late + keys)} only at COMMIT: one command that violates "
+            "a constraint there would fail its whole batch.",
             hint="Declare the constraint without deferrable=, and the foreign key with "
             "db_constraint=False.",
             id="outbox.E042",
         )
     if names := [c.name for c in entity._meta.constraints if isinstance(c, CheckConstraint)]:
         yield Warning(
-            f"A command that breaks {listed(names)} ends with IntegrityError, which is no answer, "
-            "and its batch is done anew in halves.",
-            hint="Say the same in a method with @rule: then the command is rejected.",
+            f"A command that violates {listed(names)} raises IntegrityError, which is not recorded "
+            "as its answer, and its batch is executed again in halves.",
+            hint="Write the same condition as a method with @rule: the command is then rejected.",
             id="outbox.W033",
         )
 
@@ -102,14 +102,14 @@ def _check_versions(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
     if any(issubclass(parent, EntityRow) for parent in entity._meta.parents):
         yield Error(
             "The type is derived from another type: its rows would be split between two tables.",
-            hint="Put what they share into an abstract model, and give each versions of its own.",
+            hint="Put what the types share into an abstract model, and give each its own versions.",
             id="outbox.E034",
         )
     shared = [e.__name__ for e in types if getattr(e, "versions", None) is log and e is not entity]
     if shared:
         yield Error(
-            f"{', '.join(shared)} has the same versions: ids of the one would be ids of the other.",
-            hint="Give each type a model of versions of its own.",
+            f"{', '.join(shared)} has the same versions: an id would name an entity of each type.",
+            hint="Give each type its own model of versions.",
             id="outbox.E034",
         )
     unique = [set(each.fields) for each in log._meta.total_unique_constraints]
@@ -123,8 +123,8 @@ def _check_versions(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
     own, alias = router.db_for_write(entity), log_alias(log)
     if own != alias:
         yield Error(
-            f"The entity is written to {own!r} and its versions to {alias!r}: no transaction holds "
-            "both.",
-            hint="Let the routers write both to one alias: OUTBOX['DATABASE'], if it is set.",
+            f"The entity is written to {own!r} and its versions to {alias!r}: no transaction can "
+            "span both.",
+            hint="Make the routers write both to one alias: OUTBOX['DATABASE'], if it is set.",
             id="outbox.E040",
         )

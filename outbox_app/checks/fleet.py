@@ -37,38 +37,38 @@ def check_fleet(**kwargs: Any) -> Iterator[CheckMessage]:
         return
     if isinstance(conf.TOPOLOGY, list | tuple) and conf.ADDRESS not in conf.TOPOLOGY:
         yield Warning(
-            f"OUTBOX['FLEET']['TOPOLOGY'] does not list {conf.ADDRESS!r}, this server's own: it "
-            "leads no entity, and passes all commands of routed types on.",
-            hint="Add it, unless that is meant.",
+            f"OUTBOX['FLEET']['TOPOLOGY'] does not list this server's own ADDRESS, {conf.ADDRESS!r}"
+            ": the server leads no entity, and passes on all commands of routed types.",
+            hint="Add the address. Silence this if the server is to lead no entity.",
             id="outbox.W037",
         )
     is_listed = conf.ADDRESS in conf.SERVERS.get(conf.SERVICE, ())
     if conf.REGISTRY.endswith("StaticRegistry") and not is_listed:
         yield Warning(
-            f"OUTBOX['FLEET']['SERVERS'] does not list {conf.ADDRESS!r}, this server's own ADDRESS:"
-            " no client that has this list calls it.",
-            hint=f"Add it to the addresses of {conf.SERVICE!r}.",
+            f"OUTBOX['FLEET']['SERVERS'] does not list this server's own ADDRESS, {conf.ADDRESS!r}:"
+            " clients with this list never call the server.",
+            hint=f"Add the address to the addresses of {conf.SERVICE!r}.",
             id="outbox.W037",
         )
 
 
 def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
     if conf.SERVICE != "" and not is_name(conf.SERVICE):
-        yield "SERVICE", "is no name of up to 80 characters without colon, slash and space"
+        yield "SERVICE", "is not a name of up to 80 characters without colon, slash and space"
     if conf.ADDRESS != "" and (fault := address_fault(conf.ADDRESS)):
         yield "ADDRESS", fault
     elif urlsplit(conf.ADDRESS).hostname in ("0.0.0.0", "::"):
-        yield "ADDRESS", "is where a server listens, and no address to call"
+        yield "ADDRESS", "is an address to listen on, not one to call"
     elif conf.ADDRESS and not conf.SERVICE:
-        yield "ADDRESS", "is found by nothing, as there is no SERVICE"
+        yield "ADDRESS", "no client can find, because SERVICE is empty"
     if type(conf.WEIGHT) is not int or not 0 <= conf.WEIGHT <= 100:
-        yield "WEIGHT", "is no integer from 0 to 100"
+        yield "WEIGHT", "is not an integer from 0 to 100"
     if type(conf.DEADLINE) not in (int, float) or not 0 < conf.DEADLINE < 1_000_000:
-        yield "DEADLINE", "is no number of seconds above 0 and below 1,000,000"
+        yield "DEADLINE", "is not a number of seconds above 0 and below 1,000,000"
     if conf.DATACENTRE is not None and not (
         type(conf.DATACENTRE) is int and 0 <= conf.DATACENTRE < DATACENTRES
     ):
-        yield "DATACENTRE", f"is no integer from 0 to {DATACENTRES - 1}, and not None"
+        yield "DATACENTRE", f"is neither None nor an integer from 0 to {DATACENTRES - 1}"
     leading = conf.TOPOLOGY
     if leading not in (None, "elected") and (
         not isinstance(leading, list | tuple)
@@ -81,18 +81,18 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
             yield name, f"is none of {', '.join(map(repr, known))}"
     try:
         if not issubclass(import_string(conf.REGISTRY), Registry):
-            yield "REGISTRY", "is no registry"
+            yield "REGISTRY", "is not a subclass of Registry"
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         yield "REGISTRY", f"cannot be imported: {error}"
     if not isinstance(conf.REGISTRY_URL, str):
-        yield "REGISTRY_URL", "is no text"
+        yield "REGISTRY_URL", "is not a string"
     elif not conf.REGISTRY_URL and str(conf.REGISTRY).endswith("ToozRegistry"):
-        yield "REGISTRY_URL", "is no address of a registry, such as redis://host:6379/0"
+        yield "REGISTRY_URL", "is not the address of a registry, such as redis://host:6379/0"
     if not isinstance(conf.SERVERS, Mapping) or not all(map(is_name, conf.SERVERS)):
-        yield "SERVERS", "is no dictionary of lists of addresses by service"
+        yield "SERVERS", "is not a dictionary of service names and lists of addresses"
         return
     for name, given in conf.SERVERS.items():
         if not isinstance(given, list | tuple) or len({*map(str, given)}) < len(given):
-            yield "SERVERS", f"has for {name!r} no list of different addresses"
+            yield "SERVERS", f"has no list of different addresses for {name!r}"
         elif wrong := [each for each in given if address_fault(each)]:
-            yield "SERVERS", f"has the address {wrong[0]!r} that {address_fault(wrong[0])}"
+            yield "SERVERS", f"has the address {wrong[0]!r}, which {address_fault(wrong[0])}"

@@ -39,9 +39,9 @@ def check_logs(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) ->
 def _check_meta(log: type[EventLog]) -> Iterator[CheckMessage]:
     if log._meta.parents:
         yield Error(
-            "A log is derived from a model that has a table of its own: an event would be rows of "
-            "two tables.",
-            hint="Derive it from outbox_app.models.EventLog, or from an abstract model of it.",
+            "The log is derived from a model that has a table of its own: each event would be "
+            "split between two tables.",
+            hint="Derive the log from outbox_app.models.EventLog, or from an abstract subclass.",
             obj=log,
             id="outbox.E019",
         )
@@ -55,8 +55,8 @@ def _check_meta(log: type[EventLog]) -> Iterator[CheckMessage]:
     if missing:
         yield Error(
             f"The log lacks {' and '.join(missing)} of EventLog.",
-            hint="Write `class Meta(EventLog.Meta):` and, where it has indexes or constraints of "
-            "its own, `indexes = [*EventLog.Meta.indexes, …]`.",
+            hint="Write `class Meta(EventLog.Meta):` and, if the log has indexes or constraints "
+            "of its own, `indexes = [*EventLog.Meta.indexes, …]`.",
             obj=log,
             id="outbox.E020",
         )
@@ -64,10 +64,10 @@ def _check_meta(log: type[EventLog]) -> Iterator[CheckMessage]:
 
 def _check_fields(log: type[EventLog]) -> Iterator[CheckMessage]:
     own = {field.name for field in EventLog._meta.local_fields}
-    hint = "Put it into the event's data or metadata; or give it a default, or null."
+    hint = "Put the value into the event's data or metadata, or give the field a default or null."
     for field in log._meta.local_fields:
         if not (field.name in own or field.name.endswith("_ptr") or _is_filled(field)):
-            text = f"publish() does not know the field {field.name!r}, which has to be given."
+            text = f"publish() does not know the field {field.name!r}, which needs a value."
             yield Error(text, hint=hint, obj=log, id="outbox.E021")
 
 
@@ -93,9 +93,9 @@ def _check_relations(log: type[EventLog]) -> Iterator[CheckMessage]:
             continue
         yield Error(
             f"The foreign key {field.model.__name__}.{field.name} ties a log to another table: "
-            "writers of the one wait for the other, and events could not be pruned.",
-            hint="Keep the event's message_id, or the key of the object, as a plain value; or "
-            "write db_constraint=False.",
+            "their writers would wait for each other, and events could not be pruned.",
+            hint="Store the event's message_id, or the key of the object, as a plain value; or "
+            "set db_constraint=False.",
             obj=log,
             id="outbox.E022",
         )
@@ -129,10 +129,10 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
                 reader.window.verify(reader.load(cursor.state))
         except (DamagedCursor, ForeignCursor) as error:
             yield Error(
-                f"The cursor of {cursor} on {alias!r} is refused, so that its subscription stands "
-                f"still: {error}",
-                hint="After a restore or a switch-over: manage.py outbox_rebase. A damaged cursor: "
-                "replay or reset its subscription.",
+                f"The cursor of {cursor} on {alias!r} is refused, so its subscription has stopped: "
+                f"{error}",
+                hint="After a restore or a switch-over, run manage.py outbox_rebase. If the cursor "
+                "is damaged, replay or reset its subscription.",
                 obj=log,
                 id="outbox.E012",
             )
@@ -142,7 +142,7 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
 
 def check_declared_logs(**kwargs: Any) -> list[CheckMessage]:
     """Warn of subscriptions that cannot run. An error would keep the others from starting."""
-    hint = "Correct its logs=[…]: models derived from EventLog on one database."
+    hint = "Correct logs=[…]: it takes models derived from EventLog, all on one database."
     wrong = [each for each in all_subscribers() if each.fault]
     return [Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030") for each in wrong]
 
@@ -175,7 +175,7 @@ def _check_index(subscriber: Subscriber) -> Iterator[CheckMessage]:
                 f"Subscription {subscriber.name!r} reads the log by time, and the log has no index "
                 "on recorded_at and id: each page would sort the whole table.",
                 hint='Add models.Index(fields=["recorded_at", "id"]) to the indexes of its Meta, '
-                "and migrate. outbox_event has none: its own window serves it better.",
+                "and migrate. (Read outbox_event without by_time: it has no such index.)",
                 obj=log,
                 id="outbox.W013",
             )

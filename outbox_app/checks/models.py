@@ -42,17 +42,17 @@ def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
     own, outbox = router.db_for_write(model), outbox_alias()
     if not router.allow_migrate_model(own, StagedJob):
         yield Error(
-            f"The model is written to {own!r}, but the routers keep the outbox tables from there: "
-            "it can stage nothing.",
+            f"The model is written to {own!r}, but the routers do not allow the outbox tables "
+            "there: the model cannot stage jobs.",
             hint=f"Let DATABASE_ROUTERS allow outbox_app to migrate on {own!r}.",
             obj=model,
             id="outbox.E007",
         )
     elif own != outbox:
         yield Error(
-            f"The model is written to {own!r}, so its jobs are staged there and not on {outbox!r}, "
-            "the alias of the outbox, where drainers look.",
-            hint=f"Let OUTBOX['DATABASE'] be {own!r}; or run `manage.py drain_outbox --database "
+            f"The model is written to {own!r}, so its jobs are staged there, but drainers read "
+            f"{outbox!r}, the alias of the outbox.",
+            hint=f"Set OUTBOX['DATABASE'] to {own!r}; or run `manage.py drain_outbox --database "
             f"{own}` too, and silence this.",
             obj=model,
             id="outbox.E023",
@@ -62,7 +62,7 @@ def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
 def _check_names(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
     hint = "Rename the field, or leave the mixin out and call outbox_app.stage(…, using=…)."
     for name in sorted({field.name for field in model._meta.get_fields()}.intersection(NAMES)):
-        text = f"The field {name!r} hides what OutboxMixin calls so."
+        text = f"The field {name!r} hides the attribute {name!r} of OutboxMixin."
         yield Error(text, hint=hint, obj=model, id="outbox.E005")
 
 
@@ -74,18 +74,18 @@ def _check_declarations(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
         return
     for item in model.outbox:
         if not isinstance(item, Declared):
-            text = f"outbox has {item!r}, which declares nothing."
+            text = f"outbox has {item!r}, which is not a declaration."
             yield Error(text, hint=hint, obj=model, id="outbox.E006")
         elif not isinstance(item.task, str | Task | Signature) and not callable(item.task):
             yield Error(
-                f"on_{item.change}() has {item.task!r}, which is no work.",
+                f"on_{item.change}() has {item.task!r}, which is not a task.",
                 hint="Give a task name, a task, a signature, or a callable that takes the instance "
                 "and returns signatures.",
                 obj=model,
                 id="outbox.E006",
             )
         elif item.when is not None and not callable(item.when):
-            text = f"on_{item.change}() has when={item.when!r}."
+            text = f"on_{item.change}() has when={item.when!r}, which is not callable."
             advised = "Give a callable that takes the instance, such as lambda order: order.paid."
             yield Error(text, hint=advised, obj=model, id="outbox.E006")
         elif isinstance(item.task, str):

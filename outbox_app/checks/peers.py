@@ -41,19 +41,19 @@ def check_peer_table(
             yield from _check_keys(peer)
     for name, seconds in wrong_clocks(using=using).items():
         yield Warning(
-            f"The clock of the peer {name!r} is {seconds:+d} seconds away: its requests, or its "
-            "answers, are refused.",
-            hint="Set its clock, or this host's.",
+            f"The clock of the peer {name!r} differs from this host's by {seconds:+d} seconds: its "
+            "requests, or its answers, are refused.",
+            hint="Set the clock of the peer, or of this host.",
             id="outbox.W036",
         )
 
 
 def _check_keys(peer: Peer) -> Iterator[CheckMessage]:
-    for kinds, what in ((SIGNS, "sign what it is sent"), (VERIFIES, "verify what it sends")):
+    for kinds, what in ((SIGNS, "sign messages to it"), (VERIFIES, "verify its messages")):
         if not any(valid_keys(peer, kinds)):
             yield Warning(
                 f"The peer {peer.name!r} has no key that is valid now to {what}: every request, "
                 "and every answer, is refused.",
-                hint="Add a key, or look at from and until of those that it has.",
+                hint="Add a key, or correct from and until of an existing key.",
                 id="outbox.W035",
             )

@@ -31,14 +31,14 @@ def check_reach(**kwargs: Any) -> Iterator[CheckMessage]:
     if host and is_this_host(host):
         yield Warning(
             f"OUTBOX['FLEET']['ADDRESS'] is {conf.ADDRESS!r}: no other host can call it.",
-            hint="Give each server the address under which the others reach it.",
+            hint="Give each server the address at which the other servers reach it.",
             id="outbox.W041",
         )
     if not conf.SERVICE and (names := _routed()):
         yield Warning(
-            f"{listed(names)} is routed, and OUTBOX['FLEET'] has no SERVICE: no server can be "
+            f"{listed(names)} is routed, but OUTBOX['FLEET'] has no SERVICE: no server can be "
             "found, so commands are executed where they arrive.",
-            hint="Set SERVICE and ADDRESS, or take routed = True away.",
+            hint="Set SERVICE and ADDRESS, or remove routed = True.",
             id="outbox.W040",
         )
 
@@ -54,10 +54,10 @@ def check_routed(databases: Sequence[str] | None = None, **kwargs: Any) -> Itera
         peer_named(conf.SERVICE, Peer.Direction.BOTH)
     except InvalidPeer:
         yield Warning(
-            f"{listed(names)} is routed, and there is no peer {conf.SERVICE!r} of the direction "
-            "'both', with which servers of this service call one another: their commands are "
-            "executed where they arrive.",
-            hint="Add it to OUTBOX['PEERS'], with a key that all servers have.",
+            f"{listed(names)} is routed, but no peer {conf.SERVICE!r} has the direction 'both': "
+            "servers of this service cannot call one another, so commands are executed where they "
+            "arrive.",
+            hint="Add the peer to OUTBOX['PEERS'], with a key that all servers have.",
             id="outbox.W040",
         )
 

@@ -58,21 +58,21 @@ def _ask_redis(app: Celery, connection: Any, channel: Any) -> Iterator[CheckMess
     for name, value in (("maxmemory-policy", policy), ("appendonly", append_only)):
         if value is None:
             yield Warning(
-                f"{redis} does not tell its {name}: INFO is forbidden or cut.",
-                hint="Allow its user the command INFO, or look yourself and silence this.",
+                f"{redis} does not report its {name}: INFO is forbidden or incomplete.",
+                hint=f"Allow its user the command INFO, or check {name} and silence this.",
                 id="outbox.W016",
             )
     effect, is_unsafe = eviction(policy or "")
     advised = "Set maxmemory-policy to noeviction."
     if is_unsafe:
-        hint = f"{advised} No drainer starts before."
+        hint = f"{advised} Until then no drainer starts."
         yield Error(f"{redis} {effect}", hint=hint, id="outbox.E030")
     elif effect:
         yield Warning(f"{redis} {effect}", hint=advised, id="outbox.W017")
     if append_only == 0:
         yield Warning(
             f"{redis} has no append-only file: a restart loses the jobs in its queues, which the "
-            "outbox has forgotten by then.",
+            "outbox has already deleted.",
             hint="Set appendonly to yes.",
             id="outbox.W018",
         )

@@ -35,9 +35,9 @@ LEFT = TRUST - 1 / BEATS
 #: Timeouts: the part of another setting that each must not exceed, and what would happen if it did.
 TIMEOUTS = (
     ("PUBLISH_TIMEOUT", LEFT, "LEASE_SECONDS", "outbox.E004",
-     "a drainer could lose its shards while it publishes, so it never would"),
+     "a drainer could lose its shards while it publishes, so it publishes nothing"),
     ("IMMEDIATE_TIMEOUT", 1 / 4, "IMMEDIATE_HOLD", "outbox.E047",
-     "a drainer could publish a job while its own process still does"),
+     "a drainer could publish a job while the process that staged it still does"),
 )  # fmt: skip
 
 
@@ -67,14 +67,14 @@ def _check_value(name: str, value: Any, hint: Any) -> list[CheckMessage]:
         if value is None or value in list(connections):
             return []
         known = ", ".join(map(repr, connections))
-        text = f"OUTBOX[{name!r}] is {value!r}, which is no alias of DATABASES."
+        text = f"OUTBOX[{name!r}] is {value!r}, which is not an alias of DATABASES."
         return [Error(text, hint=f"Write one of {known}, or None.", id="outbox.E002")]
     expected = _expected(name, value, hint)
     if expected is None:
         return []
     text = f"OUTBOX[{name!r}] is {value!r}; expected {expected}."
     default = getattr(OutboxSettings(), name)
-    return [Error(text, hint=f"Leave it out for the default, {default!r}.", id="outbox.E003")]
+    return [Error(text, hint=f"Remove the key to use the default, {default!r}.", id="outbox.E003")]
 
 
 def _expected(name: str, value: Any, hint: Any) -> str | None:
@@ -115,7 +115,7 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
         fits = isinstance(value, tuple | list) and all(each in list(connections) for each in value)
         return None if fits else f"a tuple of aliases: {', '.join(map(repr, connections))}"
     if name == "FLEET":
-        return None if isinstance(value, dict) else "a dictionary of its own keys"
+        return None if isinstance(value, dict) else "a dictionary"
     if get_origin(hint) is Mapping:
         fits = isinstance(value, dict) and all(map(_is_function, value.values()))
         return None if fits else "a dictionary of database vendors and dotted paths of classes"
@@ -151,7 +151,7 @@ def _check_timeouts(conf: OutboxSettings) -> Iterator[CheckMessage]:
             yield Error(
                 f"OUTBOX[{name!r}] is {timeout:g} seconds, too long for {limit} of {whole:g}: "
                 f"{effect}.",
-                hint=f"At most {part * whole:g}, or {limit} of {least:g} and more.",
+                hint=f"Set {name} to at most {part * whole:g}, or {limit} to at least {least:g}.",
                 id=id,
             )
 
@@ -168,9 +168,9 @@ def _check_prepared(conf: OutboxSettings) -> Iterator[CheckMessage]:
     least = math.ceil(longest / 86400) + FENCE_MARGIN
     if (kept := conf.FENCE_RETENTION_DAYS) < least:
         yield Error(
-            f"OUTBOX['FENCE_RETENTION_DAYS'] is {kept}, and a keeper may ask "
-            f"for {longest / 86400:g} days (PREPARED_MAX_DECIDE_BY): events whose fences are "
-            "removed before they are asked about stay undecided.",
-            hint=f"At least {least}: a week more than the longest decide_by of any keeper.",
+            f"OUTBOX['FENCE_RETENTION_DAYS'] is {kept}, but a keeper may ask about an event "
+            f"for {longest / 86400:g} days (PREPARED_MAX_DECIDE_BY): the event stays undecided if "
+            "its fence is removed before.",
+            hint=f"Set it to at least {least}: a week more than any keeper's longest decide_by.",
             id="outbox.E043",
         )

@@ -72,7 +72,7 @@ def test_nothing_is_written_where_jobs_are_staged(settings, monkeypatch, busines
     [message] = check_business()
     assert message.id == "outbox.E024"
     assert "staged on 'default'" in message.msg
-    assert "but to 'elsewhere'" in message.msg
+    assert "models to 'elsewhere' only" in message.msg
     monkeypatch.setattr(Router, "business", business[1:])
     assert check_business() == []
 
@@ -81,7 +81,7 @@ def test_an_outbox_beside_the_business(settings):
     settings.OUTBOX = {"DATABASE": "elsewhere"}
     [message] = check_business()
     assert "staged on 'elsewhere'" in message.msg
-    assert "but to 'default'" in message.msg
+    assert "models to 'default' only" in message.msg
 
 
 def test_a_project_without_models(monkeypatch):

@@ -184,7 +184,7 @@ def test_tasks_that_are_called_on_an_app_that_does_not_stage(tmp_path, current, 
     assert code == 0
     assert said.count("outbox.W032") == 1
     assert "app 'plain', which does not stage" in said
-    assert f"transaction too: {named}" in said
+    assert f"even in a transaction: {named}" in said
 
 
 def test_forgotten_in_installed_apps(tmp_path):

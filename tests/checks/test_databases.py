@@ -132,7 +132,7 @@ class TestMySQL:
         assert message.id == "outbox.E009"
         assert "id (utf8mb4_general_ci). Keys" in message.msg
         assert "compare_bytes('account')" in message.msg
-        assert "apply it by migrate --skip-checks" in message.msg
+        assert "apply it with migrate --skip-checks" in message.msg
 
     def test_sql_mode(self, alias, run):
         run("SET sql_mode = ''")

@@ -48,7 +48,7 @@ def test_two_types_with_one_log(found):
         class Meta:
             app_label = "entities"
 
-    told = "Twin has the same versions: ids of the one would be ids of the other."
+    told = "Twin has the same versions: an id would name an entity of each type."
     assert ("outbox.E034", told) in found(Account, Twin)
 
 
@@ -111,22 +111,22 @@ def make(fields=(), constraints=(), **attributes):
 @pytest.mark.parametrize(
     ("attributes", "text"),
     [
-        ({"batch_size": 0}, "batch_size, a whole number from 1"),
-        ({"batch_size": 1.5}, "batch_size, a whole number from 1"),
-        ({"batch_size": True}, "batch_size, a whole number from 1"),
-        ({"timeout": 0}, "timeout, a number of seconds above 0"),
-        ({"timeout": "1"}, "timeout, a number of seconds above 0"),
-        ({"timeout": None}, "timeout, a number of seconds above 0"),
-        ({"timeout": float("nan")}, "timeout, a number of seconds above 0"),
-        ({"timeout": float("inf")}, "timeout, a number of seconds above 0"),
-        ({"states": "all"}, 'states, "every" or "last"'),
-        ({"states": ["last"]}, 'states, "every" or "last"'),
+        ({"batch_size": 0}, "batch_size must be a whole number from 1 on"),
+        ({"batch_size": 1.5}, "batch_size must be a whole number from 1 on"),
+        ({"batch_size": True}, "batch_size must be a whole number from 1 on"),
+        ({"timeout": 0}, "timeout must be a number of seconds above 0"),
+        ({"timeout": "1"}, "timeout must be a number of seconds above 0"),
+        ({"timeout": None}, "timeout must be a number of seconds above 0"),
+        ({"timeout": float("nan")}, "timeout must be a number of seconds above 0"),
+        ({"timeout": float("inf")}, "timeout must be a number of seconds above 0"),
+        ({"states": "all"}, 'states must be "every" or "last"'),
+        ({"states": ["last"]}, 'states must be "every" or "last"'),
     ],
     ids=repr,
 )
 @isolate_apps("tests.entities")
 def test_values_that_make_no_sense(found, attributes, text):
-    assert found(make(**attributes)) == [("outbox.E041", f"The type must have {text}.")]
+    assert found(make(**attributes)) == [("outbox.E041", f"{text}.")]
 
 
 @isolate_apps("tests.entities")
@@ -137,7 +137,7 @@ def test_a_batch_handler_needs_the_last_states(found):
     sell = command(batch=True)(sell)
     [(id, text)] = found(make(sell=sell))
     assert id == "outbox.E041"
-    assert 'states = "last"' in text
+    assert 'states must be "last"' in text
 
 
 @isolate_apps("tests.entities")
@@ -155,7 +155,7 @@ def test_what_the_database_looks_at_when_it_commits(found):
     }
     [(id, text)] = found(make(fields, [late]))
     assert id == "outbox.E042"
-    assert "looks at late, owner, twin only when it commits" in text
+    assert "checks late, owner, twin only at COMMIT" in text
 
 
 @isolate_apps("tests.entities")
@@ -170,7 +170,7 @@ def test_a_check_constraint_belongs_into_a_rule(found):
     positive = models.CheckConstraint(condition=models.Q(version__gt=0), name="positive")
     [(id, text)] = found(make((), [positive]))
     assert id == "outbox.W033"
-    assert "breaks positive ends with IntegrityError" in text
+    assert "violates positive raises IntegrityError" in text
 
 
 def test_requests_with_transactions_of_their_own(found, monkeypatch):

@@ -82,7 +82,7 @@ def test_what_is_wrong(settings: Any, name: str, value: Any) -> None:
 
 def test_an_address_without_a_service(settings: Any) -> None:
     [(id, text)] = found(settings, ADDRESS=URL)
-    assert (id, "there is no SERVICE" in text) == ("outbox.E046", True)
+    assert (id, "SERVICE is empty" in text) == ("outbox.E046", True)
 
 
 def test_a_key_that_there_is_not(settings: Any) -> None:

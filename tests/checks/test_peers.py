@@ -23,9 +23,9 @@ def ended(key):
     [
         (BOTH, []),
         ([{"id": "shared", "secret": "env:SHARED"}], []),
-        (BOTH[:1], ["to verify what it sends"]),
-        ([ended(BOTH[0]), BOTH[1]], ["to sign what it is sent"]),
-        (list(map(ended, BOTH)), ["to sign what it is sent", "to verify what it sends"]),
+        (BOTH[:1], ["to verify its messages"]),
+        ([ended(BOTH[0]), BOTH[1]], ["to sign messages to it"]),
+        (list(map(ended, BOTH)), ["to sign messages to it", "to verify its messages"]),
         ([ended(BOTH[0]), BOTH[0] | {"id": "new"}, BOTH[1]], []),
     ],
 )

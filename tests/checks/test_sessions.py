@@ -73,7 +73,7 @@ class TestPooler:
             [message] = check_sessions(databases=[alias])
         assert message.id == "outbox.W022"
         assert "a NOTIFY was not heard" in message.msg
-        assert "goes around the pooler" in message.hint
+        assert "bypasses the pooler" in message.hint
 
     def test_connections_that_are_refused(self, alias, monkeypatch):
         """The session of the check is there; further ones are not to be had."""

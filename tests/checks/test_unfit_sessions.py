@@ -160,6 +160,6 @@ class TestSQLite:
         with plain().cursor() as cursor:  # the commands look whether it is there
             cursor.execute("CREATE TABLE outbox_stagedjob (id integer)")
         call_command(command, "--once", database=alias, skip_checks=True)
-        [line] = [text for text in caplog.messages if text.startswith("The database waits badly: ")]
+        [line] = [text for text in caplog.messages if text.startswith("The database options")]
         assert "SQLite database 'default'" in line
         assert "'transaction_mode': 'IMMEDIATE'" in line

@@ -122,7 +122,7 @@ def test_value_that_makes_sense(settings, value):
         ),
         (
             {"FENCE_RETENTION_DAYS": 20},
-            "OUTBOX['FENCE_RETENTION_DAYS'] is 20, and a keeper may ask for 14 days ",
+            "OUTBOX['FENCE_RETENTION_DAYS'] is 20, but a keeper may ask about an event for 14 ",
         ),
         (
             {"PUBLISH_TIMEOUT": 7.5},
@@ -160,7 +160,7 @@ def test_lease_is_longer_than_the_publish_timeout(settings, timeout, fits):
 def test_the_lease_that_is_advised_is_long_enough(settings, timeout):
     settings.OUTBOX = {"LEASE_SECONDS": 10.0, "PUBLISH_TIMEOUT": timeout}
     [message] = check_settings()
-    advised = float(re.search(r"LEASE_SECONDS of ([\d.]+) ", message.hint)[1])
+    advised = float(re.search(r"LEASE_SECONDS to at least ([\d.]+)\.", message.hint)[1])
     settings.OUTBOX = {"LEASE_SECONDS": advised, "PUBLISH_TIMEOUT": timeout}
     assert check_settings() == []
 
