@@ -75,8 +75,8 @@ def test_an_app_class_that_sends_nothing(alias):
         def send_task(self, name, *args, **options):
             return None
 
-    app = type("Staging", (StagingMixin, Muted), {})("muted", set_as_current=False)
-    with transaction.atomic(using=alias):
+    staging = type("Staging", (StagingMixin, Muted), {})
+    with staging("muted", set_as_current=False) as app, transaction.atomic(using=alias):
         assert app.send_task("elsewhere") is None
 
 
