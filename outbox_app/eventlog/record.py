@@ -13,8 +13,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from ..aliases import log_alias
 from ..models import EntityVersion, EventLog
 from ..models.event import cloudevent
+from .registry import log_named
 
 
 class RecordedEvent(NamedTuple):
@@ -54,7 +56,8 @@ class RecordedEvent(NamedTuple):
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
         """Return the event in the JSON format of CloudEvents."""
-        return cloudevent(self, log=self.log, source=source)
+        using = "" if self.recorded_at.tzinfo else log_alias(log_named(self.log))
+        return cloudevent(self, log=self.log, source=source, using=using)
 
 
 _LOG = RecordedEvent._fields.index("log")

@@ -15,7 +15,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .clock import DatabaseNow
+from .clock import DatabaseNow, aware
 from .transaction import CurrentTransaction
 
 
@@ -56,10 +56,11 @@ class EventLog(models.Model):
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
         """Return the event in the JSON format of CloudEvents."""
-        return cloudevent(self, log=self._meta.db_table, source=source)
+        using = self._state.db or ""
+        return cloudevent(self, log=self._meta.db_table, source=source, using=using)
 
 
-def cloudevent(event: Any, *, log: str, source: str = "") -> dict[str, Any]:
+def cloudevent(event: Any, *, log: str, source: str, using: str) -> dict[str, Any]:
     """Return a row of a log, or its record, in the JSON format of CloudEvents 1.0.
 
     Built by hand: it is one dictionary, and the SDK has dependencies of its own. The stream is
@@ -67,14 +68,13 @@ def cloudevent(event: Any, *, log: str, source: str = "") -> dict[str, Any]:
     ``position`` and ``topic``, as strings, because CloudEvents' integers have 32 bits. ``source``
     is the URI reference of the publishing system; by default it is the log's table.
     """
-    time = event.recorded_at.isoformat()
     return {
         "specversion": "1.0",
         "id": str(event.message_id),
         "source": source or log,
         "type": event.type,
         "subject": event.stream,
-        "time": time if event.recorded_at.tzinfo else f"{time}Z",
+        "time": aware(event.recorded_at, using=using).isoformat(),
         "datacontenttype": "application/json",
         "streamversion": str(event.version),
         "position": str(event.id),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connections
@@ -47,6 +48,17 @@ def test_a_record_is_what_it_decodes_to(alias, published):
     for same in (pickle.loads(pickle.dumps(event)), copy.copy(event), copy.deepcopy(event)):
         assert same == wanted
     reader.close()
+
+
+def test_the_time_of_a_cloudevent_has_its_zone(alias, published, settings):
+    """Also where ``USE_TZ`` is off: no zone is not UTC."""
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
+    [given] = published("a")
+    row = Event.objects.using(alias).get()
+    for event in (given, row, recorded(row)):
+        time = datetime.fromisoformat(event.to_cloudevent()["time"])
+        assert abs(time - datetime.now(UTC)) < timedelta(minutes=30)
 
 
 def test_what_nobody_looks_at_is_not_decoded(alias, published):
