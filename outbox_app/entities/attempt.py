@@ -198,9 +198,9 @@ class Attempt:
         hash, command, outcome = known
         if hash != call.hash:
             raise errors.CommandIdConflict(
-                f"The command id {call.command_id!r} of {call.id!r} belongs to another "
-                f"request: {command!r} at version {outcome.version}, or the same with other "
-                "arguments. Use a new id for a new request."
+                f"The command id {call.command_id!r} of {call.id!r} belongs to another request, "
+                f"{command!r} at version {outcome.version}: the command or its arguments differ. "
+                "Use a new id for a new request."
             )
         # Each caller gets a copy of its own, which it may change.
         return replace(outcome, response=deepcopy(outcome.response), replayed=True)
@@ -356,6 +356,6 @@ class Attempt:
 
     def _damaged(self) -> errors.DamagedEntity:
         return errors.DamagedEntity(
-            f"The row of {self.name} is at version {self.loaded}, and its versions end elsewhere: "
+            f"The row of {self.name} is at version {self.loaded}, which is not its newest version: "
             "it was edited by hand. Nothing was written. Run manage.py outbox_entities verify."
         )

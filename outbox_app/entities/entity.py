@@ -194,7 +194,7 @@ class Entity(EntityRow):
         for row in rows:
             if row.version == version:
                 return row.state
-        raise UnknownEntity(f"{cls.__name__} {id!r} has no version {version}, or none any more.")
+        raise UnknownEntity(f"{cls.__name__} {id!r} has no version {version}, or no longer has it.")
 
     @overload
     @classmethod

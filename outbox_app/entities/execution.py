@@ -53,8 +53,9 @@ def in_callers_transaction(entity: Any, *, using: str) -> bool:
     """
     if inside := running.get():
         raise InvalidCommand(
-            f"The command {inside.command} may not execute another one: it may run several times. "
-            "Do it after this one has been answered; or from a subscription on its versions."
+            f"The command {inside.command} may not execute another command, as it may run several "
+            "times. Execute the other command after this one has returned, or in a subscription "
+            "on the versions of this entity."
         )
     connection = connections[using]
     if connection.in_atomic_block:
@@ -63,9 +64,9 @@ def in_callers_transaction(entity: Any, *, using: str) -> bool:
     if others or lacks_autocommit(connection):
         where = others[0] if others else using
         raise NotAtomic(
-            f"{entity.__name__}.execute() was called in a transaction on {where!r} that is no "
-            f"atomic() on {using!r}, where the entity lives. Call it outside, or wrap it in "
-            f"transaction.atomic(using={using!r})."
+            f"{entity.__name__}.execute() was called in a transaction on {where!r}, but not in an "
+            f"atomic() on {using!r}, the database of the entity. Call it outside the transaction, "
+            f"or wrap it in transaction.atomic(using={using!r})."
         )
     return False
 

@@ -79,8 +79,8 @@ class Gifts:
         if log_alias(log) != self.using:
             raise NotAtomic(
                 f"{self.command} publishes to {log.__name__} on {log_alias(log)!r}, but runs on "
-                f"{self.using!r}: it would not be atomic. Publish from a subscription on its "
-                "versions."
+                f"{self.using!r}: the two would not be atomic. Publish from a subscription on the "
+                "versions of the entity."
             )
         # A callback until the command ends: the rollback of a handler's savepoint drops it.
         take = partial(self.events.append, (log, checked(event, log)))
@@ -110,8 +110,8 @@ class Gifts:
             return execute(sql, params, many, context)
         raise StatementRefused(
             f"The command {self.command} may not query a database, here {alias!r}: it may run "
-            "several times before its answer is committed. Pass it what it needs as arguments; or, "
-            "for the database of the entity, declare it with @command(atomic=True)."
+            "several times before its answer is committed. Pass the data as arguments. To query "
+            "the database of the entity, declare the command with @command(atomic=True)."
         )
 
 
@@ -134,7 +134,7 @@ def require_running() -> Gifts:
     gifts = running.get()
     if gifts is None:
         raise InvalidCommand(
-            "publish() and stage() of an entity belong into its commands. Elsewhere, call "
+            "Only its commands may call publish() and stage() of an entity. Elsewhere, call "
             "outbox_app.publish() and outbox_app.stage()."
         )
     return gifts
@@ -225,7 +225,7 @@ def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
         field = types.fields.get(column)
         if field is None:
             raise InvalidCommand(
-                f"{name}: columns() names {column!r}, which is no field of the type's own."
+                f"{name}: columns() names {column!r}, which is not one of the type's own fields."
             )
         try:
             values[column] = field.to_python(value)
@@ -234,7 +234,7 @@ def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
             field.run_validators(values[column])
         except ValidationError as error:
             raise InvalidCommand(
-                f"{name}: columns() gives {column!r} a value that does not fit, {value!r:.100}: "
+                f"{name}: columns() gives {column!r} an invalid value, {value!r:.100}: "
                 f"{' '.join(error.messages)}"
             ) from None
     return values

@@ -87,7 +87,7 @@ def describe(entity: Any, id: str, *, version: int | None, using: str) -> dict[s
     fields = ("version", "type", "command", "command_id", "rejected", "response", "metadata")
     last = list(versions.values(*fields, "recorded_at", arguments=F("data"))[:LISTED])
     if not now and not last:
-        which = "" if version is None else f" version {version}, or none any more, of"
+        which = "" if version is None else f" version {version} (or no longer one) of"
         raise errors.UnknownEntity(f"There is no{which} {entity._meta.label} {id!r} on {using!r}.")
     return {
         "type": entity._meta.label,
@@ -177,7 +177,7 @@ def _end(entity: Any, id: str, metadata: Any, *, using: str) -> int:
     with locked(entity, id, using=using) as (head, newest):
         if newest is not None and newest.version > head:
             raise errors.DamagedEntity(
-                f"The head of {label} {id!r} is at version {head}, and its versions end at "
+                f"The head of {label} {id!r} is at version {head}, but its newest version is "
                 f"{newest.version}. Run first: manage.py outbox_entities verify {label} --repair"
             )
         try:
@@ -185,7 +185,7 @@ def _end(entity: Any, id: str, metadata: Any, *, using: str) -> int:
         except IntegrityError as error:
             raise errors.EntityError(f"{label} {id!r} is not erased: {error}") from error
         if not removed and newest is None:
-            raise errors.UnknownEntity(f"Nothing of {label} {id!r} is kept on {using!r}.")
+            raise errors.UnknownEntity(f"{label} {id!r} has no row and no version on {using!r}.")
         if not removed and ERASED in newest.metadata:
             return int(newest.version)
         # A command that has read the row before this finds the head moved, and is repeated.
@@ -210,6 +210,6 @@ def locked(entity: Any, id: str, *, using: str) -> Iterator[tuple[int, Any]]:
         if not outermost or not is_conflict(error):
             raise
         raise errors.EntityContended(
-            f"{entity._meta.label} {id!r} is held by another transaction. Nothing was written: try "
-            "again."
+            f"{entity._meta.label} {id!r} is locked by another transaction. Nothing was written: "
+            "try again."
         ) from error

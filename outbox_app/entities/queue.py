@@ -249,7 +249,7 @@ class Queues:
         except RuntimeError as error:  # the system has no more threads
             if not self.threads:
                 line = self.to_lead.pop()
-                self._refuse(line, f"No thread can lead for coroutines: {error}.")
+                self._refuse(line, f"No thread can be started for coroutines: {error}.")
                 self._pass_on(line)
 
     def _refuse(self, line: Line, why: str) -> None:
@@ -335,7 +335,7 @@ os.register_at_fork(after_in_child=_forget)
 atexit.register(lambda: queues.close())
 
 
-@async_unsafe("In a coroutine, await aexecute() instead of execute(): it would stop the loop.")
+@async_unsafe("execute() would block the event loop: in a coroutine, await aexecute() instead.")
 def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
     """Answer a command. As ``aask`` does, choose who answers: this process, or the leader."""
     call = Call(asked, deadline_after(timeout, entity.timeout))
@@ -372,7 +372,7 @@ def _belongs_here(entity: Any, using: str) -> bool:
     return alone or queues.leads_here()
 
 
-@async_unsafe("In a coroutine, call execute_many() by sync_to_async: it would stop the loop.")
+@async_unsafe("execute_many() would block the event loop: in a coroutine, use sync_to_async.")
 def ask_many(
     entity: Any, commands: Iterable[Command], *, timeout: float | None, using: str
 ) -> list[Any]:

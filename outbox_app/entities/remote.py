@@ -29,9 +29,9 @@ def execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
     odd = {"", ".", ".."} & set(path.split("/")) or "\n" in path or "/" in type + request.command
     if odd or not KEY.fullmatch(request.command_id):
         raise errors.InvalidCommand(
-            "Over HTTP a type and a command have no slash; an id has no line break, and no part "
-            "that is empty, '.' or '..'; a command id is 1 to 174 visible ASCII characters without "
-            f"a comma. Got {path!r}, {request.command_id!r}."
+            "Over HTTP a type and a command must not have a slash; an id must not have a line "
+            "break, or a part that is empty, '.' or '..'; a command id must be 1 to 174 visible "
+            f"ASCII characters without a comma. Got {path!r}, {request.command_id!r}."
         )
     headers = {"Idempotency-Key": request.command_id}
     if request.expected is not None:
@@ -53,8 +53,8 @@ def execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
             raise
         raise errors.OutcomeUnknown(
             f"The service {service.name!r} gave no answer to {request.command!r} of "
-            f"{request.id!r} ({error}). Send it again with the same command id: it is executed "
-            "once."
+            f"{request.id!r} ({error}). Send the command again with the same command id: it is "
+            "executed once."
         ) from error
     return _outcome(service.name, request, status, said)
 
@@ -71,9 +71,9 @@ def _outcome(name: str, request: Call, status: int, said: Any) -> Outcome:
         case {"code": str(code), "detail": str(text)} if code in PROBLEMS:
             raise PROBLEMS[code][1](text)
         case {"code": "failed"}:
-            raise errors.EntityError(f"The command {request.command!r} has failed at {name!r}.")
+            raise errors.EntityError(f"{request.command!r} failed at {name!r}: its log says why.")
         case {"detail": str(text)} if status in REFUSED:
             raise errors.InvalidCommand(f"The service {name!r} refuses {request.command!r}: {text}")
     raise errors.PeerUnavailable(
-        f"The service {name!r} has answered {status}, which means nothing here."
+        f"The service {name!r} gave an unexpected answer, with status {status}."
     )

@@ -152,7 +152,7 @@ class Call:
     def late(self, *, begun: bool) -> Exception:
         """Return the error for a caller whose time is over; ``begun``: its batch is under way."""
         self.begun |= begun
-        text = f"The command {self.command!r} of {self.id!r} was not begun in its time."
+        text = f"The command {self.command!r} of {self.id!r} timed out before it was begun."
         return self.told(errors.CommandTimeout(f"{text} Nothing was written: send it again."))
 
     def told(self, error: Exception) -> Exception:
@@ -163,8 +163,8 @@ class Call:
         if not self.begun or not isinstance(error, UNSURE):
             return error
         unknown = errors.OutcomeUnknown(
-            f"The command {self.command!r} of {self.id!r} was under way when its time was over, or "
-            "the connection. Send it again with the same command id: it is executed once."
+            f"The command {self.command!r} of {self.id!r} was in progress when it timed out or the "
+            "connection was lost. Send it again with the same command id: it is executed once."
         )
         unknown.__cause__ = None if isinstance(error, errors.EntityError) else error
         return unknown

@@ -98,7 +98,7 @@ def _by_key(rows: QuerySet[Any, Any], key: str) -> Iterator[list[Any]]:
 
 def _faults(head: int, row: Any, newest: Any) -> Iterator[Fault]:
     """Yield the differences of one entity. The version of a head that does not exist is 0."""
-    ends = f"the versions end at {newest.version}" if newest else f"the head at {head}"
+    ends = f"the newest version is {newest.version}" if newest else f"the head is at {head}"
     last = newest.version if newest else head
     if head != last:
         yield "head", f"the head is at version {head}, {ends}"
@@ -130,9 +130,9 @@ def _settle(entity: Any, id: str, repair: bool, using: str) -> tuple[list[Fault]
 
 def _repair(entity: Any, id: str, head: int, row: Any, newest: Any, *, using: str) -> str:
     if newest is None:
-        return f"{LEFT}: no version is kept that says what is right"
+        return f"{LEFT}: there is no version to repair it from"
     if row and row.version == head > newest.version:
-        return f"{LEFT}: versions are missing that row and head have seen; restore them"
+        return f"{LEFT}: row and head are at version {head}; restore the missing versions"
     if row and newest.state is None:
         return f"{LEFT}: if no command wrote the row, delete it"
     done = []

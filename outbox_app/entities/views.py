@@ -63,11 +63,11 @@ def execute(
     """Execute a command, once for each key."""
     entity = _granted(peer, type, command)
     if not isinstance(content, dict):
-        raise MessageRefused(400, "The body is no object with the command's arguments.")
+        raise MessageRefused(400, "The body must be an object with the command's arguments.")
     key = request.headers.get("Idempotency-Key", "")
     if not KEY.fullmatch(key):
         raise MessageRefused(
-            400, "Idempotency-Key is needed once: 1 to 174 visible ASCII characters, no comma."
+            400, "One Idempotency-Key is required: 1 to 174 visible ASCII characters, no comma."
         )
     expected, left = _expected(request), seconds_left(request)
     try:
@@ -99,7 +99,7 @@ def _expected(request: HttpRequest) -> Any:
         return ANY
     if not (found := VERSION.fullmatch(given)):
         raise MessageRefused(
-            400, 'If-Match is one version, as in "7"; "0" of an entity that does not exist.'
+            400, 'If-Match must be one version, as in "7"; "0" if the entity must not exist yet.'
         )
     return int(found[1]) or NO_STREAM
 
@@ -130,7 +130,7 @@ def _problem(error: Exception, peer: Peer, command: str) -> tuple[int, Any, dict
 def routed(request: HttpRequest, peer: Peer, content: Any) -> Said:
     """Execute commands that another server of this service passed on; pass none on again."""
     if peer.name != fleet_settings().SERVICE:
-        raise MessageRefused(404, "Commands are passed on by servers of one service only.")
+        raise MessageRefused(404, "Only servers of the same service may pass on commands.")
     given = messages.fields(content, ("type", "commands"))
     versions: dict[Any, Any] = {None: ANY, 0: NO_STREAM}
     try:

@@ -237,7 +237,7 @@ def test_a_handler_executes_no_command_as_a_coroutine_either(alias, account, ask
         async_to_sync(Account.aexecute)("b", "date", command_id="x", using=alias, timeout=1)
 
     declare(order)
-    with pytest.raises(InvalidCommand, match="may not execute another one"):
+    with pytest.raises(InvalidCommand, match="may not execute another command"):
         ask("order")
 
 

@@ -223,5 +223,5 @@ def test_what_cannot_be_given_fails_its_own_command(alias, account, declare, add
 
 def test_outside_of_commands_they_are_refused(account, add):
     for give in (lambda: Account().publish("x"), lambda: Account().stage(add, [1, 2])):
-        with pytest.raises(InvalidCommand, match="belong into its commands"):
+        with pytest.raises(InvalidCommand, match="Only its commands may call"):
             give()

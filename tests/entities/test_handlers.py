@@ -177,6 +177,6 @@ def test_an_error_of_a_callback_is_logged_and_costs_no_answer(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_command_executes_no_other(alias, account, ask, rows):
-    with pytest.raises(InvalidCommand, match=r"Account\.ask_itself may not execute another one"):
+    with pytest.raises(InvalidCommand, match=r"Account\.ask_itself may not execute another"):
         ask("ask_itself", {"using": alias})
     assert len(rows()) == 1

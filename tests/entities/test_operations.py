@@ -123,12 +123,12 @@ def test_a_state_that_is_kept_for_the_last_of_a_transaction_is_no_erasure(alias,
     ("arguments", "code", "words"),
     [
         (["show", TYPE, "x"], 1, "There is no entities.Account 'x'"),
-        (["show", TYPE, "a", "--version", "9"], 1, "no version 9, or none any more"),
+        (["show", TYPE, "a", "--version", "9"], 1, "no version 9 (or no longer one)"),
         (["show", "Seat", "a"], 2, "Known: entities.Account"),
         (["verify", "Seat"], 2, "Known: entities.Account"),
         (["verify", "--database", "nowhere"], 2, "no such alias"),
         (["import", "/nowhere/at all"], 2, "No such file"),
-        (["erase", TYPE, "x", "--reason", "why", "--no-input"], 1, "Nothing of entities.Account"),
+        (["erase", TYPE, "x", "--reason", "why", "--no-input"], 1, "Account 'x' has no row"),
         (["erase", TYPE, "a", "--reason", " ", "--noinput"], 2, "needs a reason"),
     ],
 )
@@ -150,11 +150,11 @@ def test_what_commands_have_written_is_sound(alias, command, many, by_hand, monk
 
 DAMAGES = {
     "there is no row, and version 3 has a state": "DELETE FROM account WHERE id = 'a'",
-    "the row is at version 2, the versions end at 3": "UPDATE account SET version = 2",
+    "the row is at version 2, the newest version is 3": "UPDATE account SET version = 2",
     "the row has another state": "UPDATE account SET state = '{}'",
-    "the head is at version 1, the versions end at 3": "UPDATE outbox_stream SET version = 1",
-    "the head is at version 9, the versions end at 3": "UPDATE outbox_stream SET version = 9",
-    "the head is at version 0, the versions end at 3": "DELETE FROM outbox_stream",
+    "the head is at version 1, the newest version is 3": "UPDATE outbox_stream SET version = 1",
+    "the head is at version 9, the newest version is 3": "UPDATE outbox_stream SET version = 9",
+    "the head is at version 0, the newest version is 3": "DELETE FROM outbox_stream",
 }
 
 
@@ -263,9 +263,9 @@ def test_a_head_and_a_row_that_are_both_gone(alias, command, many, ask, by_hand)
 @pytest.mark.parametrize(
     ("sql", "words"),
     [
-        ("DELETE FROM account_version WHERE version = 2", "versions are missing"),
+        ("DELETE FROM account_version WHERE version = 2", "restore the missing versions"),
         ("UPDATE account_version SET state = NULL WHERE version = 2", "delete it"),
-        ("DELETE FROM outbox_stream; DELETE FROM account_version", "no version is kept"),
+        ("DELETE FROM outbox_stream; DELETE FROM account_version", "there is no version"),
     ],
 )
 def test_what_no_version_can_repair_is_left(alias, command, account, ask, by_hand, sql, words):
@@ -353,7 +353,7 @@ def test_an_entity_that_another_transaction_holds(alias, command, account, by_ha
         finally:
             ended.set()
         holder.result()
-    assert (code, "is held by another transaction" in out) == (1, True)
+    assert (code, "is locked by another transaction" in out) == (1, True)
 
 
 def lines(*commands):

@@ -166,7 +166,7 @@ def test_one_that_times_out_in_the_queue_was_not_executed(account, withdraw, hel
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(withdraw, "x")
         held.wait()
-        with pytest.raises(CommandTimeout, match="was not begun"):
+        with pytest.raises(CommandTimeout, match="before it was begun"):
             withdraw("y", timeout=0.05)
         held.go.set()
         first.result()
@@ -485,7 +485,7 @@ def test_a_coroutine_whose_batch_is_under_way_does_not_know(account, alias, held
             "a", "withdraw", {"amount": 1}, command_id="y", using=alias, timeout=patience(0.5)
         )
 
-    with pytest.raises(OutcomeUnknown, match="was under way"):
+    with pytest.raises(OutcomeUnknown, match="was in progress"):
         asyncio.run(ask())
     held.go.set()
     eventually(lambda: len(rows()) == 2)
@@ -630,7 +630,7 @@ def test_a_coroutine_is_told_where_nothing_would_be_committed(alias, account, ro
     """The thread that leads for it has autocommit off, too."""
     monkeypatch.setitem(connections.settings[alias], "AUTOCOMMIT", False)
     run = Account.aexecute("a", "withdraw", {"amount": 1}, command_id="x", using=alias)
-    with pytest.raises(NotAtomic, match="is no atomic"):
+    with pytest.raises(NotAtomic, match="not in an atomic"):
         asyncio.run(run)
     assert len(rows()) == 1
 

@@ -154,10 +154,10 @@ def test_in_the_callers_transaction_too(alias, enter, change):
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        ({"email": "e" * 21}, "gives 'email' a value that does not fit"),
-        ({"age": "old"}, "gives 'age' a value that does not fit"),
-        ({"age": None}, "'age' a value that does not fit, None"),
-        ({"size": 1}, r"columns\(\) names 'size', which is no field"),
+        ({"email": "e" * 21}, "gives 'email' an invalid value"),
+        ({"age": "old"}, "gives 'age' an invalid value"),
+        ({"age": None}, "'age' an invalid value, None"),
+        ({"size": 1}, r"columns\(\) names 'size', which is not one of"),
         ({"version": 1}, "names 'version'"),
     ],
 )

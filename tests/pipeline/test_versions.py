@@ -166,7 +166,7 @@ def test_an_audit_compares_rows_heads_and_versions(alias, accounts, spark, tmp_p
         audit()
     text = report.read_text()
     assert "row: there is no row, and version 1 has a state" in text
-    assert "head: the row is at version 7, the versions end at 1" in text
+    assert "head: the row is at version 7, the newest version is 1" in text
     assert "state: the row has another state than version 1" in text
 
 
