@@ -21,6 +21,7 @@ from ..eventlog.filter import EventFilter
 from ..eventlog.window import TOMBSTONE
 from ..exceptions import ReplayRefused
 from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream
+from ..models.clock import aware
 from ..transactions import own_connection
 from .control import LOCK_SECONDS, alias_of, locked, reads_of
 from .cursors import reader_of
@@ -148,7 +149,8 @@ class _Part:
     def add_to(self, count: Count) -> None:
         """Add what the cursor has passed and handled since the note."""
         old, before = self.old, count.difference
-        count.since = min(filter(None, (count.since, old["at"])))
+        since = aware(datetime.fromisoformat(old["at"]), using=self.using).isoformat()
+        count.since = min(filter(None, (count.since, since)))
         count.published += self._rows([(self._window.unread(self._reader.load(old["state"])),)])
         count.handled += self.cursor.handled - old["handled"]
         count.parked += self._missed - old["parked"]

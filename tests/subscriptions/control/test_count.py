@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connections, transaction
@@ -61,6 +62,17 @@ def lose(alias):
     for cursor in Cursor.objects.using(alias):
         state = LogReader(Event, using=alias).window.start(None).dump()
         Cursor.objects.using(alias).filter(pk=cursor.pk).update(state=state)
+
+
+def test_it_says_since_when_with_the_zone(alias, published, run, shop, settings):
+    """Without ``USE_TZ`` a database's time has none."""
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
+    shop()
+    published("a")
+    run("shop")
+    begin(alias)
+    since = datetime.fromisoformat(begin(alias).since)
+    assert abs(since - datetime.now(UTC)) < timedelta(minutes=30)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
