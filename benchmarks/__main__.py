@@ -1,7 +1,7 @@
-"""The command line: starts private servers unless POSTGRES_URL and the like name some.
+"""The command line: starts private servers, unless POSTGRES_URL and the like name running ones.
 
-Each server writes to disk at each commit, as servers do that nobody has tuned. ``all`` runs what
-``docs/explanation/performance.md`` is about, one after another, each on fresh servers.
+Each server writes to disk at each commit, as a server with default settings does. ``all`` runs the
+benchmarks of ``docs/explanation/performance.md`` one after another, each on fresh servers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POSTGRES, MARIADB, SQLITE = "postgres", "mariadb", "sqlite"
 
 
 class Needs(NamedTuple):
-    """What a benchmark needs: its database is one of ``databases``, by default the first."""
+    """The servers of a benchmark: one of ``databases`` (default: the first), and all ``beside``."""
 
     beside: tuple[str, ...] = ()
     databases: tuple[str, ...] = (POSTGRES,)
@@ -60,12 +60,12 @@ BENCHMARKS = {
 
 @contextmanager
 def file_of_sqlite() -> Iterator[SimpleNamespace]:
-    """A file in a folder of its own, in place of a server."""
+    """Yield a database file in a temporary folder, in place of a server."""
     with tempfile.TemporaryDirectory(prefix="outbox-benchmark-") as folder:
         yield SimpleNamespace(url=f"sqlite://{folder}/outbox.sqlite3")
 
 
-#: With room for the millions of rows of ``losses``, and on the disk at each commit.
+#: Servers with memory for the millions of rows of ``losses``, which write to disk at each commit.
 SERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     POSTGRES: lambda: PostgreSQL(
         extra_arguments=[
@@ -86,13 +86,13 @@ SERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def main() -> None:
-    """Run one benchmark, print its ratios, and write the raw rounds where asked."""
-    if sys.argv[1:2] == ["soak"]:  # no benchmark: it has options and servers of its own
+    """Run one benchmark, print its ratios, and write the raw rounds to a file if asked to."""
+    if sys.argv[1:2] == ["soak"]:  # not a benchmark: it has its own options and servers
         from .soak.command import main as soak
 
         sys.exit(soak(sys.argv[2:]))
     options = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped, too
     if options.name == "all":
         sys.exit(run_all(options.json or report.RESULTS, quick=options.quick))
     result = run(options)
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Run a benchmark on its servers; its result also says where and with what that was."""
+    """Run a benchmark on its servers; add the machine and the versions to its result."""
     needs = BENCHMARKS[options.name]
     machine, began = report.machine(), time.time()
     with ExitStack() as stack:
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 url = stack.enter_context(SERVERS[name]()).url
                 os.environ[f"{name.upper()}_URL"] = url
         os.environ["BENCHMARK_URL"] = os.environ[f"{options.database.upper()}_URL"]
-        if options.name == "prepared":  # its business rows are in a database of their own
+        if options.name == "prepared":  # its business rows are in a second database
             os.environ["BENCHMARK_BILLING_URL"] = os.environ["BENCHMARK_URL"]
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
         if needs.of_all:
@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def isolate(stack: ExitStack, *aliases: str) -> None:
-    """Have the rest work in databases of its own, whatever else the servers have."""
+    """Run the rest in scratch databases, so that other databases of the servers do not matter."""
     import django
 
     django.setup()
@@ -150,7 +150,7 @@ def isolate(stack: ExitStack, *aliases: str) -> None:
 
 
 def run_all(folder: Path, *, quick: bool) -> int:
-    """Run what is of ``all``, each in a process of its own. Returns how many failed."""
+    """Run the benchmarks of ``all``, each in its own process. Returns how many failed."""
     files, failed = [], 0
     for name, needs in BENCHMARKS.items():
         for database in needs.databases if needs.of_all else ():

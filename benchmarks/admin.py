@@ -1,8 +1,8 @@
-"""Every page of the admin over millions of rows: what its statements cost, and how that grows.
+"""Every page of the admin over millions of rows: the cost of its statements, and how it grows.
 
-Each page is asked for at two sizes of the tables. Of every statement on a table of the outbox the
-database says how many rows it has looked at (``EXPLAIN ANALYZE``, ``ANALYZE FORMAT=JSON``), and
-whether it has gone through a large table without an index. Times are told as a ratio only.
+Each page is requested at two sizes of the tables. The database reports for every statement on a
+table of the outbox how many rows it has read (``EXPLAIN ANALYZE``, ``ANALYZE FORMAT=JSON``), and
+whether it has scanned a large table without an index. Times are reported as a ratio only.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ ASKED = {
     "most_rows_of_a_statement": "at most 3 x MANY",
     "growth_of_the_slowest_page": "at most 2",
 }
-#: Times of a page of which the median is taken.
+#: How often a page is timed; its time is the median.
 TIMES = 5
 
 
 def run(*, quick: bool) -> dict[str, Any]:
-    """Plant, ask for every page, plant the rest, ask again.
+    """Plant rows, request every page, plant the rest, request every page again.
 
     Returns:
         ``ratios``, ``asked``, and ``pages``: for each page and size the number of statements, the
-        rows of the costliest one, the scans, and seconds.
+        rows that the costliest statement reads, the scans, and the seconds.
     """
     django.setup()
     sizes = planted.sizes(quick)
@@ -57,7 +57,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def _pages() -> Iterator[tuple[str, str]]:
-    """Yield name and address of every page."""
+    """Yield the name and the URL of every page."""
     from django.urls import reverse
 
     from outbox_app.models import DeadJob, Event, StagedJob
@@ -70,7 +70,7 @@ def _pages() -> Iterator[tuple[str, str]]:
 
 
 def lists() -> Iterator[tuple[str, str]]:
-    """Yield name and address of the overview and of every list."""
+    """Yield the name and the URL of the overview and of every list."""
     from django.contrib import admin
     from django.urls import reverse
 
@@ -127,7 +127,7 @@ def _is_ours(sql: str) -> bool:
 
 
 def _cost(sql: str) -> tuple[int, list[str]]:
-    """Return how many rows a statement looks at, and which large tables it goes through whole."""
+    """Return how many rows a statement reads, and which large tables it scans."""
     from django.db import connection
 
     explain = "ANALYZE FORMAT=JSON" if connection.vendor == "mysql" else (
@@ -137,18 +137,18 @@ def _cost(sql: str) -> tuple[int, list[str]]:
         cursor.execute(f"{explain} {sql}".replace("%", "%%"), [])
         [found] = cursor.fetchone()
     looks = list(_looks(plan_of(found) if isinstance(found, str) else found))
-    # The others are small, and planners like to read such a table whole.
+    # Scans of other tables do not count: planners prefer to scan small tables.
     whole = [table for table, _, is_scan in looks if is_scan and table in planted.TABLES]
     return int(sum(rows for _, rows, _ in looks)), whole
 
 
 def plan_of(text: str) -> Any:
-    """Return a plan without its conditions: MariaDB leaves quotes in them as they are."""
+    """Parse a plan without its conditions: MariaDB does not escape the quotes in them."""
     return json.loads(re.sub(r'("\w+_condition": ).*?(,?)$', r'\1""\2', text, flags=re.MULTILINE))
 
 
 def _looks(node: Any) -> Iterator[tuple[str, float, bool]]:
-    """Yield table, rows looked at, and whether no index was used, of each look in a plan."""
+    """Yield for each table access of a plan: table, rows read, and whether it was a full scan."""
     if isinstance(node, list):
         for each in node:
             yield from _looks(each)

@@ -1,9 +1,9 @@
-"""The harness: every row that was delivered beside every row that was committed.
+"""The harness: compares every delivered row with every committed row.
 
-Nothing is sampled. ``lost`` were committed and never delivered; of these ``tails`` are the last of
-their stream as far as the reader knows: no later version was delivered, so nothing in the stream
-can show that they are missing. ``duplicated`` were delivered again, ``inverted`` after a later
-version of their stream, ``phantoms`` without having been committed.
+There is no sampling. A ``lost`` row was committed and never delivered. A lost row counts among the
+``tails`` if no later version of its stream was delivered, so that the reader cannot notice that it
+is missing. A ``duplicated`` row was delivered again, an ``inverted`` one after a later version of
+its stream, and a ``phantom`` was delivered without having been committed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHUNK = 50_000
 
 
 def note(reader: str, positions: list[int]) -> None:
-    """Note in the open transaction what a reader was given."""
+    """Record the positions delivered to a reader, in the open transaction."""
     from .models import Delivery
 
     packed = array("q", positions).tobytes()
@@ -28,7 +28,7 @@ def note(reader: str, positions: list[int]) -> None:
 
 @dataclass
 class Book:
-    """What is committed, by position. Stream 0: no such row."""
+    """The committed rows, by position. Stream 0 means that there is no row at this position."""
 
     stream: array[int]
     version: array[int]
@@ -37,10 +37,10 @@ class Book:
 
     @classmethod
     def read(cls, written: list[Written]) -> Book:
-        """Read the table, and see that it is what the writers say.
+        """Read the table, and check that it holds the rows that the writers have committed.
 
         Raises:
-            RuntimeError: It is not: the harness is broken, or the database has lost a commit.
+            RuntimeError: It does not: the harness is broken, or the database has lost a commit.
         """
         from .models import TimedEvent
 
@@ -65,7 +65,7 @@ class Book:
         return book
 
     def judge(self, reader: str) -> dict[str, Any]:
-        """Return what became of every row in the hands of a reader."""
+        """Return how many rows a reader has lost, duplicated and inverted, and its lag."""
         from .models import Delivery
 
         seen = bytearray(len(self.stream))
@@ -116,7 +116,7 @@ class Book:
 
 
 def delivered(reader: str) -> int:
-    """Return how many positions a reader was given."""
+    """Return how many positions were delivered to a reader."""
     from django.db.models import Sum
     from django.db.models.functions import Length
 
@@ -127,7 +127,7 @@ def delivered(reader: str) -> int:
 
 
 def gaps(reader: str) -> dict[str, int]:
-    """Return how many gaps a subscription has noticed in streams, by what became of them."""
+    """Return how many gaps a subscription has noticed in streams, by their states."""
     from django.db.models import Count
 
     from outbox_app.models import Gap

@@ -1,7 +1,7 @@
-"""What ``peers`` measures: outbox_app and others, each as fast as it lets itself be used.
+"""The contenders of ``peers``: outbox_app and other packages, each used in its fastest way.
 
-Each runs in processes of its own, with only its applications installed. An outbox has moved a job
-when the broker has it; a queue in the database (``done``) when its worker has run it.
+Each contender runs in its own processes, with only its applications installed. An outbox has moved
+a job when the broker has it; a queue in the database (``done``) when its worker has run it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-#: With the number, about 200 bytes of arguments.
+#: An argument of each job. Together with the number, the arguments have about 200 bytes.
 NOTE = "a customer's order of two lines, " * 6
-#: Where a job that runs says so; Redis says when that was.
+#: The Redis list to which a running job pushes its number. MONITOR shows when it did so.
 ARRIVED = "arrived"
-#: Seconds between two looks of those that are not woken.
+#: Seconds between two polls of a contender that commits do not wake.
 INTERVAL = 0.1
 BATCH = 1000
 
@@ -27,9 +27,9 @@ class Contender:
     """One way from a transaction to the worker, in the process that calls ``begin``."""
 
     apps: tuple[str, ...] = ()
-    #: A job is moved when it has run, not when the broker has it.
+    #: Whether a job counts as moved when it has run, rather than when the broker has it.
     done = False
-    #: What else this can do than ``stage``; how many jobs it moves where ours moves one.
+    #: Whether it has a call for many jobs, and a move to measure. Its share of outbox_app's jobs.
     stages_many, moves, share = False, True, 0.1
 
     def begin(self) -> None:
@@ -38,7 +38,7 @@ class Contender:
         self.task = place_of(Celery("peers", broker=broker(), set_as_current=False))
 
     def stage(self, number: int) -> None:
-        """Stage a job in the transaction that is open."""
+        """Stage a job in the open transaction."""
         self.task.delay(number, note=NOTE)
 
     def stage_many(self, numbers: Iterable[int]) -> None:
@@ -47,14 +47,14 @@ class Contender:
             self.stage(number)
 
     def move(self) -> None:
-        """Move all that is staged."""
+        """Move all staged jobs."""
         raise NotImplementedError
 
     def at_once(self, chosen: bool, /) -> None:
-        """Take the shortest way to the worker, where that is another."""
+        """Switch to publishing right after the commit, or back, if the contender has both modes."""
 
     def serve(self) -> None:
-        """Move what is staged, until the process is ended. None where the sender does it."""
+        """Move staged jobs until the process is ended. None: the sender publishes them itself."""
         while True:
             self.move()
             time.sleep(INTERVAL)
@@ -86,7 +86,7 @@ class OutboxApp(Contender):
 
 
 class PlainCelery(Contender):
-    """No outbox: sent after the commit, and lost when the process ends before."""
+    """No outbox: a job is sent after the commit, and lost if the process ends in between."""
 
     apps = ("django.contrib.contenttypes",)
     moves = False
@@ -125,7 +125,7 @@ class CeleryOutbox(Contender):
 
 
 class Jaiminho(Contender):
-    """Relays where throughput is measured; publishes after the commit where latency is."""
+    """Throughput is measured with its relay, latency with its publishing after the commit."""
 
     apps = ("jaiminho",)
 
@@ -241,7 +241,7 @@ def broker() -> str:
 
 
 def place_of(app: Any) -> Any:
-    """Return the task that outboxes send."""
+    """Register and return the task that the outboxes send."""
 
     @app.task(name="benchmarks.place", ignore_result=True)
     def place(number: int, note: str) -> None: ...
@@ -254,12 +254,12 @@ _redis: dict[str, Any] = {}
 
 
 def send(number: int, note: str) -> None:
-    """Send a job. A function of a module, as jaiminho writes its name into the row."""
+    """Send a job. Defined at module level, because jaiminho stores the function's name."""
     _tasks["place"].delay(number, note=note)
 
 
 def run(number: int, note: str) -> None:
-    """Be a job that runs: where latency is measured (a number below 0 is none), say when."""
+    """Run as the job. Push its number to Redis, unless it is negative: then nothing is timed."""
     if number < 0:
         return
     if not _redis:

@@ -1,11 +1,11 @@
-"""What a job costs on its way through the outbox: CPU, bytes of WAL, statements. PostgreSQL, Redis.
+"""The cost of a job in the outbox: CPU, bytes of WAL, statements. With PostgreSQL and Redis.
 
-- ``stage_1``, ``stage_100``: one job a transaction, and a hundred, each by its own ``delay()``
-- ``stage_many``: a hundred a transaction by one call
-- ``drain``: from the table to the broker, by one drainer
-- ``idle``: the same drainer with nothing to do, a second
+- ``stage_1``, ``stage_100``: one job and a hundred in each transaction, each by its own ``delay()``
+- ``stage_many``: a hundred jobs in each transaction, by one call
+- ``drain``: one drainer moves the jobs from the table to the broker
+- ``idle``: one second of the same drainer without jobs
 
-CPU is that of this process, of the server's process for its connection, and of Redis.
+CPU is counted for this process, for its PostgreSQL backend, and for Redis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .drain import counting_statements
 from .losses import scratch_database
 
 ASKED: dict[str, str] = {}
-#: What is counted, with its name in the table.
+#: The counters, each with its title in the table.
 COUNTED = {
     "process_us": "CPU of Python, us",
     "backend_us": "CPU of its PostgreSQL backend, us",
@@ -41,7 +41,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     """Run the rounds.
 
     Returns:
-        ``ratios`` (raw figures a job, medians), ``tables``, and ``rounds``.
+        ``ratios`` (here the medians of the costs per job), ``tables``, and ``rounds``.
     """
     django.setup()
     jobs, rounds, seconds = (2_000, 5, 1.0) if quick else (20_000, 9, 5.0)
@@ -104,7 +104,7 @@ def round_(contender: OutboxApp, jobs: int, seconds: float) -> dict[str, Costs]:
 
 
 def idle(seconds: float) -> Costs:
-    """Return what a drainer costs that has nothing to do, a second, when it has started."""
+    """Return the cost per second of a drainer without jobs, from its first turn on."""
     from outbox_app.jobs.drain.drain import Drain
 
     marks: list[tuple[float, Costs]] = []
@@ -123,7 +123,7 @@ def idle(seconds: float) -> Costs:
 
 
 def cost(work: Callable[[], Any], jobs: int) -> Costs:
-    """Return what ``work`` costs, a job."""
+    """Return the cost of ``work``, divided by the number of jobs."""
     before = counters()
     with counting_statements() as statements:
         work()
@@ -134,7 +134,7 @@ def cost(work: Callable[[], Any], jobs: int) -> Costs:
 
 
 def counters() -> Costs:
-    """Return what this process, its backend, and Redis have used."""
+    """Return the counters of this process, its backend, and Redis, as they are now."""
     import redis
     from django.db import connection
 
@@ -143,7 +143,7 @@ def counters() -> Costs:
         backend, wal = cursor.fetchone()
     with redis.Redis.from_url(broker()) as client:
         cpu = client.info("cpu")
-    # After "(postgres: …)": the 12th and 13th fields are ticks in user mode and in the kernel.
+    # The 12th and 13th fields after "(postgres: …)" are the ticks in user mode and in the kernel.
     fields = Path(f"/proc/{backend}/stat").read_text().rsplit(")", 1)[1].split()
     return {
         "process_us": 1e6 * time.process_time(),

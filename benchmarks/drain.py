@@ -5,9 +5,9 @@ In turns, the same jobs:
 - ``delay``: a loop of plain Celery's ``.delay()``, as a web process would do it
 - ``peer``: django-celery-outbox's relay, at its best settings
 - ``ceiling``: the same finished messages through kombu's batch, with no database at all
-- ``postgres``, ``mariadb``, ``sqlite``: staged rows, read, published and deleted by one drainer
-- ``one``, ``two``, ``four``: so many drainers on PostgreSQL, each a process, of jobs with ordering
-  keys: what arrived twice, or out of its key's order, is counted
+- ``postgres``, ``mariadb``, ``sqlite``: one drainer reads, publishes and deletes the staged rows
+- ``one``, ``two``, ``four``: so many drainer processes on PostgreSQL, for jobs with ordering keys;
+  jobs that arrive twice, or out of their key's order, are counted
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ASKED = {
     "out_of_order": "0",
     "statements_per_job": "at most 0.01",
 }
-#: Rows of a batch where the statements are counted.
+#: Rows of a batch in the run that counts statements.
 BATCH = 500
 
 
@@ -45,7 +45,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds`` (jobs per second each).
     """
-    # Many short rounds: on a shared machine the median of few long ones is an accident.
+    # Many short rounds: on a shared machine the median of a few long ones depends on chance.
     jobs, rounds = (8_000, 5) if quick else (20_000, 15)
     jobs, rounds = staged.part(scale, jobs, rounds)
     app = staged.prepare(*ALIASES.values())
@@ -94,14 +94,14 @@ def round_(app: Any, jobs: int) -> Round:
 
 
 def loop_of_delay(app: Any, jobs: int) -> None:
-    """Send one by one, as plain Celery does."""
+    """Send the jobs one by one, as plain Celery does."""
     place = task(app)
     for number in range(jobs):
         place.delay(number, **staged.order(number))
 
 
 def messages() -> list[tuple[bytes, Any]]:
-    """Return the finished messages of the table, decoded beforehand."""
+    """Return the finished messages of the table, already decoded."""
     from outbox_app.jobs.message import Message
     from outbox_app.models import StagedJob
 
@@ -128,7 +128,7 @@ def publish_batches(app: Any, rows: list[tuple[bytes, Any]], size: int = 1000) -
 
 
 def statements_per_job(jobs: int) -> float:
-    """Drain in batches of ``BATCH``. Returns the statements a job, those of its start included."""
+    """Drain in batches of ``BATCH``. Returns statements per job, the drainer's start included."""
     from outbox_app.jobs.drain.drain import Drain
 
     staged.copy(jobs)
@@ -153,7 +153,7 @@ def counting_statements() -> Iterator[list[int]]:
 
 
 def together(count: int, jobs: int) -> float:
-    """Return jobs per second of drainers that share the shards when the jobs are committed."""
+    """Return jobs per second of drainers that already share the shards when jobs are committed."""
     from django.db import connections
     from django.test import override_settings
 
@@ -161,7 +161,7 @@ def together(count: int, jobs: int) -> float:
     staged.redis().flushdb()
     staged.copy(0)
     connections.close_all()
-    # They share the shards anew five times a lease: with a short one a round begins soon.
+    # Drainers rebalance the shards five times a lease: with a short lease a round begins soon.
     with override_settings(OUTBOX={"LEASE_SECONDS": 1.5, "PUBLISH_TIMEOUT": 0.5}):
         drainers = [fork.Process(target=drain_until_terminated) for _ in range(count)]
         for drainer in drainers:
@@ -178,7 +178,7 @@ def together(count: int, jobs: int) -> float:
 
 
 def faults(jobs: int) -> Round:
-    """Return how many jobs arrived twice, and how many before an earlier one of their key."""
+    """Return how many jobs arrived twice, and how many after a later job of the same key."""
     sql = f"SELECT task_id, ordering_key FROM {KEYED} ORDER BY id LIMIT {jobs}"
     place = {id: (key, number) for number, (id, key) in enumerate(staged.execute(sql))}
     arrived = staged.arrived_ids()
@@ -194,7 +194,7 @@ def faults(jobs: int) -> Round:
 
 
 def drain_until_terminated() -> None:
-    """Drain until SIGTERM: what a process is made for."""
+    """Drain until SIGTERM. This is the target of the drainer processes."""
     from outbox_app.jobs.drain.drain import Drain
 
     drain = Drain()
@@ -203,7 +203,7 @@ def drain_until_terminated() -> None:
 
 
 def is_shared(count: int) -> bool:
-    """Say whether every shard has an owner, and they are so many."""
+    """Return whether every shard has an owner, and there are so many owners."""
     from outbox_app.models import Lease
 
     shares = Lease.objects.filter(resource="jobs").values_list("owner", flat=True)

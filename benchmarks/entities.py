@@ -1,7 +1,7 @@
-"""Commands of entities: one hot one, an idle one, ten thousand; beside what is written by hand.
+"""Commands to entities: to a hot one, to an idle one, to ten thousand; beside code by hand.
 
-Each caller waits for its answer before it asks again. In turns, in one run. The databases write to
-disk at each commit (``fsync``, ``synchronous_commit``), as servers do that nobody has tuned.
+Each caller waits for its answer before it asks again. Contestants take turns in one run. The
+databases write to disk at each commit (``fsync``, ``synchronous_commit``), which is their default.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ASKED = {
 TASKS = 2_000
 THREADS = 32
 ENTITIES = 10_000
-#: Distinguishes the command ids of one run.
+#: Makes the command ids of one run unique.
 _numbers = count()
 
 
@@ -41,7 +41,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
 
     Args:
         quick: Fewer and shorter rounds.
-        scale: Part of the time, in one round, of the entities, and of the long one's versions.
+        scale: Fraction of the time, of the entities and of the long history, in a single round.
 
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: commands per second of each
@@ -54,7 +54,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     found = []
     with scratch_database():
         prepare(int(versions * scale), max(1, int(ENTITIES * scale)))
-        for number in range(rounds):  # in turns, and the other way round: what one leaves behind
+        for number in range(rounds):  # in alternating order: a contestant may affect the next
             order = list(CONTESTS)[:: -1 if number % 2 else 1]
             found.append({})
             for name in order:
@@ -81,7 +81,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
 
 
 def clean_up() -> None:
-    """Let no contestant pay for the dead rows of the one before, by a vacuum in the background."""
+    """Vacuum, so that autovacuum does not clean up one contestant's rows at another's expense."""
     from django.db import connection
 
     from .models import Hot, Hotter, Row
@@ -99,7 +99,7 @@ def median(rounds: list[Any], ratio: Callable[[Any], float]) -> float:
 
 
 def best(round: Any) -> float:
-    """The hot entity's better handler."""
+    """Return the rate of the hot entity's faster handler."""
     return max(round["hot"]["per_second"], round["hot_batch"]["per_second"])
 
 
@@ -138,7 +138,7 @@ def prepare(versions: int, entities: int) -> None:
 
 
 def awaited(entity: str, id: Callable[[int], str], seconds: float) -> dict[str, float]:
-    """Let 2,000 tasks of one loop ask and wait."""
+    """Let 2,000 coroutines of one event loop call the entity, each waiting for its answers."""
     from . import models
 
     kind: Any = getattr(models, entity)
@@ -164,7 +164,7 @@ def awaited(entity: str, id: Callable[[int], str], seconds: float) -> dict[str, 
 
 
 def threaded(ask: Callable[[str, int], Any], seconds: float, threads: int) -> dict[str, float]:
-    """Let threads ask and wait."""
+    """Let threads call ``ask``, each waiting for its answers."""
     from django.db import connections
 
     begin = time.perf_counter()
@@ -212,7 +212,7 @@ def no_batches() -> Any:
 
 
 def by_hand(seconds: float) -> dict[str, float]:
-    """What teams write: the row locked, the id in a unique table."""
+    """Do what teams write by hand: lock the row, and store the id in a unique column."""
     from django.db import transaction
 
     from .models import Row, RowCommand
@@ -251,7 +251,7 @@ def idle_async(seconds: float) -> dict[str, float]:
 
 
 def direct(seconds: float) -> dict[str, float]:
-    """The statements of one command, by hand, on one connection."""
+    """Execute the statements of one command by hand, on one connection."""
     from django.db import connection, transaction
 
     from .models import Hot, HotVersion
@@ -304,7 +304,7 @@ def some_entity() -> str:
 
 
 def count_statements(seconds: float) -> float:
-    """Statements of a command at the hot entity, in batches as they form."""
+    """Return the statements per command of the hot entity, with batches as they form."""
     from django.db.backends.utils import CursorWrapper
 
     sent = 0

@@ -1,8 +1,8 @@
-"""The fleet: ids made without asking, beside ``uuid4``; commands that are passed on, and servers
-that die (``routing``); split tables (``sharded``).
+"""The fleet: snowflake ids beside ``uuid4``; commands that are forwarded, and servers that die
+(``routing``); partitioned tables (``sharded``).
 
-In turns in one process. ``ids_per_second`` of the rounds is that of four threads. Time is reserved,
-and renewed, in the database as ever.
+Contestants take turns in one process. ``ids_per_second`` of the rounds is the rate of four threads.
+The generator reserves time in the database, and renews it, as in production.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def run(*, scale: float = 1.0, quick: bool) -> dict[str, Any]:
     """Run the rounds.
 
     Args:
-        scale: Of a million rows, in each table of ``sharded``.
+        scale: Fraction of a million rows, for each table of ``sharded``.
 
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds`` with ids per second: of one
-        thread, of four, and of ``uuid4`` in either.
+        thread and of four, each for ``snowflake`` and ``uuid4``.
     """
     django.setup()
     from outbox_app.ids import snowflake, snowflakes
@@ -38,7 +38,7 @@ def run(*, scale: float = 1.0, quick: bool) -> dict[str, Any]:
     count, rounds = (5_000, 7) if quick else (50_000, 25)
     measured = []
     with losses.scratch_database():
-        passed_on = routing.compare(quick=quick, scale=scale)  # forks: before there are threads
+        passed_on = routing.compare(quick=quick, scale=scale)  # it forks: before any thread starts
         snowflake()
         for number in range(rounds):
             turn = {
@@ -75,7 +75,7 @@ def per_second(make: Callable[[], object], count: int) -> float:
 
 
 def in_threads(make: Callable[[], object], count: int) -> float:
-    """Return how many four threads make in a second, together."""
+    """Return how many ids four threads together make in a second."""
     start = Barrier(THREADS + 1)
 
     def work() -> None:

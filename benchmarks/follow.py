@@ -1,9 +1,9 @@
-"""Spark beside the writers: how far behind the archive is, and a stream into a sink of one's own.
+"""Spark beside the writers: the lag of the archive, and of a stream into a sink of one's own.
 
-Writers as in ``writers``, at 16,000 rows a second for 100 seconds: once beside ``outbox_pipeline
-archive --follow``, once beside a stream whose ``foreachBatch`` notes what it is given. Each has a
-log of its own, and has read some rows before the clock starts. A row is archived when Delta has
-committed its file, by the time in that commit.
+The writers (see ``writers``) write 16,000 rows a second for 100 seconds: once beside
+``outbox_pipeline archive --follow``, once beside a stream whose ``foreachBatch`` records its rows.
+Each of the two has its own log, and reads some rows before the measurement starts. A row counts as
+archived at the time of the Delta commit that adds its file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOG = "benchmark_event"
 PAUSE = 1
 TOLD = {"lost": "0", "duplicated": "0", "lag_growth": "at most 1.5"}
 ASKED = {f"{name}_{what}": asked for name in ("archive", "stream") for what, asked in TOLD.items()}
-#: Seconds without progress after which the rest is lost; Spark has to start first.
+#: After so many seconds without progress the missing rows are lost. Spark takes long to start.
 QUIET_SECONDS = 120.0
 
 
@@ -38,12 +38,12 @@ def run(*, scale: float = 1.0, quick: bool = False) -> dict[str, Any]:
     """Run both.
 
     Args:
-        scale: Part of the time for which is written.
-        quick: A fiftieth of it.
+        scale: Fraction of the time for which the writers write.
+        quick: Write for a fiftieth of the time.
 
     Returns:
-        ``ratios``, ``asked``, and ``rounds``, one for each: what was written, lag in seconds, and
-        seconds from the last commit until nothing was left.
+        ``ratios``, ``asked``, and ``rounds``, one for each reader: the rows written, the lag in
+        seconds, and the seconds from the last commit to the last delivery.
     """
     django.setup()
     seconds = SECONDS * (0.02 if quick else scale)
@@ -68,7 +68,7 @@ def _beside(
     count: Callable[[str], int] = delivered,
     settle: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Write beside one of them."""
+    """Write beside one reader; return the rows written and the reader's lag."""
     wait = partial(losses.wait_until_done, [name], count=count, quiet=QUIET_SECONDS)
     with losses.scratch_database():
         with losses.reading({name: [read]}):
@@ -79,7 +79,7 @@ def _beside(
         settle()
         book = Book.read([first, written])
         verdict = book.judge(name)
-        ready = max(first.committed_at)  # up to then rows waited for Spark to start
+        ready = max(first.committed_at)  # the rows of ``first`` waited for Spark to start
         lags = [(at, lag) for at, lag in book.lags(name) if at > ready]
     verdict["lag_seconds"] = percentiles(array("d", (lag for _, lag in lags)))
     print(
@@ -119,7 +119,7 @@ def _note_commits(folder: str) -> None:
 
 
 def batches(folder: str) -> Iterator[tuple[float, list[int]]]:
-    """Return of each batch of an archive when it was committed, and the positions it has added."""
+    """Yield for each batch of an archive the time of its commit, and the positions it added."""
     import pyarrow as pa
     import pyarrow.parquet
     from deltalake import DeltaTable

@@ -1,9 +1,9 @@
-"""What the drain costs as things grow old or go wrong. PostgreSQL and Redis.
+"""The drain with a large backlog, an old snapshot, a killed drainer. PostgreSQL and Redis.
 
-- ``many``, ``few``: the first 10,000 jobs of five million, and the same where no more are waiting
-- ``held``, ``free``: 200,000 jobs at 2,000 a batch, while a snapshot is held open, and without one
+- ``many``, ``few``: the first 10,000 jobs of five million, and 10,000 jobs without any others
+- ``held``, ``free``: 200,000 jobs in batches of 2,000, with an open snapshot, and without one
 - ``recovery``: seconds from ``kill -9`` of one of two drainers until the jobs of its shards have
-  left, over the seconds of its lease
+  left, divided by the seconds of its lease
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ASKED = {
     "recovery_vs_lease": "at most 1.3",
 }
 BATCH = 2_000
-#: Where a table of jobs is while another one has its name.
+#: The name of a table of jobs while another table has the name of the outbox.
 ASIDE = "benchmark_aside"
 
 
@@ -60,7 +60,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
 
 
 def depth(count: int, *, fill: bool = True) -> float:
-    """Drain so many jobs, of a table that is filled with them or not. Returns the rate."""
+    """Drain so many jobs, of the table as it is or, with ``fill``, refilled. Returns the rate."""
     from outbox_app.jobs.drain.drain import Drain
 
     if fill:
@@ -70,7 +70,7 @@ def depth(count: int, *, fill: bool = True) -> float:
 
 
 def churn(count: int, *, of: int, held: bool) -> float:
-    """Drain so many jobs at ``BATCH`` a batch, maybe beside a snapshot. Returns the rate."""
+    """Drain so many jobs in batches of ``BATCH``, with or without a snapshot. Returns the rate."""
     from outbox_app.jobs.drain.drain import Drain
 
     jobs.copy(0)
@@ -80,7 +80,7 @@ def churn(count: int, *, of: int, held: bool) -> float:
 
 
 def recovery(lease: float, *, of: int) -> float:
-    """Return the seconds for which the jobs of a killed drainer's shards wait."""
+    """Return the seconds from the kill of a drainer until the jobs of its shards have left."""
     from django.db import connections
     from django.test import override_settings
 
@@ -106,14 +106,14 @@ def recovery(lease: float, *, of: int) -> float:
 
 
 def fill(count: int, *, of: int) -> None:
-    """Commit so many jobs: those that were kept, again and again."""
+    """Commit so many jobs, as copies of the ``of`` jobs that were kept."""
     for _ in range(count // of):
         jobs.copy(of, empty=False)
 
 
 @contextmanager
 def aside_of(count: int, *, of: int) -> Iterator[None]:
-    """Keep a table of so many jobs aside: see ``swap``."""
+    """Keep a second table, with so many jobs, for ``swap``."""
     fill(count, of=of)
     jobs.execute(f"ALTER TABLE outbox_stagedjob RENAME TO {ASIDE}")
     jobs.execute(f"CREATE TABLE outbox_stagedjob (LIKE {ASIDE} INCLUDING ALL)")
@@ -127,7 +127,7 @@ def aside_of(count: int, *, of: int) -> Iterator[None]:
 
 
 def swap() -> None:
-    """Let the two tables change their names."""
+    """Exchange the names of the two tables."""
     jobs.execute("ALTER TABLE outbox_stagedjob RENAME TO benchmark_swapped")
     jobs.execute(f"ALTER TABLE {ASIDE} RENAME TO outbox_stagedjob")
     jobs.execute(f"ALTER TABLE benchmark_swapped RENAME TO {ASIDE}")
@@ -135,7 +135,7 @@ def swap() -> None:
 
 @contextmanager
 def snapshot(*, held: bool) -> Iterator[None]:
-    """Hold a snapshot open on a connection of its own."""
+    """Hold a snapshot open on a separate connection, if ``held``."""
     from django.db import connections
 
     other = connections.create_connection("default")

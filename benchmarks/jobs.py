@@ -1,7 +1,7 @@
 """Jobs for the benchmarks: about 200 bytes of arguments, staged once and copied for each round.
 
-A round begins with the same rows on every database, and costs no staging: they are copied from a
-table of their own by one INSERT … SELECT, in the order in which they were staged.
+Each round begins with the same rows on every database, without staging them again: one INSERT …
+SELECT copies them from a separate table, in the order in which they were staged.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 import django
 
-#: Aliases of the settings, by the names in the results.
+#: The alias in the settings for each name in the results.
 ALIASES = {"postgres": "default", "mariadb": "mariadb", "sqlite": "sqlite"}
 COPY, KEYED = "benchmark_jobs", "benchmark_keyed"
-#: Ordering keys of the rows of ``KEYED``, each for several jobs of a batch.
+#: The number of ordering keys in ``KEYED``. A batch has several jobs of each key.
 KEYS = 500
 NOTE = "a customer's order of two lines, to be sent on Monday to the address of the customer"
 
@@ -28,7 +28,7 @@ Round = dict[str, float]
 
 
 def prepare(*aliases: str, broker: str = "REDIS_URL") -> Any:
-    """Make the tables of aliases. Returns a Celery app that stages."""
+    """Create the tables of these aliases. Returns a Celery app that stages."""
     django.setup()
     from django.core.management import call_command
 
@@ -41,7 +41,7 @@ def prepare(*aliases: str, broker: str = "REDIS_URL") -> Any:
 
 
 def part(scale: float, jobs: int, rounds: int) -> tuple[int, int]:
-    """Return hundreds of jobs, and rounds: one where a part is asked for."""
+    """Return the jobs of a round, in hundreds, and the rounds: one if ``scale`` is below 1."""
     return max(200, int(jobs * scale) // 100 * 100), rounds if scale >= 1 else 1
 
 
@@ -55,7 +55,7 @@ def _place(number: int, **order: Any) -> None: ...
 
 
 def order(number: int) -> dict[str, Any]:
-    """Return keyword arguments that are as long as those of a common task."""
+    """Return keyword arguments of the usual length."""
     return {
         "customer": 7_000_000 + number,
         "note": NOTE,
@@ -65,7 +65,7 @@ def order(number: int) -> dict[str, Any]:
 
 
 def keep(app: Any, jobs: int, *, using: str, table: str = COPY) -> None:
-    """Stage jobs, those of ``KEYED`` with ordering keys, and keep their rows in a table."""
+    """Stage jobs (with ordering keys if ``table`` is KEYED), and keep their rows in a table."""
     from django.db import transaction
 
     from outbox_app import stage_many
@@ -82,21 +82,21 @@ def keep(app: Any, jobs: int, *, using: str, table: str = COPY) -> None:
 
 
 def copy(jobs: int, *, using: str = "default", table: str = COPY, empty: bool = True) -> None:
-    """Commit the first of the jobs that were kept."""
+    """Commit copies of the first kept jobs. On PostgreSQL ``empty`` truncates the outbox first."""
     from outbox_app.models import StagedJob
 
     names = [f.column for f in StagedJob._meta.concrete_fields if f.name not in ("id", "staged_at")]
     columns = ", ".join(names)
     if empty and connection_of(using).vendor == "postgresql":
         execute(f"TRUNCATE {_table()}", using=using)
-    if not jobs:  # where none were kept
+    if not jobs:  # the table of kept jobs may not exist
         return
     rows = f"SELECT {columns} FROM {table} ORDER BY id LIMIT {jobs}"
     execute(f"INSERT INTO {_table()} ({columns}) {rows}", using=using)
 
 
 def count(*, using: str = "default") -> int:
-    """Return how many jobs wait."""
+    """Return how many jobs are in the outbox."""
     return int(execute(f"SELECT count(*) FROM {_table()}", using=using)[0][0])
 
 
@@ -124,7 +124,7 @@ def redis() -> Any:
 
 @contextmanager
 def emptied(*, expect: int) -> Iterator[None]:
-    """Begin with an empty broker; afterwards every message must be there."""
+    """Empty the broker first; raise RuntimeError unless it has all messages at the end."""
     redis().flushdb()
     yield
     arrived = redis().llen("celery")
@@ -138,10 +138,10 @@ def arrived_ids() -> list[str]:
 
 
 def wait_for(condition: Callable[[], Any], *, seconds: float = 120.0) -> None:
-    """Wait until a condition holds, and not much longer.
+    """Wait until a condition holds, polling every 5 ms.
 
     Raises:
-        RuntimeError: It does not come to hold.
+        RuntimeError: It does not hold in time.
     """
     until = time.monotonic() + seconds
     while not condition():
@@ -151,14 +151,14 @@ def wait_for(condition: Callable[[], Any], *, seconds: float = 120.0) -> None:
 
 
 def per_second(jobs: int, work: Callable[[], Any]) -> float:
-    """Return jobs per second."""
+    """Return the jobs per second of ``work``."""
     started = time.perf_counter()
     work()
     return jobs / (time.perf_counter() - started)
 
 
 def median(rounds: list[Round], ours: str, others: str) -> float:
-    """Return the median over the rounds of a ratio."""
+    """Return the median of the ratio ``ours`` to ``others`` over the rounds."""
     return round(statistics.median(each[ours] / each[others] for each in rounds), 4)
 
 

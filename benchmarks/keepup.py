@@ -1,9 +1,9 @@
-"""One subscription beside the writers: how far behind it is, and when it has read the rest.
+"""One subscription beside the writers: its lag, and how long it takes to catch up at the end.
 
-Writers as in ``writers``, at 6,000 rows a second, then at 16,000, for 100 seconds each: 2,200,000
-rows. Each rate has a log of its own. Where the machine does not write as many beside a reader, what
-it wrote is in the result, and a last run at four fifths of that shows whether the lag is bounded:
-the median of the last third of the rows against that of the third before it.
+The writers (see ``writers``) write 6,000 rows a second, then 16,000, for 100 seconds each:
+2,200,000 rows. Each rate has its own log. If the machine cannot write at a rate beside a reader,
+the result has the rate that it reached, and a last run at four fifths of that rate shows whether
+the lag is bounded: the median lag of the last third of the rows is compared with the third before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ASKED = {
 RATES = (6_000, 16_000)
 SECONDS = 100.0
 NAME = "one"
-#: The part of a rate that could not be written at which lag has to be bounded.
+#: If a rate is not reached, lag must be bounded at this fraction of the rate that was reached.
 BELOW = 0.8
 
 
@@ -33,12 +33,12 @@ def run(*, scale: float = 1.0, quick: bool = False) -> dict[str, Any]:
     """Run each rate.
 
     Args:
-        scale: Part of the time for which is written.
-        quick: A fiftieth of it.
+        scale: Fraction of the time for which the writers write.
+        quick: Write for a fiftieth of the time.
 
     Returns:
-        ``ratios``, ``asked``, and ``rounds``, one a rate: what was asked for and written, lag in
-        seconds, and seconds from the last commit until nothing was left.
+        ``ratios``, ``asked``, and ``rounds``, one for each rate: the rate asked for and the rows
+        written, the lag in seconds, and the seconds from the last commit to the last delivery.
     """
     django.setup()
     seconds = SECONDS * (0.02 if quick else scale)
@@ -73,7 +73,7 @@ def _at(rate: float, seconds: float) -> dict[str, Any]:
 
 
 def growth(lags: list[tuple[float, float]]) -> float:
-    """Compare the last third of the rows with the third before it."""
+    """Return the median lag of the last third of the rows, divided by that of the third before."""
     third = max(1, len(lags) // 3)
     ordered = [lag for _, lag in sorted(lags)]
     before, last = ordered[-2 * third : -third] or ordered, ordered[-third:]

@@ -1,11 +1,11 @@
-"""From the commit to the broker: how long a job is on its way to Redis.
+"""Latency: the time from the commit of a job to its arrival in Redis.
 
-One writer commits a row and a job at random moments, ``RATE`` a second on average; a drainer runs
-in a process of its own. In turns. Redis itself says when a job arrived (MONITOR), so no consumer
-adds a delay of its own.
+One writer commits a row and a job at random moments, ``RATE`` a second on average; the drainer runs
+in another process. Contenders take turns. Redis reports when a job arrives (MONITOR), so no
+consumer adds a delay of its own.
 
-A contender is one function: a context manager that yields what commits one job and returns its id.
-It is in ``contenders`` by its name.
+A contender is a context manager that yields a function, which commits one job and returns its id.
+``contenders`` lists the contenders by their names.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ ASKED = {
 }
 #: Jobs per second.
 RATE = 200
-#: The polling interval that a wake-up is measured against, in seconds.
+#: The polling interval in seconds. The ratios of wake-ups are latencies divided by it.
 INTERVAL = 0.1
-#: The id of a Celery message in a line of MONITOR.
+#: Finds the id of a Celery message in a line of MONITOR.
 _ID = re.compile(rb'"LPUSH".*?\\"id\\": \\"([0-9a-f-]{36})')
 _AT = re.compile(rb"\+([0-9.]+)")
 
-#: Commits one job, notes when by calling what it is given, and returns the job's id.
+#: Commits one job, calls its argument right after the commit, and returns the job's id.
 Commit = Callable[[Callable[[], None]], str]
 Contender = Callable[[], AbstractContextManager[Commit]]
 
@@ -49,7 +49,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
 
     Args:
         quick: Fewer and smaller rounds.
-        scale: Part of the jobs, in one round.
+        scale: Fraction of the jobs, in a single round.
 
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: p50, p95 and p99 of each
@@ -70,7 +70,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
 
 
 def contenders() -> dict[str, Contender]:
-    """Return those that the database of this run has: only PostgreSQL wakes a drainer."""
+    """Return the contenders for the database of this run: only PostgreSQL wakes a drainer."""
     from django.db import connection
 
     woken_ones = {"wake": woken, "poll": polled} if connection.vendor == "postgresql" else {}
@@ -102,7 +102,7 @@ def immediately() -> Iterator[Commit]:
         with transaction.atomic():
             write(lambda: None)
             id = str(_staging_task().delay(1, note="a customer's order").id)
-            # The job leaves before other callbacks run: ahead of it, too.
+            # The outbox publishes before all other callbacks run: insert ``note`` ahead of it.
             connection.run_on_commit.insert(0, (set(), note, False))  # type: ignore[arg-type]
         return id
 
@@ -127,7 +127,7 @@ def delayed() -> Iterator[Commit]:
 
 
 def staged(note: Callable[[], None]) -> str:
-    """Stage a job beside a row."""
+    """Commit a row and a staged job."""
     from django.db import transaction
 
     with transaction.atomic():
@@ -136,7 +136,7 @@ def staged(note: Callable[[], None]) -> str:
 
 
 def write(note: Callable[[], None]) -> None:
-    """Write a business row, and have the commit noted before anything else that follows it."""
+    """Write a business row, and register ``note`` as the first callback after the commit."""
     from django.db import transaction
 
     from .models import Row
@@ -146,7 +146,7 @@ def write(note: Callable[[], None]) -> None:
 
 
 def latencies(contender: Contender, jobs: int) -> dict[str, float]:
-    """Commit so many jobs, and return the percentiles of their ways to the broker."""
+    """Commit so many jobs, and return the percentiles of their latencies."""
     committed: dict[str, float] = {}
     noted: list[float] = []
     with contender() as commit, arrivals() as arrived:
@@ -168,7 +168,7 @@ def latencies(contender: Contender, jobs: int) -> dict[str, float]:
 
 @contextmanager
 def arrivals() -> Iterator[dict[str, float]]:
-    """Yield the times at which jobs arrive in Redis, by their ids."""
+    """Yield a dictionary that fills with the time at which each job arrives in Redis, by its id."""
     from redis import Redis
 
     client = Redis.from_url(os.environ["REDIS_URL"])
@@ -195,11 +195,11 @@ def arrivals() -> Iterator[dict[str, float]]:
 
 @contextmanager
 def drainer(*, interval: float | None, wake: bool) -> Iterator[None]:
-    """Run a drainer in a process of its own; with ``wake`` the commits of this one wake it."""
+    """Run a drainer in another process. With ``wake``, commits of this process wake it."""
     from django.conf import settings
     from django.db import connections
 
-    connections.close_all()  # a forked child must not share one
+    connections.close_all()  # a forked child must not share a connection
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     child = context.Process(target=_drain, args=[interval, ready])

@@ -1,9 +1,9 @@
 """The event log beside a plain keyset loop, and beside pyeventsourcing. PostgreSQL, in turns.
 
-Readers: see ``readers``. Writers: eight processes, each appending one event in a transaction that
-holds five milliseconds of other work after it; *free* ones insert the same rows. At the end
-``losses`` runs for some seconds with the subscription alone: what it has lost, duplicated or
-inverted is part of the result.
+The readers are those of ``readers``. The writers are eight processes; each appends one event per
+transaction, followed by five milliseconds of other work in it. *Free* writers insert the same rows
+without a head. At the end ``losses`` runs for some seconds with the subscription alone: the events
+that it has lost, duplicated or inverted are part of the result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(*, quick: bool) -> dict[str, Any]:
         ``lost``, ``duplicated`` and ``inverted``.
     """
     django.setup()
-    # Many short rounds: on a shared machine the median of few long ones is an accident.
+    # Many short rounds: on a shared machine the median of a few long ones depends on chance.
     events, rounds, seconds = (30_000, 5, 0.5) if quick else (50_000, 25, 1.0)
     with losses.scratch_database():
         rival.create_tables()
@@ -77,12 +77,12 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def read_in_turns(rounds: int, events: int) -> list[Round]:
-    """Measure every reader of a log of so many events, so many times."""
+    """Measure every reader in each round, on a log of so many events."""
     fill(events)
     store = rival.datastore()
     state = json.dumps(json.loads(DATA.replace("''", "'"))).encode()
     aggregate = uuid4()
-    for first in range(1, events + 1, PAGE):  # all in one call of tens of thousands never returns
+    for first in range(1, events + 1, PAGE):  # one call for tens of thousands never returns
         versions = range(first, first + PAGE)
         rival.recorder(store).insert_events(rival.stored(aggregate, versions, state))
     contestants: dict[str, Callable[[], int]] = {
@@ -109,7 +109,7 @@ def read_in_turns(rounds: int, events: int) -> list[Round]:
 
 
 def share_in_turns(rounds: int, events: int) -> list[Round]:
-    """Measure four processes with eight partitions each, and with one each, so many times."""
+    """Measure four processes in each round, with eight partitions each and with one each."""
     measured = []
     for number in range(rounds):
         turn = {f"partitions_{n}": readers.in_processes(n, events) for n in (32, 4)}
@@ -135,15 +135,15 @@ def fill(events: int) -> None:
         with transaction.atomic():
             insert(streams, PAGE, log=Event)
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE")  # as the server does by itself, within a minute
+        cursor.execute("ANALYZE")  # as autovacuum does within a minute
 
 
-#: What the writers leave behind.
+#: The other tables with rows of the writers.
 _OF_WRITERS = ("outbox_stream", "rival_events")
 
 
 def write_in_turns(rounds: int, seconds: float) -> list[Round]:
-    """Measure eight parallel writers of either kind, so many times."""
+    """Measure eight parallel writers of each kind in each round."""
     from django.db import connections
 
     connections.close_all()
@@ -151,7 +151,7 @@ def write_in_turns(rounds: int, seconds: float) -> list[Round]:
     start = context.Barrier(WRITERS)
     with ProcessPoolExecutor(WRITERS, context, initializer=_begin, initargs=(start,)) as pool:
         measured: list[Round] = []
-        for number in range(-1, rounds):  # one to warm
+        for number in range(-1, rounds):  # round -1 warms up
             turn = {}
             for name in ("publish", "free", "eventsourcing"):
                 jobs = [pool.submit(_write, name, seconds) for _ in range(WRITERS)]
@@ -177,7 +177,7 @@ def _begin(start: Any) -> None:
 
 
 def _write(name: str, seconds: float) -> int:
-    """Append in a loop. Returns how many transactions were committed in time."""
+    """Append events in a loop. Returns how many transactions were committed in time."""
     append = {"publish": _publish, "free": _insert, "eventsourcing": _append}[name]
     aggregate, count = uuid4(), 0
     _of_process["start"].wait()
@@ -200,7 +200,7 @@ def _publish(aggregate: UUID, version: int) -> None:
 
 
 def _insert(aggregate: UUID, version: int) -> None:
-    """What ``publish`` writes but the head of the stream, with everything known beforehand."""
+    """Insert the row that ``publish`` would insert, without the head: the version is known."""
     from django.db import connection, transaction
 
     from outbox_app.eventlog.newevent import slice_of

@@ -1,14 +1,14 @@
-"""Who loses rows: three ways to read one log while it is written, side by side in one run.
+"""Lost rows: three readers of one log while it is written, side by side in one run.
 
-The run of the article that reported 1,371 of 2,200,000 events lost: 6,000 rows a second, then
-16,000, for 100 seconds each, commits delayed at random, 32 parallel readers by slice.
+The load is that of the article that reported 1,371 of 2,200,000 events lost: 6,000 rows a second,
+then 16,000, for 100 seconds each, commits delayed at random, 32 parallel readers by slice.
 
-- ``naive``: by time, up to a second ago
-- ``completeness``: by time as well, but what is missing in a stream is looked for
-- ``window``: a subscription as it is by default, 32 partitions
+- ``naive``: reads by time, up to a second ago
+- ``completeness``: reads by time as well, and looks for versions that are missing in a stream
+- ``window``: a subscription with default options, and 32 partitions
 
-Each reader has processes of its own, which compete with the writers for the machine: the rate that
-was achieved is part of the result. Afterwards every reader may catch up.
+Each reader has its own processes, which compete with the writers for the machine: the achieved rate
+is part of the result. When the writers have finished, every reader may catch up.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .books import Book, delivered, note
 from .writers import Written, write
 
 ASKED = {"window_lost": "0", "window_duplicated": "0", "window_inverted": "0"}
-#: Rows a second, and for how many seconds.
+#: Rows per second, and the seconds of the phase.
 PHASES = ((6_000, 100), (16_000, 100))
 PARTITIONS = 32
-#: A reader that was given nothing for so many seconds after the last commit is done: longer than
-#: completeness waits between two looks. The naive one looks for nothing.
+#: A reader that receives nothing for so many seconds after the last commit is done. The default is
+#: longer than completeness waits between two searches; the naive reader does not search.
 QUIET = {"naive": 4.0}
 QUIET_SECONDS = 20.0
 
@@ -42,11 +42,11 @@ def run(*, scale: float = 1.0, quick: bool = False) -> dict[str, Any]:
     """Run the phases.
 
     Args:
-        scale: Part of the time for which is written.
-        quick: A hundredth of it.
+        scale: Fraction of the time for which the writers write.
+        quick: Write for a hundredth of the time.
 
     Returns:
-        ``ratios``, ``asked``, ``written`` (what was achieved, one a phase) and ``readers``.
+        ``ratios``, ``asked``, ``written`` (the achieved rates of each phase) and ``readers``.
     """
     django.setup()
     phases = [(rate, seconds * (0.01 if quick else scale)) for rate, seconds in PHASES]
@@ -55,7 +55,7 @@ def run(*, scale: float = 1.0, quick: bool = False) -> dict[str, Any]:
 
 
 def contestants() -> dict[str, list[Callable[[Any], None]]]:
-    """Return what each process of each reader runs."""
+    """Return for each reader the functions that its processes run."""
     from outbox_app.subscriptions.subscriber import Subscriber
 
     found: dict[str, list[Callable[[Any], None]]] = {"naive": [naive.run]}
@@ -65,7 +65,7 @@ def contestants() -> dict[str, list[Callable[[Any], None]]]:
 
 
 def subscription(name: str, **options: Any) -> Callable[[Any], None]:
-    """Return what runs a subscription as ``manage.py run_subscriptions`` does."""
+    """Return a function that runs a subscription as ``manage.py run_subscriptions`` does."""
 
     def run(stop: Any) -> None:
         from outbox_app.subscriptions.runner import Runner
@@ -87,7 +87,7 @@ def subscription(name: str, **options: Any) -> Callable[[Any], None]:
 def contest(
     phases: list[tuple[float, float]], readers: dict[str, list[Callable[[Any], None]]]
 ) -> dict[str, Any]:
-    """Write while the readers read; then compare what each was given with what was committed."""
+    """Write while the readers read; then compare the deliveries to each with the committed rows."""
     written: list[Written] = []
     with reading(readers):
         for rate, seconds in phases:
@@ -112,7 +112,7 @@ def contest(
 
 @contextmanager
 def scratch_database(alias: str = "default") -> Iterator[None]:
-    """Work in a database of our own, made anew; in that of the block around it, if that has one."""
+    """Work in a new scratch database, or in that of an enclosing ``scratch_database`` block."""
     from django.db import connections
 
     connection = connections[alias]
@@ -140,7 +140,7 @@ def _drop(connection: Any, name: str) -> None:
 
 @contextmanager
 def reading(readers: dict[str, list[Callable[[Any], None]]]) -> Iterator[None]:
-    """Let the readers read, each in processes of its own."""
+    """Run the processes of the readers."""
     from django.db import connections
 
     connections.close_all()
@@ -178,7 +178,7 @@ def wait_until_done(
     count: Callable[[str], int] = delivered,
     quiet: float = QUIET_SECONDS,
 ) -> None:
-    """Wait until every reader has been given all rows, or nothing for a while."""
+    """Wait until every reader has received all rows, or nothing more for a while."""
     before: dict[str, int] = {}
     moved = {name: time.monotonic() for name in readers}
     while open_ := [name for name in readers if before.get(name) != committed]:

@@ -1,7 +1,7 @@
-"""The tables of the benchmarks: a log that can be read by time, and what its readers were given.
+"""The tables of the benchmarks: a log that can be read by time, and the deliveries to its readers.
 
-A page that a reader was given is one row, written in the transaction that moves its cursor: what is
-in the table is what took effect, whatever was tried again.
+A page delivered to a reader is one row, written in the transaction that moves the reader's cursor:
+so the table has only the pages that took effect, without failed attempts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django.db import models
 from outbox_app.entities import Entity, EntityVersion, command
 from outbox_app.models import EventLog
 
-#: Seconds of the processor that ``Hot.work`` takes.
+#: Seconds of CPU time that ``Hot.work`` takes.
 WORK = 0.0002
 
 
@@ -28,11 +28,11 @@ class TimedEvent(EventLog):
 
 
 class Delivery(models.Model):
-    """A page: positions in the order in which they were delivered, eight bytes each."""
+    """A page: its positions in the order of delivery, eight bytes each."""
 
     id = models.BigAutoField(primary_key=True)
     reader = models.CharField(max_length=80)
-    #: Seconds since 1970, by the clock that the writers note their commits with.
+    #: Seconds since 1970, by the clock with which the writers note their commits.
     at = models.FloatField()
     positions = models.BinaryField()
 
@@ -44,7 +44,7 @@ class Delivery(models.Model):
 
 
 class Place(models.Model):
-    """Where a reader stands that is not the product's."""
+    """The position of a reader that is not outbox_app's."""
 
     id = models.BigAutoField(primary_key=True)
     reader = models.CharField(max_length=80)
@@ -73,7 +73,7 @@ class Stock(models.Model):
 
 
 class HotVersion(EntityVersion):
-    """What hot entities were asked and answered."""
+    """The commands to hot entities, and their answers."""
 
     class Meta(EntityVersion.Meta):
         abstract = False
@@ -99,7 +99,7 @@ class Hot(Entity):
 
     @command()
     def work(self) -> Any:
-        """Take a while, and nothing else: its callers count for ``routing``."""
+        """Use CPU time, for ``routing``."""
         end = time.perf_counter() + WORK
         while time.perf_counter() < end:
             pass
@@ -108,7 +108,7 @@ class Hot(Entity):
 
 
 class HotterVersion(EntityVersion):
-    """As ``HotVersion``, with the last state of each transaction only."""
+    """As ``HotVersion``, with only the last state of each transaction."""
 
     class Meta(EntityVersion.Meta):
         abstract = False
@@ -116,7 +116,7 @@ class HotterVersion(EntityVersion):
 
 
 class Hotter(Entity):
-    """The same with a handler of batches."""
+    """As ``Hot``, with a handler for batches of commands."""
 
     versions = HotterVersion
     states = "last"
@@ -138,7 +138,7 @@ class Hotter(Entity):
 
 
 class Row(models.Model):
-    """The contestant's: a row that is locked, and a table of command ids."""
+    """The row that the contestant by hand locks; ``RowCommand`` has the ids of its commands."""
 
     id = models.CharField(max_length=255, primary_key=True)
     state = models.JSONField()
@@ -151,7 +151,7 @@ class Row(models.Model):
 
 
 class RowCommand(models.Model):
-    """A command that was answered, in the contestant's way."""
+    """A command that the contestant by hand has answered."""
 
     row = models.CharField(max_length=255)
     command_id = models.CharField(max_length=255)

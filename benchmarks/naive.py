@@ -1,7 +1,7 @@
-"""The reader that loses rows: by time, up to a second ago, one cursor for each of 32 parts.
+"""The reader that loses rows: by time, up to a second ago, with a cursor for each of 32 parts.
 
-It is what the usual advice comes to: sort by (recorded_at, id), and stay a second behind, so that
-what is being written has committed. Whatever takes longer is passed, and never seen.
+The usual advice leads to it: sort by (recorded_at, id), and stay a second behind, so that open
+transactions have committed by then. Rows of a transaction that takes longer are never read.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from datetime import datetime
 from .books import note
 
 NAME = "naive"
-#: Seconds behind the clock.
+#: Seconds that the reader stays behind the clock.
 BEHIND = 1
 PAGE = 500
-#: Seconds between two looks where there was less than a page.
+#: Seconds to the next query after a page that was not full.
 INTERVAL = 0.25
 
 
 def run(stop: threading.Event, partitions: int = 32) -> None:
-    """Read in as many threads until told to stop."""
+    """Read with one thread for each partition, until ``stop`` is set."""
     with ThreadPoolExecutor(partitions) as pool:
         for each in [pool.submit(_read, stop, partitions, n) for n in range(partitions)]:
             each.result()
@@ -38,11 +38,11 @@ def _read(stop: threading.Event, partitions: int, part: int) -> None:
 
 
 class NaiveReader:
-    """One of the parts.
+    """The reader of one part of the log.
 
     Args:
-        partitions: Of how many.
-        part: Which.
+        partitions: The number of parts.
+        part: The number of this part.
     """
 
     def __init__(self, partitions: int, part: int) -> None:
@@ -65,7 +65,7 @@ class NaiveReader:
         )
 
     def run_once(self) -> bool:
-        """Read a page and store the place after it. Returns whether the page was full."""
+        """Read a page, and store the position after it. Returns whether the page was full."""
         from django.db import connection, transaction
 
         from .models import Place

@@ -1,4 +1,4 @@
-"""Settings of one contender of ``benchmarks.peers``: its applications in a database of its own."""
+"""Settings of one contender of ``benchmarks.peers``: only its applications, in its own database."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""outbox_app beside others that take jobs from a transaction to the worker, in turns.
+"""outbox_app beside other packages that take jobs from a transaction to the worker, in turns.
 
-- ``stage_1``, ``stage_100``: rows a second, one a transaction and a hundred, each by its own call
-- ``stage_many``: a hundred a transaction, by the call for many, where there is one
-- ``move``: jobs a second from the table to the broker, or, where the database is the queue, run
+- ``stage_1``, ``stage_100``: rows per second, one and a hundred in each transaction, call by call
+- ``stage_many``: a hundred in each transaction, by the package's call for many, if it has one
+- ``move``: jobs per second from the table to the broker; if the database is the queue, jobs run
 - ``p50``, ``p99``: milliseconds from the commit to the broker, or to the start of the job
 
-The contenders are in ``contenders``; ``make bench`` installs them in an environment of its own.
+The contenders are in ``contenders``; ``make bench`` installs them in a separate environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 from .contenders import ARRIVED, CONTENDERS, Contender, broker
 
 ASKED: dict[str, str] = {}
-#: Jobs a second where latency is measured, and the number of the first that only warms.
+#: Jobs per second in the measurement of latency, and the number of the first warm-up job.
 RATE, WARM = 50, 1_000_000
 HERE = Path(__file__).parent
 FOLDER = HERE / f".venv-peers-{sysconfig.get_python_version()}"
@@ -68,7 +68,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
 
 
 def install() -> None:
-    """Make the environment of the peers: that of outbox_app, and what only they need."""
+    """Create the peers' environment: outbox_app's packages, and those that only peers need."""
     done = FOLDER / "installed"
     wanted = (HERE / "peers.txt").read_text()
     if done.exists() and done.read_text() == wanted:
@@ -83,13 +83,13 @@ def install() -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Say whether a contender can be started."""
+    """Return whether the package of a contender is installed."""
     module = CONTENDERS[name].apps[-1].split(".")[0]
     return importlib.util.find_spec(module) is not None or (PACKAGES / module).exists()
 
 
 class Peer:
-    """A contender in a process of its own, with its tables in a database of its own."""
+    """A contender in its own process, with its tables in its own database."""
 
     def __init__(self, name: str) -> None:
         self.name, self.kind = name, CONTENDERS[name]
@@ -107,7 +107,7 @@ class Peer:
         self.pool.shutdown()
 
     def measure(self, jobs: int, timed: int) -> dict[str, float]:
-        """Measure all that it can do."""
+        """Measure everything that the contender can do."""
         few = max(5, int(jobs * self.kind.share))
         found = {"stage_1": self.stage(few, 1), "stage_100": self.stage(few, 100)}
         if self.kind.stages_many:
@@ -117,11 +117,11 @@ class Peer:
         return found | self.latency(timed)
 
     def stage(self, jobs: int, size: int, *, many: bool = False) -> float:
-        """Return rows a second, so many a transaction. They do not stay."""
+        """Return rows per second, with ``size`` rows in each transaction. Deletes the rows."""
         return self.pool.submit(_stage, jobs, size, many=many, keep=False).result()
 
     def move(self, jobs: int) -> float:
-        """Return jobs a second from its table to the broker, or until they have run."""
+        """Return jobs per second, from the table to the broker or to the end of the job."""
         return self.pool.submit(_move, jobs).result()
 
     def latency(self, jobs: int) -> dict[str, float]:
@@ -146,7 +146,7 @@ class Peer:
 
 @contextmanager
 def arrivals() -> Iterator[dict[int, float]]:
-    """Yield when each job arrived, by its number, as Redis says."""
+    """Yield a dictionary that fills with the time at which Redis received each job, by number."""
     import redis
 
     found: dict[int, float] = {}
@@ -181,7 +181,7 @@ def _wait_for(arrived: dict[int, float], committed: dict[int, float]) -> None:
         time.sleep(0.01)
 
 
-# In the process of the contender.
+# These functions run in the process of the contender.
 
 _of_process: dict[str, Any] = {}
 
@@ -257,7 +257,7 @@ def _move(jobs: int) -> float:
 
 
 def _commit(numbers: range) -> dict[int, float]:
-    """Commit a job from time to time. Returns when each was committed, by its number."""
+    """Commit ``RATE`` jobs per second. Returns the time of each commit, by the job's number."""
     from django.db import transaction
 
     contender, committed = _contender(), {}
@@ -265,7 +265,7 @@ def _commit(numbers: range) -> dict[int, float]:
     for number in numbers:
         time.sleep(1 / RATE)
         with transaction.atomic():
-            # The first to be called after the commit, before what is sent then.
+            # Registered first, so that it is called before the contender sends after the commit.
             transaction.on_commit(lambda number=number: committed.update({number: time.time()}))
             contender.stage(number)
     contender.at_once(False)
@@ -290,7 +290,7 @@ def _empty() -> None:
         client.flushdb()
 
 
-# What is told.
+# The results.
 
 
 def _median(rounds: list[Round], name: str, what: str) -> float | None:
@@ -299,7 +299,7 @@ def _median(rounds: list[Round], name: str, what: str) -> float | None:
 
 
 def _ratios(rounds: list[Round]) -> dict[str, float]:
-    """Return how many times as fast outbox_app is, by peer and by what both can do."""
+    """Return outbox_app's rates divided by those of each peer, for what the peer can do."""
     found = {}
     for name in rounds[0]:
         for what in ("stage_100", "move") if name != "outbox_app" else ():

@@ -1,7 +1,7 @@
-"""Millions of rows for ``admin``: staged and dead jobs, events, counters, by the database itself.
+"""Millions of rows for ``admin``, made by the database: staged and dead jobs, events, counters.
 
-Half of the staged jobs have an ordering key, one in twenty is held. The oldest rows have tasks,
-errors, keys and types of their own, so that a filter for them matches nothing in all the others.
+Half of the staged jobs have an ordering key, one in twenty is held. The oldest row has a task, an
+error, a key and a type that no other row has, so a filter for one of them matches no other row.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 STAGED, DEAD, EVENTS = "outbox_stagedjob", "outbox_deadjob", "outbox_event"
-#: The large ones.
+#: The large tables.
 TABLES = (STAGED, DEAD, EVENTS)
 #: Values that only the oldest row has.
 RARE = "rare"
@@ -21,11 +21,11 @@ _ENVELOPE = (
 
 
 def plant(first: int, last: int, table: str) -> None:
-    """Write the rows ``first`` to ``last`` of a table, by their number.
+    """Write the rows with the numbers ``first`` to ``last`` of a table.
 
     Args:
-        first, last: Numbers from 1 on.
-        table: Of staged jobs, dead jobs or events.
+        first, last: Numbers of rows; the first row has number 1.
+        table: One of TABLES.
     """
     from django.db import connection
 
@@ -39,7 +39,7 @@ def plant(first: int, last: int, table: str) -> None:
 
 
 def plant_counters(minutes: int, processes: int = 4) -> None:
-    """Write the counters of so many minutes, as drainers would have."""
+    """Write the counters that drainers would have written in so many minutes."""
     from outbox_app.models import Statistic
     from outbox_app.monitoring.series import _now
     from outbox_app.process import counters
@@ -61,7 +61,7 @@ def plant_counters(minutes: int, processes: int = 4) -> None:
 
 
 def analyze() -> None:
-    """Gather statistics, as the server does by itself within a minute."""
+    """Gather the planner's statistics, as the server does by itself within a minute."""
     from django.db import connection
 
     tables = ", ".join([*TABLES, "outbox_statistic"])
@@ -116,7 +116,7 @@ def _columns(table: str, *, mysql: bool) -> list[tuple[str, str]]:
 
 
 def sizes(quick: bool) -> dict[str, tuple[int, int]]:
-    """Return for each table how many rows are planted first, and in the end."""
+    """Return for each table its number of rows in the first measurement, and in the second."""
     counts = {STAGED: 5_000_000, DEAD: 1_000_000, EVENTS: 10_000_000}
     if quick:
         counts = {STAGED: 600_000, DEAD: 500_000, EVENTS: 800_000}

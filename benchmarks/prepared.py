@@ -1,8 +1,8 @@
-"""Prepared events: beside ``publish()``, what the fence costs, and the check-back with much to ask.
+"""Prepared events beside ``publish()``, the cost of the fence, and the check-back of many events.
 
-The keeper and the business rows are in two databases of one server; over HTTP the keeper is another
-process. In turns, in one run. The databases write to disk at each commit (``fsync``,
-``synchronous_commit``), as servers do that were not tuned.
+The log and the business rows are in two databases of one server; over HTTP the keeper is another
+process. Contestants take turns in one run. The databases write to disk at each commit (``fsync``,
+``synchronous_commit``), which is their default.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ ASKED = {
 }
 SENDER = "billing"
 THREADS = 4
-#: Events that a check-back decides in a round.
+#: Events that the check-back decides in a round.
 DECIDED = 1_000
 MANY = 100_000
-#: Table of a keeper with so many open events that ``DECIDED`` of them make no difference.
+#: A keeper's table with so many open events that deciding ``DECIDED`` of them makes no difference.
 LARGE = "benchmark_prepared"
-#: Tells apart the rows of one run.
+#: Makes the ids and values of one run unique.
 _numbers = count()
 
 
@@ -47,11 +47,11 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
 
     Args:
         quick: Fewer and shorter rounds.
-        scale: Part of the time, in one round, and of the open events.
+        scale: Fraction of the time and of the open events, in a single round.
 
     Returns:
-        ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: transactions, or
-        events, per second of each contestant.
+        ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: transactions per
+        second of each contestant, or events per second.
     """
     port, peers = register_peers()
     django.setup()
@@ -64,7 +64,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
         stack.enter_context(scratch_database(SENDER))
         prepare(int(MANY * scale))
         stack.enter_context(keeper_over_http(port, peers))
-        for number in range(rounds):  # in turns, and the other way round: what one leaves behind
+        for number in range(rounds):  # in alternating order: a contestant may affect the next
             order = list(CONTESTS)[:: -1 if number % 2 else 1]
             found.append({name: CONTESTS[name](seconds * scale) for name in order})
 
@@ -81,7 +81,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
 
 
 def prepare(open_events: int) -> None:
-    """Make the table of the keeper that has much to ask, and the rows that transactions change."""
+    """Create the table with many open events, and the rows that the transactions change."""
     from django.db import connection
 
     from outbox_app.models import PreparedEvent
@@ -113,7 +113,7 @@ def prepare(open_events: int) -> None:
 
 
 def plant(events: int) -> None:
-    """Prepare events that are due, of which nothing is heard."""
+    """Prepare events that are due for a check-back, without a confirm or a cancel."""
     from datetime import timedelta
 
     from outbox_app.models import DatabaseNow, PreparedEvent
@@ -131,7 +131,7 @@ def plant(events: int) -> None:
 
 
 def publishing(_: str, number: int) -> None:
-    """The business row and its event in one transaction."""
+    """Change the business row and publish its event in one transaction."""
     from django.db import transaction
 
     from outbox_app import publish
@@ -142,7 +142,7 @@ def publishing(_: str, number: int) -> None:
 
 
 def preparing(_: str, number: int) -> None:
-    """The business row on one alias, its event on another."""
+    """Change the business row on one alias, with its event prepared on another."""
     from outbox_app.prepared import prepared
 
     with prepared(f"order-{next(_numbers)}", "order.paid", {"total": 30}, using=SENDER):
@@ -150,7 +150,7 @@ def preparing(_: str, number: int) -> None:
 
 
 def all_confirmed(seconds: float) -> dict[str, float]:
-    """Prepare as fast as it goes; the confirms that threads send afterwards are counted."""
+    """Prepare as fast as possible; the time includes the confirms that threads send afterwards."""
     from outbox_app.prepared import one_way
 
     begin = time.perf_counter()
@@ -161,7 +161,7 @@ def all_confirmed(seconds: float) -> dict[str, float]:
 
 
 def register_peers() -> tuple[int, str]:
-    """Have this process know the keeper; return its port, and what the keeper has to know."""
+    """Make the keeper a peer of this process. Return its port, and the peers that it must have."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     os.environ["BENCHMARK_SECRET"] = secrets.token_hex(32)
@@ -176,7 +176,7 @@ def register_peers() -> tuple[int, str]:
 
 @contextmanager
 def keeper_over_http(port: int, peers: str) -> Iterator[None]:
-    """Serve the keeper's door in a process of its own."""
+    """Serve the keeper's door in another process."""
     from django.db import connection
 
     url = os.environ["BENCHMARK_URL"].rpartition("/")[0] + "/" + connection.settings_dict["NAME"]
@@ -198,7 +198,7 @@ def keeper_over_http(port: int, peers: str) -> Iterator[None]:
 
 
 def over_http(events: int) -> Callable[[float], dict[str, float]]:
-    """Return a contestant that prepares so many events a request."""
+    """Return a contestant that prepares so many events per request."""
 
     def ask(_: str, number: int) -> None:
         from outbox_app.prepared import NewPrepared, prepare_many
@@ -213,7 +213,7 @@ def over_http(events: int) -> Callable[[float], dict[str, float]]:
         from outbox_app.models import PreparedEvent
 
         found = threaded(ask, seconds, THREADS)
-        PreparedEvent.objects.filter(sender="sender").delete()  # they cannot be asked about
+        PreparedEvent.objects.filter(sender="sender").delete()  # this sender cannot be asked
         return {"per_second": found["per_second"] * events}
 
     return contest
@@ -226,7 +226,7 @@ def change_row(alias: str, number: int) -> None:
 
 
 def business(fenced: bool) -> Callable[[str, int], None]:
-    """Return a transaction of five statements."""
+    """Return a transaction of five statements, with or without a fence."""
 
     def transact(_: str, number: int) -> None:
         from django.db import transaction
@@ -253,7 +253,7 @@ def business(fenced: bool) -> Callable[[str, int], None]:
 
 @contextmanager
 def large_table() -> Iterator[None]:
-    """Have the keeper's table be the one with many open events."""
+    """Exchange the keeper's table for the one with many open events."""
     from outbox_app.models import PreparedEvent
 
     table, aside = PreparedEvent._meta.db_table, f"{LARGE}_aside"
@@ -273,13 +273,13 @@ def rename(*tables: tuple[str, str]) -> None:
 
 
 def check(_: float) -> dict[str, float]:
-    """Plant as many events as are decided, give them fences, and time the check-back."""
+    """Plant ``DECIDED`` events, create their fences, and time the check-back."""
     from outbox_app.models import Fence, PreparedEvent
     from outbox_app.prepared.asking import CheckBack
 
     plant(DECIDED)
     due = PreparedEvent.objects.due(f"alias:{SENDER}").values_list("event_id", flat=True)
-    # More than are decided, as some are asked about when the loop stops.
+    # More fences than ``DECIDED``: when the loop stops, questions about other events are open.
     ids = list(due[: DECIDED + 1_000])
     rows = [Fence(pk=id, outcome=Fence.Outcome.COMMITTED) for id in ids]
     Fence.objects.using(SENDER).bulk_create(rows, 500, ignore_conflicts=True)
@@ -291,7 +291,7 @@ def check(_: float) -> dict[str, float]:
     loop = CheckBack(using="default", on_turn=stop)
     begin = time.perf_counter()
     loop.run(once=True)
-    # With what was under way when it stopped: that has been paid for.
+    # loop.done includes events that were in progress at the stop: their time is included, too.
     return {"per_second": loop.done / (time.perf_counter() - begin)}
 
 

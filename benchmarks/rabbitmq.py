@@ -1,10 +1,10 @@
 """The drain to RabbitMQ: batches with confirms, beside one confirm at a time.
 
 One process, PostgreSQL and RabbitMQ, in turns. Every message is persistent, in a durable queue, and
-confirmed; those of the drain are mandatory, and a row is deleted after its own confirm:
+confirmed; the drain's messages are also mandatory, and it deletes a row after the row's confirm:
 
-- ``single``: the drain as it publishes where it cannot send batches, one message and its confirm
-- ``batch``: the drain
+- ``single``: the drain without batches: it waits for the confirm of each message
+- ``batch``: the drain as it is
 - ``delay``: a loop of plain Celery's ``.delay()`` that waits for each confirm, with no database
 """
 
@@ -66,10 +66,10 @@ def drained(app: Any, jobs: int) -> float:
 
 
 def sent(app: Any, jobs: int, work: Callable[[], Any]) -> float:
-    """Return jobs per second; every message must be in the queue, which is emptied.
+    """Return jobs per second, and empty the queue.
 
     Raises:
-        RuntimeError: Some are not.
+        RuntimeError: The queue does not have every message.
     """
     rate = per_second(jobs, work)
     with app.connection_for_read() as connection:

@@ -1,12 +1,12 @@
 """Readers of one finished log, from its beginning to its end, in one process or in four.
 
-- ``keyset``: what a loop of ``id > cursor`` costs that decodes the JSON of the same columns and
-  stores its position once a page, in a transaction; it would lose rows of a log that is written to
-- ``subscription``: the product, into a handler that does nothing; with 4 and 32 partitions too
-- ``looking``: the same with a handler that looks at data, metadata and time of each event
-- ``projection``: the product, into a view with a row for each stream
+- ``keyset``: a loop of ``id > cursor``, which decodes the JSON of the same columns and stores its
+  position in a transaction once per page; on a log that is being written it would lose rows
+- ``subscription``: outbox_app, with a handler that does nothing; with 4 and 32 partitions, too
+- ``looking``: the same, with a handler that reads the data, metadata and time of each event
+- ``projection``: outbox_app, with a view that has a row for each stream
 - ``eventsourcing``: see ``rival``
-- ``in_processes``: a subscription whose partitions four processes share, which begin together
+- ``in_processes``: a subscription with its partitions on four processes that begin together
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 
 _numbers = count()
 PROCESSES = 4
-#: Short, so that the processes soon have their shares.
+#: A short lease, so that the processes soon have their shares.
 LEASE_SECONDS = 1.0
 
 
 def per_second(events: int, read: Callable[[], int]) -> float:
-    """Return events per second; all of them must have been read."""
+    """Return events per second; raise RuntimeError unless all of them were read."""
     started = time.perf_counter()
     found = read()
     seconds = time.perf_counter() - started
@@ -68,7 +68,7 @@ def keyset(page: int) -> int:
 
 
 def subscription(partitions: int, *, looks: bool = False) -> int:
-    """Run a new subscription into a handler that does nothing, or looks at what it is given."""
+    """Run a new subscription with a handler that does nothing or, with ``looks``, reads events."""
     from outbox_app.subscriptions.subscriber import subscriber
 
     name = f"nothing-{next(_numbers)}"
@@ -102,7 +102,7 @@ def projection() -> int:
 
 
 def in_processes(partitions: int, events: int) -> float:
-    """Return events per second of four processes together. Paused, they share the partitions."""
+    """Return events per second of four processes, which share the partitions before they begin."""
     from outbox_app.models import Lease, Subscription
 
     from . import losses

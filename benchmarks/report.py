@@ -1,4 +1,4 @@
-"""What stands beside the figures: the machine, the versions, and what of the asked is reached."""
+"""The context of the figures: the machine, the versions, and which targets are reached."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 from .peers import PACKAGES
 
 RESULTS = Path(__file__).parent / "results"
-#: Distributions whose versions say what was measured, where they are installed.
+#: Distributions whose versions are reported if they are installed.
 MEASURED = ("Django", "celery", "kombu", "redis", "amqp", "psycopg", "mysqlclient")
-#: What `write` writes.
+#: The file that ``write`` writes.
 TABLE = "measured.md"
 PEERS = (
     "django-celery-outbox",
@@ -29,7 +29,7 @@ PEERS = (
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine, without its name. ``load`` grows by one at each look."""
+    """Describe this machine, without its name. A run appends a second number to ``load``."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
@@ -41,7 +41,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what took part: the code, the libraries, the servers, the peers."""
+    """Return the versions of the code, the libraries, the servers and the peers of this run."""
     found = {"outbox_app": _commit(), "Python": platform.python_version()}
     beside = [*sys.path, str(PACKAGES)]
     for name in (*MEASURED, *PEERS):
@@ -51,14 +51,14 @@ def versions() -> dict[str, str]:
 
 
 def durability() -> dict[str, dict[str, str]]:
-    """Return what each database server does at a commit."""
+    """Return the settings of each database that say what it does at a commit."""
     from django.db import connections
 
     return {connection.alias: _at_a_commit(connection) for connection in connections.all()}
 
 
 def reached(value: float, asked: str) -> bool:
-    """Say whether a ratio is what is asked of it: ``at least 6``, ``at most 0.1``, ``0``."""
+    """Return whether a ratio reaches its target: ``at least 6``, ``at most 0.1``, ``0``."""
     found = re.match(r"(at least |at most |)([\d.]+)", asked)
     if not found:
         return True
@@ -67,7 +67,7 @@ def reached(value: float, asked: str) -> bool:
 
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return for each ratio its name, itself, what is asked, and a mark where that is missed."""
+    """Return the name, the value and the target of each ratio, and a mark if it is not reached."""
     asked = dict.fromkeys(result["ratios"], "") | result["asked"]
     found = []
     for name, limit in asked.items():
@@ -118,7 +118,7 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     commit = git("rev-parse", "--short", "HEAD") or "no commit"
-    # The results of the benchmarks before are no change of what is measured.
+    # Results written by earlier benchmarks do not make the measured code dirty.
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude).")
     return f"{metadata.version('outbox-app')} ({commit}{'-dirty' if changed else ''})"
 

@@ -1,8 +1,8 @@
-"""pyeventsourcing on PostgreSQL, as fast as it lets itself be used.
+"""pyeventsourcing on PostgreSQL, used in its fastest way.
 
-Its writers lock the whole table from the append to the commit, so that positions commit in order;
-then ``id > cursor`` is exact for its readers. Here a reader selects as many rows at once as ours
-does, decodes their JSON and stores its position once a page; its own runners do so once an event.
+Its writers lock the whole table from the append to the commit, so that positions commit in order
+and ``id > cursor`` is exact for its readers. Here its reader selects pages of outbox_app's size,
+decodes their JSON and stores its position once per page; its own runners store it once per event.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLE, TRACKING = "rival_events", "rival_tracking"
 
 
 class Recorder(PostgresApplicationRecorder):
-    """Holds its transaction open for other work after it has appended."""
+    """A recorder that keeps its transaction open for other work after it has appended."""
 
     seconds = 0.0
 
@@ -41,7 +41,7 @@ class Recorder(PostgresApplicationRecorder):
 
 
 def datastore() -> PostgresDatastore:
-    """Return its connections to the database of the benchmark."""
+    """Return pyeventsourcing's connections to the database of the benchmark."""
     from django.db import connection
 
     given = connection.settings_dict
@@ -51,14 +51,14 @@ def datastore() -> PostgresDatastore:
 
 
 def recorder(store: PostgresDatastore, *, work: float = 0.0) -> Recorder:
-    """Return its writer and reader."""
+    """Return the object that appends and reads events."""
     made = Recorder(store, events_table_name=TABLE)
     made.seconds = work
     return made
 
 
 def create_tables() -> None:
-    """Make its tables."""
+    """Create pyeventsourcing's tables."""
     store = datastore()
     Recorder(store, events_table_name=TABLE).create_table()
     PostgresTrackingRecorder(store, tracking_table_name=TRACKING).create_table()
@@ -71,7 +71,7 @@ def stored(id: UUID, versions: Iterable[int], state: bytes) -> list[StoredEvent]
 
 
 def read(store: PostgresDatastore, *, page: int) -> int:
-    """Read everything. Returns how many events that was."""
+    """Read all events. Returns how many there were."""
     reader, name = recorder(store), str(uuid4())
     tracking = PostgresTrackingRecorder(store, tracking_table_name=TRACKING)
     at, count = 0, 0

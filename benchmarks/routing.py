@@ -1,9 +1,9 @@
-"""Commands of one hot entity that arrive at four servers, and callers while servers die.
+"""Commands to one hot entity that arrive at four servers, and callers while servers die.
 
-Each server is a process of its own with its door. ``routed``, ``scattered`` and ``direct`` have as
-many callers: coroutines in the servers, as requests are, spread over all of them, or all at the
-leader. A handler takes 0.2 ms of the processor. The callers of ``healthy`` and ``failover`` are
-threads of one process, over HTTP, on many entities; the servers are killed one after the other.
+Each server is a process with its own door. ``routed``, ``scattered`` and ``direct`` have the same
+number of callers: coroutines in the servers, as requests are, spread over all servers or all at the
+leader. A handler takes 0.2 ms of CPU time. The callers of ``healthy`` and ``failover`` are threads
+of one process that call many entities over HTTP; the servers are killed one after the other.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ASKED = {
     "errors_of_callers": "0",
 }
 SERVERS = 4
-#: Callers of the hot entity, of all servers together; threads that call over HTTP, and entities.
+#: Callers of the hot entity in all servers together; threads that call over HTTP; their entities.
 CALLERS, THREADS, ENTITIES = 256, 8, 64
-#: Tells apart the command ids of one run.
+#: Makes the command ids of one run unique.
 _numbers = count()
 
 
 class Servers:
-    """Forks of this process. Each does what it is told, line by line, and says what came of it."""
+    """Forks of this process. Each reads orders from a pipe, line by line, and writes results."""
 
     def __init__(self) -> None:
         self.ports: list[int] = []
@@ -76,7 +76,7 @@ class Servers:
         return [url(port) for port in self.ports]
 
     def tell(self, *told: Any) -> list[Any]:
-        """Tell each server something, all at once; return what they say."""
+        """Send each server its order, all at once; return their results."""
         for (out, _), each in zip(self._pipes.values(), told, strict=True):
             print(json.dumps(each), file=out, flush=True)
         return [json.loads(said.readline()) for _, said in self._pipes.values()]
@@ -98,7 +98,7 @@ def url(port: int) -> str:
 
 
 def serve(server: Any, told: Any, said: Any) -> None:
-    """Serve the door, and let callers of this process ask for the hot entity when told so."""
+    """Serve the door, and for each order let callers of this process call the hot entity."""
     import logging
 
     from django.core.handlers.wsgi import WSGIHandler
@@ -114,7 +114,7 @@ def serve(server: Any, told: Any, said: Any) -> None:
 
 
 def be_server(address: str, leads: list[str]) -> None:
-    """Have the settings of a server; without leaders each command is executed where it arrives."""
+    """Set the settings of a server. Without leaders, commands are executed where they arrive."""
     given = {"SERVICE": "shop", "ADDRESS": address, "TOPOLOGY": leads or None}
     fellows = {"direction": "both", "address": "service:shop", "keys": keys("fellows")}
     callers = {"direction": "sender", "address": address, "commands": ["*"], "keys": keys("web")}
@@ -135,7 +135,7 @@ def keys(name: str) -> list[dict[str, str]]:
 
 
 def asked(callers: int, seconds: float) -> dict[str, Any]:
-    """Let coroutines ask for the hot entity and wait; return times and conflicts."""
+    """Let coroutines call the hot entity and wait for answers; return times and conflicts."""
     from .models import Hot
 
     took: list[float] = []
@@ -158,7 +158,7 @@ def asked(callers: int, seconds: float) -> dict[str, Any]:
 
 
 def conflicts() -> float:
-    """Return the attempts beyond the first, of all batches of this process."""
+    """Return how many attempts beyond the first the batches of this process have made."""
     from outbox_app.process import counters
 
     minutes = [m for each in list(counters._shared.values()) for m in each._minutes.values()]
@@ -166,7 +166,7 @@ def conflicts() -> float:
 
 
 def contest(servers: Servers, leads: list[str], callers: list[int], seconds: float) -> Any:
-    """Let callers ask at each server, so many as are given."""
+    """Let ``callers[n]`` callers call from server n, and return the measurements."""
     found = servers.tell(*([leads, each, seconds] for each in callers))
     took = [each for one in found for each in one["took"]]
     cuts = statistics.quantiles(took, n=100)
@@ -175,7 +175,7 @@ def contest(servers: Servers, leads: list[str], callers: list[int], seconds: flo
         "p50": cuts[49],
         "p99": cuts[98],
         "conflicts": sum(each["conflicts"] for each in found) / len(took),
-        # Of the processor, by server: which one is busy, and with how much beside the handler.
+        # CPU seconds per command, by server: which server is busy, and with how much overhead.
         "cpu_per_command": [each["cpu"] / len(took) for each in found],
     }
 
@@ -190,7 +190,7 @@ def leader(urls: list[str]) -> int:
 
 
 def over_http(seconds: float, errors: list[str]) -> float:
-    """Return the calls a second of threads that call whichever server answers."""
+    """Return the calls per second of threads that call any server that answers."""
     from outbox_app.exceptions import OutboxError
     from outbox_app.fleet import service
 
@@ -208,7 +208,7 @@ def over_http(seconds: float, errors: list[str]) -> float:
 
 @contextmanager
 def ready() -> Iterator[Servers]:
-    """Four servers, and the entities."""
+    """Create the entities, and run four servers."""
     from django.db import connection
 
     from outbox_app.entities import Command
@@ -244,10 +244,10 @@ def compare(*, quick: bool, scale: float) -> dict[str, Any]:
             "scattered": ([], spread),
             "direct": (servers.urls, alone),
         }
-        for number in range(rounds + 1):  # in turns, and the other way round
+        for number in range(rounds + 1):  # in turns, in reverse order every second round
             names = list(contests)[:: -1 if number % 2 else 1]
             turn = {name: contest(servers, *contests[name], seconds) for name in names}
-            if number:  # the first one warms up
+            if number:  # round 0 warms up
                 found.append(turn)
         found_http = with_failures(
             servers, seconds, max(rounds, SERVERS if scale >= 1 else 1), errors
@@ -281,14 +281,14 @@ def compare(*, quick: bool, scale: float) -> dict[str, Any]:
 def with_failures(
     servers: Servers, seconds: float, rounds: int, errors: list[str]
 ) -> list[dict[str, float]]:
-    """Kill a server in each round, one after the other."""
+    """Kill one server in each round, in turn; return the rates before and after each kill."""
     found = []
     for number in range(rounds):
         peer = {"direction": "keeper", "address": "service:shop", "keys": keys("web")}
         static = {
             "REGISTRY": "outbox_app.fleet.registries.StaticRegistry",
             "SERVERS": {"shop": servers.urls},
-            "DEADLINE": 10.0,  # twice the default: the machine has other work
+            "DEADLINE": 10.0,  # twice the default: the machine may be busy
         }
         configure(FLEET=static, PEERS={"shop": peer})
         over_http(seconds / 4, errors)

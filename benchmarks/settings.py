@@ -27,7 +27,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
 ]
-# For ``benchmarks.admin``.
+# The pages of the admin need these settings; the door needs ROOT_URLCONF, too.
 ROOT_URLCONF = "benchmarks.urls"
 STATIC_URL = "static/"
 ALLOWED_HOSTS = ["testserver", "127.0.0.1"]
@@ -76,6 +76,6 @@ def _database(name: str, url: str) -> dict[str, object]:
     }
 
 
-# Of a keeper that is served over HTTP.
+# ``prepared`` sets BENCHMARK_PEERS, for its own process and for the keeper's.
 OUTBOX = {"PEERS": json.loads(os.environ.get("BENCHMARK_PEERS", "{}"))}
 DATABASES = {name: _database(name, url) for name, url in _URLS.items()}

@@ -1,7 +1,7 @@
-"""A table of 128 partitions beside a plain one of the same rows: insert, and look-up by key.
+"""A table of 128 partitions beside a plain table with the same rows: insert, and look-up by key.
 
-In turns on one connection. A round inserts rows, each in a transaction of its own, looks up rows
-by their ids, each by a statement, and, for comparison, inserts rows a hundred in a transaction.
+The tables take turns on one connection. A round inserts rows, each in its own transaction, looks up
+rows by id, each with its own statement, and, for comparison, inserts a hundred per transaction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 ASKED = {"sharded_vs_plain": "at least 0.8"}
-#: Rows of each table before the first round; with ``--scale 10`` ten million.
+#: Rows of each table before the first round; ``--scale 10`` makes it ten million.
 ROWS, QUICK_ROWS = 1_000_000, 20_000
 SHARDS = 128
 
@@ -41,7 +41,7 @@ def compare(*, scale: float, quick: bool) -> dict[str, Any]:
                     begin = time.perf_counter()
                     work()
                     turn[f"{name}_{kind}"] = count / (time.perf_counter() - begin)
-            if number:  # the first one warms up
+            if number:  # round 0 warms up
                 measured.append(turn)
     finally:
         with connection.cursor() as cursor:
@@ -49,7 +49,7 @@ def compare(*, scale: float, quick: bool) -> dict[str, Any]:
                 cursor.execute(f"DROP TABLE IF EXISTS {table}")
 
     def ratio(*kinds: str) -> float:
-        """Of the time for both: plain by sharded."""
+        """Return the plain table's time for these kinds, divided by the sharded table's."""
         each = [
             sum(1 / turn[f"plain_{kind}"] for kind in kinds)
             / sum(1 / turn[f"sharded_{kind}"] for kind in kinds)

@@ -1,11 +1,11 @@
 """The log on Spark: our source and the archive beside Spark's JDBC, the audit beside PostgreSQL.
 
-Everything is warm and reads the same rows of the same tables, in turns, in one session of
+All contestants are warm and read the same rows of the same tables, in turns, in one session of
 ``local[2]``. JDBC reads with as many partitions, over the same ranges of positions; its drivers are
-those of Debian, installed where they are missing. The archive's work includes reading every row a
-second time and comparing it; what JDBC writes as Parquet is read once. An archive is read with
-``read()``, which also looks for what the log has behind it, beside the same files as plain Parquet:
-the largest archive, and one of a million rows (``small``).
+Debian's, installed if they are missing. The archive also reads every row a second time to compare
+it; JDBC's copy to Parquet reads each row once. An archive is read with ``read()``, which also looks
+for newer events in the log, beside the same files as plain Parquet: once the largest archive, and
+once an archive of a million rows (``small``).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _HEADS = (
     "INSERT INTO outbox_stream (log, stream, version) "
     "SELECT 'outbox_event', stream, MAX(version) FROM outbox_event GROUP BY stream"
 )
-#: What the audit asks of the log, as one statement of PostgreSQL.
+#: The audit's checks of the log, as one statement of PostgreSQL.
 _AUDIT = """
     SELECT count(*) FROM (
         SELECT version, id,
@@ -87,7 +87,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     """Run the rounds.
 
     Returns:
-        ``ratios`` (medians over the rounds; more than 1 is faster than what it is compared with),
+        ``ratios`` (medians over the rounds; above 1 means faster than the comparison),
         ``asked``, ``rounds`` (seconds each), ``growth`` (seconds by number of rows), ``lost`` and
         ``duplicated`` (events of the archive against the log).
     """
@@ -137,7 +137,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def _readers(session: Any, alias: str, folder: Path) -> dict[str, Callable[[], None]]:
-    """Return who reads the log of an alias: what is aggregated has every column's bytes in it."""
+    """Return the readers of an alias's log. The aggregate depends on the bytes of every column."""
     output = str(folder / "written")
 
     def parquet(frame: Any) -> None:
@@ -158,7 +158,7 @@ def _readers(session: Any, alias: str, folder: Path) -> dict[str, Callable[[], N
 
 
 def _archives(session: Any, folder: Path) -> dict[str, Callable[[], None]]:
-    """Return the archive, JDBC's copy of the same columns, and who reads what was archived."""
+    """Return the archiver, JDBC's copy of the same columns, and the readers of the archive."""
 
     def copied() -> None:
         frame = _jdbc(session, "postgres", beside=", txid, metadata::text AS metadata")
@@ -172,7 +172,7 @@ def _archives(session: Any, folder: Path) -> dict[str, Callable[[], None]]:
 
 
 def _archive_readers(session: Any, folder: Path) -> dict[str, Callable[[], None]]:
-    """Return who reads the archive: our frame, made anew each time, and Spark its files."""
+    """Return the readers of the archive: ``read()``, called anew each time, and Spark's Parquet."""
     from outbox_app.pipeline import read
 
     def archived() -> None:
@@ -201,14 +201,14 @@ def _archive(session: Any, folder: Path) -> Callable[[], None]:
 
 
 def _audits(session: Any) -> dict[str, Callable[[], None]]:
-    """Return the audit, and the same question as one statement of PostgreSQL."""
+    """Return the audit, and the same checks as one statement of PostgreSQL."""
     from django.db import connections
 
     from outbox_app.pipeline.audit import audit
     from outbox_app.pipeline.audit_checks import EVENTS_SCHEMA
 
     def ours() -> None:
-        # As ``outbox_pipeline audit`` reads them.
+        # ``outbox_pipeline audit`` reads the events in this way.
         events = _log(session.read, "postgres").schema(EVENTS_SCHEMA).load()
         heads = _log(session.read, "postgres").option("read", "heads").load()
         assert not audit(events, log="outbox_event", heads=heads).counts
@@ -265,7 +265,7 @@ def _jdbc(session: Any, alias: str, beside: str = "") -> Any:
     vendor = "postgresql" if alias == "postgres" else "mysql"
     return (
         session.read.format("jdbc")
-        # Spark takes names in double quotes for MariaDB under its own scheme, which are strings.
+        # Under jdbc:mariadb Spark puts names in double quotes, which MariaDB takes for strings.
         .option("url", f"jdbc:{vendor}://{given['HOST']}:{given['PORT']}/{given['NAME']}"
                 + ("" if alias == "postgres" else "?permitMysqlScheme&useSsl=false"))
         .option("driver", {"postgres": "org.postgresql.Driver",
@@ -294,7 +294,7 @@ def _fill(alias: str, events: int) -> None:
 
 
 def _in_turns(rounds: int, contestants: dict[str, Callable[[], None]], what: str) -> list[Times]:
-    """Time everyone, so many times; a first turn is to warm and does not count."""
+    """Time every contestant in each round; a first turn warms up and does not count."""
     turns = []
     for number in range(rounds + 1):
         turn = {name: _timed(each) for name, each in contestants.items()}
@@ -324,7 +324,7 @@ def _lowest(turns: list[Times]) -> float:
 
 @contextmanager
 def _databases() -> Iterator[list[str]]:
-    """Work in databases of our own, made anew."""
+    """Work in new scratch databases."""
     from django.db import connections
 
     made = []

@@ -1,10 +1,10 @@
-"""Staging beside plain Celery: what a call costs the process that makes it. PostgreSQL and Redis.
+"""Staging beside plain Celery: the time of a call in the calling process. PostgreSQL and Redis.
 
 In turns, each in transactions with a business row:
 
 - ``delay``: plain ``.delay()`` to Redis, a hundred beside each transaction
 - ``hundred``: ``.delay()`` of an app that stages, a hundred in each transaction
-- ``many``: the same by ``stage_many``
+- ``many``: the same hundred, by ``stage_many``
 - ``on_commit``: ``delay_on_commit`` of plain Celery, one in each transaction
 - ``one``: ``.delay()`` of an app that stages, one in each transaction
 """
@@ -24,7 +24,7 @@ ASKED = {
     "stage_many_vs_delay": "at least 2.5",
     "stage_one_vs_on_commit": "at least 0.9",
 }
-#: Jobs of one transaction, but where it is one.
+#: Jobs of one transaction, except for ``on_commit`` and ``one``.
 HUNDRED = 100
 
 
@@ -34,7 +34,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds`` (jobs per second each).
     """
-    # Many short rounds: on a shared machine the median of few long ones is an accident.
+    # Many short rounds: on a shared machine the median of a few long ones depends on chance.
     jobs, rounds = staged.part(scale, *((1_000, 7) if quick else (3_000, 25)))
     app = staged.prepare("default")
     staged.execute("CREATE TABLE IF NOT EXISTS benchmark_orders (id serial, note text)")

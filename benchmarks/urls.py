@@ -1,4 +1,4 @@
-"""Addresses of the benchmarks: the admin for ``benchmarks.admin``, the door for ``.prepared``."""
+"""URLs of the benchmarks: the admin for ``admin``, the door for ``prepared`` and ``routing``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Paced writers for ``losses``: batches into a log, whose commits are delayed at random.
+"""Paced writers for ``losses``: they write batches into a log, and delay their commits at random.
 
-What they do to the database is what ``publish_many`` does: the heads of the streams are raised by
-its own statement, and the versions are given out under their locks. The rows are written by one
-INSERT whose text is made by hand: made by Django it costs five times the processor, of which the
-readers shall have some. A few transactions stay open for seconds, a few roll back.
+The writers do to the database what ``publish_many`` does: its own statement bumps the versions in
+the heads of the streams, and the rows get their versions while the heads are locked. One INSERT
+writes the rows. Its text is made by hand, because Django would take five times the CPU time, which
+the readers need. A few transactions stay open for seconds, a few roll back.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from multiprocessing import get_context
 from typing import Any
 
 PROCESSES, THREADS = 2, 16
-#: Streams that all writers share: they wait for one another's locks.
+#: All writers share these streams, so they wait for one another's locks.
 STREAMS = 20_000
-#: Of so many rows a transaction is made, of so many streams.
+#: Rows of a transaction, and the number of streams that they belong to.
 ROWS, STREAMS_OF_ONE = 100, 10
 #: One transaction in so many stays open for up to ``LONG`` seconds, the others up to ``SHORT``.
 ONE_IN, LONG, SHORT = 100, 3.0, 0.05
-#: One in so many rolls back.
+#: One transaction in so many rolls back.
 ROLLED_BACK = 200
 DATA = '{"number": 17, "note": "a customer\'\'s order", "items": [{"sku": "a-17", "count": 2}]}'
 
 
 @dataclass
 class Written:
-    """What was committed, as the writers know it."""
+    """The rows that the writers know to be committed."""
 
     ids: array[int] = field(default_factory=lambda: array("q"))
-    #: When the commit had returned, one for each id; seconds since 1970.
+    #: For each id the time at which COMMIT returned, in seconds since 1970.
     committed_at: array[float] = field(default_factory=lambda: array("d"))
     transactions: int = 0
     began: float = 0.0
     ended: float = 0.0
 
     def add(self, other: Written) -> None:
-        """Add what another writer has written at the same time."""
+        """Add the rows of another writer."""
         self.ids += other.ids
         self.committed_at += other.committed_at
         self.transactions += other.transactions
@@ -62,7 +62,7 @@ class Written:
 
 
 def write(*, rows_per_second: float, seconds: float) -> Written:
-    """Write so many rows, at that rate, or as fast as it goes where that is less."""
+    """Write ``rows_per_second * seconds`` rows, at that rate or as fast as the machine can."""
     from django.db import connections
 
     connections.close_all()
@@ -87,7 +87,7 @@ def _sum(parts: Any) -> Written:
 
 
 def _thread(share: int, pause: float, seed: int) -> Written:
-    """Commit so many transactions, one a pause."""
+    """Commit ``share`` transactions, one every ``pause`` seconds."""
     from django.db import connection
 
     dice, written = random.Random(seed), Written(began=time.time())
@@ -121,7 +121,7 @@ def _transaction(dice: random.Random, written: Written) -> None:
 
 
 def insert(streams: list[str], rows: int, *, log: Any) -> list[int]:
-    """Insert rows into a log, of the streams in turns. Returns their positions."""
+    """Insert rows into a log, for each stream in turn. Returns their positions."""
     from django.db import connection
 
     from outbox_app.eventlog.heads import bump_versions
