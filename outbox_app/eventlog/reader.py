@@ -90,8 +90,6 @@ class LogReader:
         self._load_time: Any = None
         #: Position and message id of a row that was seen: once the log is emptied, it is gone.
         self._known: tuple[Any, ...] | None = None
-        #: The state from which the reader found out that the log had been emptied.
-        self._foreign: WindowState | None = None
         self.vendor = connections[using].vendor
         decoders = _decoders(log, using)
         if self.vendor == "postgresql":
@@ -122,20 +120,17 @@ class LogReader:
 
         Once new positions have reached the cursor's place, only this error shows it.
         """
-        if self._foreign is None and error.startswith(SET_BACK):
+        if error.startswith(SET_BACK):
             raise ForeignCursor(error.partition(": ")[2])
 
     def verify(self, state: WindowState) -> None:
         """Check the log's requirements, and that the state is the log's. Raises ``ReadRefused``."""
-        known = self._known
-        if self._foreign == state and known and self._last_row(known[0]) != known:
-            raise self._emptied()  # even if new rows have reached the state's position again
         if self.vendor in outbox_settings().WINDOWS and not self.by_time:
             require_exact(self.vendor, self.table, self.run)  # a project's window may not check
         if isinstance(self.window, PostgresWindow):
             [(self._server,)] = self.run(f"SELECT {SERVER}", [])
         self.window.verify(state)
-        self._known, self._foreign = self._last_row(self.window.reached(state)), None
+        self._known = self._last_row(self.window.reached(state))
 
     def unless_forgotten(self, rows: QuerySet[Any]) -> QuerySet[Any]:
         """Return these rows, or none if the server may have forgotten commits since ``verify``.
@@ -146,11 +141,9 @@ class LogReader:
             return rows
         return rows.extra(where=[f"{SERVER} = %s"], params=[self._server])
 
-    def believe(self, other: LogReader) -> bool:
-        """Accept that another reader has verified a state of this log; False: this one cannot."""
-        if self._foreign is None:
-            self._known, self._server = other._known, other._server
-        return self._foreign is None
+    def believe(self, other: LogReader) -> None:
+        """Accept that another reader has verified a state of this log."""
+        self._known, self._server = other._known, other._server
 
     def read(self, state: WindowState, limit: int) -> Events:
         """Return the next events, about ``limit`` at most. Raises ``ReadRefused``."""
@@ -190,13 +183,14 @@ class LogReader:
         there = self._last_row(known[0]) if known else None
         if known and there == known:
             return
-        try:
-            if known and there and there[0] == known[0]:
-                raise self._emptied()
-            self.window.verify(state)
-        except ForeignCursor:
-            self._foreign = state
-            raise
+        if known and there and there[0] == known[0]:
+            raise ForeignCursor(
+                f"Positions of {self.table} that were read hold other events now: it was emptied, "
+                "and they were given out again, or it was restored. Replay the subscription from "
+                f"the beginning, or run manage.py outbox_rebase --log {self.table} --last-id N; N "
+                "is the last position from before."
+            )
+        self.window.verify(state)
         self._known = self._last_row(reached)
 
     def _last_row(self, reached: int | None) -> tuple[Any, ...] | None:
@@ -208,14 +202,6 @@ class LogReader:
             [reached],
         )
         return tuple(rows[0]) if rows else None
-
-    def _emptied(self) -> ForeignCursor:
-        return ForeignCursor(
-            f"Positions of {self.table} that were read hold other events now: it was emptied, and "
-            "they were given out again, or it was restored. Replay the subscription from the "
-            f"beginning, or run manage.py outbox_rebase --log {self.table} --last-id N; N is the "
-            "last position from before."
-        )
 
     def close(self) -> None:
         main = connections[self.using]

@@ -238,7 +238,8 @@ class StoredRows:
 
     def verify(self, reader: LogReader, state: WindowState) -> None:
         for other, verified in self._verified:
-            if other.table == reader.table and verified == state and reader.believe(other):
+            if other.table == reader.table and verified == state:
+                reader.believe(other)
                 return
         reader.verify(state)
         self._verified.append((reader, state))

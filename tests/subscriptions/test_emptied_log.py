@@ -78,7 +78,7 @@ def test_a_log_that_is_emptied(alias, log, looks, start):
             partition = Partition(subscriber_named("all"), 0, clock=lambda: now[0])
             turn()
             assert Cursor.objects.using(alias).get().error == cursor.error
-            with pytest.raises(ReadRefused, match="Positions of"):
+            with pytest.raises(ReadRefused, match=r"Positions of|The cursor has read"):
                 prune_events(using=alias, log=log._meta.db_table, older_than=1)
             assert len(seen) == 30
             control.replay("all", "beginning")
