@@ -1,6 +1,6 @@
 """The soak: ``python -m benchmarks soak --minutes 20``.
 
-Real writers, drainers, subscriptions and consumers on private servers, with faults at random from a
-seed, and at the end a comparison of everything that was committed with everything that was
+Real writers, drainers, subscriptions and consumers run on private servers, with random faults from
+a seed. At the end the judge compares everything that was committed with everything that was
 accepted, handled and executed. See ``docs/howto/work-on-outbox_app.md``.
 """

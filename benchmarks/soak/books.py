@@ -1,4 +1,4 @@
-"""The books of a run, read from where they were kept: database, consumer's file, writers' logs."""
+"""Reads the books of a run: from the database, the consumer's file, and the writers' logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .world import World
 
 
 def read(world: World) -> Books:
-    """Return everything that the judge is given."""
+    """Return the books for the judge."""
     from outbox_app.models import DeadJob, Event, Incident
 
     from .models import Committed, Executed, Handled, Staged
@@ -46,7 +46,7 @@ def read(world: World) -> Books:
 
 
 def transactions(world: World) -> dict[str, list[str]]:
-    """Return what writers have written down: numbers of transactions, by what they know of them."""
+    """Return the numbers of the transactions in the writers' logs, by the outcome in the log."""
     found: dict[str, list[str]] = defaultdict(list)
     for file in world.folder.glob("*.transactions"):
         for line in file.read_text().splitlines():
@@ -63,7 +63,7 @@ def subscriptions() -> list[str]:
 
 
 def arrived(file: Path) -> Counter[str]:
-    """Return how many jobs were accepted, how many publishes too many, and what is not executed."""
+    """Return how many jobs were accepted, how many publishes were extra, and how many wait."""
     publishes, jobs, last = _query(
         file, "SELECT COUNT(*), COUNT(DISTINCT task_id), COALESCE(MAX(number), 0) FROM arrival"
     )[0]
@@ -72,7 +72,7 @@ def arrived(file: Path) -> Counter[str]:
 
 
 def unread(world: World) -> int:
-    """Return how many messages wait for the consumer."""
+    """Return how many messages in the broker the consumer has not read."""
     if world.broker_name == "redis":
         from redis import Redis
 

@@ -1,7 +1,7 @@
-"""``python -m benchmarks soak``: runs a soak on each database, and prints what has become of it.
+"""``python -m benchmarks soak``: runs a soak on each database, and prints the results.
 
-A database is a process of its own, so that both can be soaked side by side. Exit code 0: nothing
-was lost, leaked, doubled, unexplained or out of order; 1: something was, and is named; 2: wrong
+Each database is soaked in its own process, so that both run side by side. Exit code 0: nothing was
+lost, leaked, doubled, unexplained or out of order; 1: something was, and is listed; 2: wrong
 arguments. ``--keep DIR`` keeps the logs of all processes.
 """
 
@@ -31,18 +31,18 @@ from .world import BROKERS, DATABASES, ROOT, World
 
 COUNTS = {"writer": 3, "drainer": 3, "subscriptions": 2, "consumer": 1, "worker": 1}
 PROGRESS_SECONDS = 10.0
-#: Seconds after the last fault in which everything has to leave.
+#: Seconds after the last fault within which every job must be sent and every event handled.
 DRAIN_SECONDS = 240.0
-#: With a hold so short that some run out.
+#: Settings of ``--immediate``. The hold is so short that some holds run out.
 IMMEDIATE = {"IMMEDIATE": True, "IMMEDIATE_TIMEOUT": 0.4, "IMMEDIATE_HOLD": 1.6}
-#: Findings that are printed of each kind.
+#: Printed findings of each kind, at most.
 SHOWN = 10
 
 
 def main(arguments: list[str]) -> int:
-    """Soak the databases that were asked for. Returns the exit code."""
+    """Soak the chosen databases. Returns the exit code."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes are ended, too
     if options.database != "both":
         result = soak(options)
         if options.json:
@@ -104,7 +104,7 @@ def both(arguments: list[str], options: argparse.Namespace) -> int:
 
 
 def soak(options: argparse.Namespace) -> dict[str, Any]:
-    """Soak one database. Returns what became of everything."""
+    """Soak one database. Returns the result."""
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -126,7 +126,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
             os.environ.update(world.environment())
             prepare()
             world.start()
-            while not progress(world)["accepted"]:  # until all of them run
+            while not progress(world)["accepted"]:  # until the processes have started
                 time.sleep(0.5)
             chaos = faults.Chaos(world, names=options.faults, seed=options.seed)
             chaos.start()
@@ -147,7 +147,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def prepare() -> None:
-    """Make the tables, and the keys that writers lock."""
+    """Create the tables, and the keys that writers lock."""
     django.setup()
     from django.core.management import call_command
 
@@ -159,14 +159,14 @@ def prepare() -> None:
 
 
 def watch(world: World, chaos: faults.Chaos, *, until: float) -> None:
-    """Print how it goes until the time is over."""
+    """Print the progress until the time is over."""
     while time.monotonic() < until:
         time.sleep(min(PROGRESS_SECONDS, max(0.0, until - time.monotonic())))
         world.say(f"{described(progress(world))} faults={sum(chaos.done.values())}")
 
 
 def drain(world: World) -> bool:
-    """Let everything that is there leave. Returns whether it has."""
+    """Stop the writers, and wait until all jobs and events are done. Returns whether they are."""
     world.say("no more faults; draining")
     world.retire("writer")
     began = time.monotonic()
@@ -181,7 +181,7 @@ def drain(world: World) -> bool:
 
 
 def progress(world: World) -> Counter[str]:
-    """Return how much there is of everything; less where a server is away."""
+    """Return the counts of jobs, messages and events; some are missing if a server is away."""
     from django.db import connection
     from django.db.models import Count
 
@@ -209,12 +209,12 @@ def progress(world: World) -> Counter[str]:
 
 
 def described(found: Counter[str]) -> str:
-    """Return the words for a line of progress."""
+    """Return the text of a line of progress."""
     return " ".join(f"{name}={count}" for name, count in found.items())
 
 
 def judged(world: World, done: Counter[str]) -> dict[str, Any]:
-    """Compare everything, and return what a person wants to know."""
+    """Judge the books, print the findings, and return the result."""
     found = books.read(world)
     verdict = judge(found)
     known = books.transactions(world)

@@ -1,9 +1,9 @@
 """A consumer that records everything: ``python -m benchmarks.soak.consumer FILE``.
 
-What the broker has accepted is read, noted in FILE (SQLite) and only then removed; each publish has
-a tag of its own, so that what is read twice is noted once. FILE says in which order messages were
-accepted. In a second thread each is executed, duplicates included, until its task has succeeded.
-The process may be killed at any time.
+The consumer reads messages from the broker, notes them in FILE (SQLite), and only then removes
+them. Each publish has a unique tag, so that a message that is read twice is noted once. The order
+in FILE is the order in which the broker accepted the messages. A second thread executes each
+message, duplicates included, until its task has succeeded. The process may be killed at any time.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ CREATE TABLE IF NOT EXISTS executed (number INTEGER PRIMARY KEY);
 """
 READ = ("soak", "soak-fragile")
 PAGE = 500
-#: One of so many messages goes to a Celery worker as well.
+#: One message in so many is also copied to a Celery worker.
 WORKED = 5
 Message = tuple[str, str]
 
 
 def connect(file: str) -> sqlite3.Connection:
-    """Open the file. It need not survive a crash of the machine."""
+    """Open the file, without fsync: it need not survive a crash of the machine."""
     database = sqlite3.connect(file, timeout=30, isolation_level=None)
     database.execute("PRAGMA synchronous = OFF")
     return database
 
 
 def record(database: sqlite3.Connection, messages: list[Message]) -> None:
-    """Note messages that were not noted before."""
+    """Note the messages whose tags are not noted yet."""
     now = time.time()
     database.execute("BEGIN IMMEDIATE")
     database.executemany(
@@ -55,19 +55,19 @@ def record(database: sqlite3.Connection, messages: list[Message]) -> None:
 
 
 def read_redis(url: str, note: Callable[[list[Message]], None]) -> Iterator[bool]:
-    """Take what is in the lists. Yields whether there was anything."""
+    """Move messages from the lists to ``note``. Yields after each pass whether there were any."""
     from redis import Redis, ResponseError
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    # Without retries: LTRIM must not be executed twice.
+    # The client must not retry: a second LTRIM would remove messages that were not noted.
     client = Redis.from_url(url, socket_timeout=10, retry=Retry(NoBackoff(), 0))
     while True:
         busy = False
         for queue in READ:
             try:
                 found = client.lrange(queue, -PAGE, -1)[::-1]
-            except ResponseError:  # the soak has put something else in its place
+            except ResponseError:  # the fault "requeue" has put a string in place of the list
                 continue
             if not found:
                 continue
@@ -81,7 +81,7 @@ def read_redis(url: str, note: Callable[[list[Message]], None]) -> Iterator[bool
 
 
 def read_rabbitmq(url: str, note: Callable[[list[Message]], None]) -> Iterator[bool]:
-    """Take what is in the queues. Yields whether there was anything."""
+    """Move messages from the queues to ``note``. Yields after each pass whether there were any."""
     from amqp import Connection, NotFound
     from amqp import Message as Copy
 
@@ -95,7 +95,7 @@ def read_rabbitmq(url: str, note: Callable[[list[Message]], None]) -> Iterator[b
                 try:
                     while len(found) < PAGE and (message := channel.basic_get(queue)):
                         found.append(message)
-                except NotFound:  # not declared yet, or deleted by the soak
+                except NotFound:  # not declared yet, or deleted by the fault "requeue"
                     channel = connection.channel()
                     continue
                 if not found:
@@ -111,7 +111,7 @@ def read_rabbitmq(url: str, note: Callable[[list[Message]], None]) -> Iterator[b
 
 
 def consume(file: str, url: str, is_ended: Callable[[], bool]) -> None:
-    """Record until the end, whatever happens to the broker."""
+    """Record messages until SIGTERM, over all failures of the broker."""
     read = read_redis if url.startswith("redis") else read_rabbitmq
     database = connect(file)
     while not is_ended():
@@ -121,13 +121,13 @@ def consume(file: str, url: str, is_ended: Callable[[], bool]) -> None:
                     return
                 if not busy:
                     time.sleep(0.1)
-        except Exception as error:  # the broker is away, in whatever way
+        except Exception as error:  # any failure of the broker
             print(f"broker: {error!r}", file=sys.stderr, flush=True)
             time.sleep(0.2)
 
 
 def execute(file: str, is_ended: Callable[[], bool]) -> None:
-    """Execute each message that was recorded, at least once."""
+    """Execute each recorded message at least once."""
     from django.db import connection
 
     from .subscribers import effect

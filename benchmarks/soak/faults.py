@@ -1,7 +1,7 @@
-"""The faults: each a function that does the real thing to a world, and ends with it undone.
+"""The faults. Each is a function that injects a real fault into a world, and undoes it at the end.
 
-Two threads inject them side by side, one into processes, one into servers and the network, each
-from a generator of its own, so that a seed repeats both.
+Two threads inject faults side by side, one into processes, one into servers and the network. Each
+thread has its own random generator, so that a seed repeats the choices of both.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 from .world import FAILPOINTS, LEASE_SECONDS, World
 
-#: Returns False where it was not made, a repartition that was refused for example.
+#: A fault returns False if it was not injected, for example if a repartition was refused.
 Fault = Callable[[World, random.Random], bool | None]
 PROCESSES: dict[str, Fault] = {}
 SERVERS: dict[str, Fault] = {}
-#: Made by the writers themselves.
+#: Faults that the writers inject themselves.
 WRITERS = ("killed-at-commit", "long-transaction")
 #: Mean pause between two faults of a thread, in seconds.
 PAUSE = 3.0
 
 
 def into(table: dict[str, Fault], name: str) -> Callable[[Fault], Fault]:
-    """Enter a fault under a name."""
+    """Return a decorator that adds a fault to a table under this name."""
 
     def enter(function: Fault) -> Fault:
         table[name] = function
@@ -41,9 +41,9 @@ class Chaos:
     """Injects faults until it is ended.
 
     Args:
-        world: Into what.
-        names: Which faults.
-        seed: What decides.
+        world: The world to inject them into.
+        names: The faults to choose from.
+        seed: The seed of the random choices.
     """
 
     def __init__(self, world: World, *, names: Sequence[str], seed: int) -> None:
@@ -61,12 +61,12 @@ class Chaos:
                 self._threads.append(run)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def end(self) -> None:
-        """Inject no more, and wait until what was injected is undone."""
+        """Inject no more faults, and wait until the last ones are undone."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
@@ -78,9 +78,9 @@ class Chaos:
             name = generator.choice(names)
             try:
                 self.done[name] += table[name](self.world, generator) is not False
-            except Exception as error:  # a fault that cannot be made; the run goes on, and says so
+            except Exception as error:  # the fault could not be injected; the run goes on
                 self.world.say(f"{name} failed: {error!r}")
-            connection.close()  # it may have been ended meanwhile
+            connection.close()  # a fault may have broken the connection
 
 
 # Processes.
@@ -129,14 +129,14 @@ for kind in ("consumer", "worker"):
 
 @into(PROCESSES, "repartition")
 def repartition(world: World, random: random.Random) -> bool:
-    """Change the number of partitions, while processes of the old number run."""
+    """Change the number of partitions, while processes with the old number run."""
     old = world.partitions
     new = random.choice([n for n in (1, 2, 3, 4, 6) if n != old])
     if not _repartition(new):
-        return False  # refused as long as a partition was behind
+        return False  # refused each time, because a partition was behind
     world.partitions = new
     _restart_subscriptions(world)
-    # A process of the old number may have changed it back meanwhile.
+    # In the meantime a process with the old number may have changed it back.
     if not _repartition(new):
         world.partitions = old
         _restart_subscriptions(world)
@@ -144,7 +144,7 @@ def repartition(world: World, random: random.Random) -> bool:
 
 
 def _repartition(wanted: int) -> bool:
-    """Do what ``outbox_subscriptions repartition`` does, for so many, until it is not refused."""
+    """Repartition as ``outbox_subscriptions repartition`` does; retry while it is refused."""
     import django.db
 
     from outbox_app.exceptions import OutboxError
@@ -159,7 +159,7 @@ def _repartition(wanted: int) -> bool:
         except OutboxError:
             refused += 1
             time.sleep(0.2)
-        except django.db.Error:  # it may have been committed: the next call finds out
+        except django.db.Error:  # the change may have been committed: the next call finds out
             django.db.connection.close()
             time.sleep(0.5)
         else:
@@ -192,7 +192,7 @@ def _through(which: str, mode: str) -> Fault:
         time.sleep(random.uniform(0.5, 1.5 * LEASE_SECONDS))
         proxy.mode = "pass"
         if mode in ("blackhole", "drop_reply"):
-            # Who waits for an answer has a while to find out by itself that none will come.
+            # First let clients that wait for an answer run into their own timeouts, for a while.
             time.sleep(random.uniform(0, LEASE_SECONDS))
             proxy.cut()
 
@@ -206,7 +206,7 @@ for which in ("broker", "database"):
 
 @into(SERVERS, "broker-killed")
 def kill_broker(world: World, random: random.Random) -> None:
-    """Kill the broker, and start it again on what it has written."""
+    """Kill the broker, and start it again with its data."""
     world.broker.kill()
     time.sleep(random.uniform(0, 3))
     world.broker.start()
@@ -214,7 +214,7 @@ def kill_broker(world: World, random: random.Random) -> None:
 
 @into(SERVERS, "broker-full")
 def fill_broker(world: World, random: random.Random) -> None:
-    """Redis out of memory, or RabbitMQ's memory alarm."""
+    """Let Redis run out of memory, or raise RabbitMQ's memory alarm."""
     if world.broker_name == "redis":
         with _redis(world) as client:
             client.config_set("maxmemory", client.info("memory")["used_memory"] + 20_000)
@@ -228,13 +228,13 @@ def fill_broker(world: World, random: random.Random) -> None:
 
 @into(SERVERS, "requeue")
 def refuse_and_requeue(world: World, random: random.Random) -> bool:
-    """Have the broker refuse a queue until jobs are dead, repair it, and requeue them."""
+    """Make the broker refuse a queue until jobs are dead; repair it, and requeue the jobs."""
     from outbox_app.models import DeadJob
 
     if world.broker_name == "redis":
         with _redis(world) as client:
             while not client.set("soak-fragile", "no list", nx=True):
-                time.sleep(0.02)  # only in the place of an empty list
+                time.sleep(0.02)  # NX: only an empty list may be replaced
             time.sleep(3)
             client.delete("soak-fragile")
     else:
@@ -245,7 +245,7 @@ def refuse_and_requeue(world: World, random: random.Random) -> bool:
 
 @into(SERVERS, "database-killed")
 def kill_database(world: World, random: random.Random) -> None:
-    """Kill the database server, and start it again on what it has written."""
+    """Kill the database server, and start it again with its data."""
     world.database.kill()
     time.sleep(random.uniform(0, 3))
     world.database.start()
@@ -259,7 +259,7 @@ def restart_database(world: World, random: random.Random) -> None:
 
 @into(SERVERS, "terminate-sessions")
 def terminate_sessions(world: World, random: random.Random) -> None:
-    """End some sessions of the database from its side."""
+    """Let the database server end some sessions."""
     from django.db import connection
 
     with connection.cursor() as cursor:

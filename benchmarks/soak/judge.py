@@ -1,11 +1,11 @@
-"""The judge: everything that was committed beside everything that left, was handled and executed.
+"""The judge: compares everything that was committed with what was accepted, handled and executed.
 
-Nothing is sampled, and nothing here knows a database: ``judge`` is given the books of a run.
-``lost`` is committed and neither accepted nor dead, or an event that a subscription has not
-handled; ``leaked`` is accepted, handled or executed without having been committed; ``doubled`` are
-effects that happened twice (promises P6 and P8); ``unexplained`` are publishes beyond the first
-that no recorded incident allows (P5); ``out_of_order`` are first acceptances of one key against the
-order in which they were staged (P7), and events of one stream handled against their versions (P8).
+``judge`` gets the complete books of a run, and no database. A committed job is ``lost`` if it is
+neither accepted nor dead, or accepted without an effect; an event, if a subscription has not
+handled it. ``leaked``: accepted, handled or executed, but not committed. ``doubled``: an effect
+happened twice (promises P6 and P8). ``unexplained``: a publish beyond the first that no recorded
+incident allows (P5). ``out_of_order``: a job first accepted against the order of staging in its key
+(P7), or an event handled against the order of versions in its stream (P8).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-#: Seconds after an extra publish within which its incident has to be there: a drainer that was
-#: frozen writes it when it wakes, one without a database when that is back.
+#: Seconds within which the incident of an extra publish must be recorded: a frozen drainer writes
+#: it when it continues, and a drainer without a database when the database is back.
 LATE = 60.0
 VERDICTS = ("lost", "leaked", "doubled", "unexplained", "out_of_order")
 
 
 class Row(NamedTuple):
-    """A row of the outbox that was committed. ``number`` ascends in the order of staging."""
+    """A committed row of the outbox. ``number`` increases in the order of staging."""
 
     number: int
     task_id: str
@@ -39,7 +39,7 @@ class Arrival(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """An incident, as far as promise P5 speaks of it."""
+    """The part of an incident that promise P5 needs."""
 
     kind: str
     shards: frozenset[int]
@@ -48,7 +48,7 @@ class Recorded(NamedTuple):
     at: float
 
     def concerns(self, row: Row) -> bool:
-        """Say whether it is recorded of this row."""
+        """Return whether the incident covers this row."""
         return self.first_id <= row.id <= self.last_id and row.shard in self.shards
 
 
@@ -68,18 +68,18 @@ class Books:
     events: Mapping[int, tuple[str, int]] = field(default_factory=dict)
     #: Positions in the order of their effects, by subscription.
     handled: Mapping[str, Collection[int]] = field(default_factory=dict)
-    #: Transactions that are committed, and those of which a writer heard that they are, or not.
+    #: Transactions in the database, and those that the writers know as committed or rolled back.
     committed: Collection[str] = ()
     heard_committed: Collection[str] = ()
     heard_rolled_back: Collection[str] = ()
-    #: How often one attempt may publish a job: twice where a batch is one pipeline, of which a
-    #: command may be refused: its jobs go again one by one.
+    #: How often one attempt may publish a job: twice if a batch is one pipeline. If the broker
+    #: refuses one of its commands, the drainer sends the batch's jobs again one by one.
     sends_of_an_attempt: int = 2
 
 
 @dataclass
 class Verdict:
-    """What did not hold, each with a line that names it, and how many publishes were explained."""
+    """The findings, a line of text for each, and the number of explained extra publishes."""
 
     findings: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     explained: int = 0
@@ -90,12 +90,12 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no findings."""
         return not any(self.findings.values())
 
 
 def judge(books: Books) -> Verdict:
-    """Return what did not hold."""
+    """Return the findings in the books of a run."""
     verdict = Verdict()
     _judge_transactions(books, verdict)
     _judge_jobs(books, verdict)
@@ -148,7 +148,7 @@ def _judge_jobs(books: Books, verdict: Verdict) -> None:
 
 
 def _allowed(rows: Iterable[Row], last: float, books: Books) -> int:
-    """Return how many publishes beyond the first the recorded incidents allow a job."""
+    """Return how many extra publishes of a job the recorded incidents allow."""
     causes = [
         incident
         for incident in books.incidents
@@ -156,7 +156,7 @@ def _allowed(rows: Iterable[Row], last: float, books: Books) -> int:
     ]
     requeued = sum(incident.kind == "requeue" for incident in causes)
     others = len(causes) - requeued
-    # With one to blame for it, each attempt may have published as often as an attempt can.
+    # Each incident, except a requeue, allows as many publishes as one attempt can make.
     return requeued + others * books.sends_of_an_attempt
 
 
@@ -171,7 +171,7 @@ def _judge_order(books: Books, verdict: Verdict) -> None:
             keys[row.key].append(row)
     for key, rows in keys.items():
         if any(count[row.task_id] > 1 or row.task_id in books.dead for row in rows):
-            continue  # requeued, or refused: its key has no order to keep
+            continue  # a job of this key was requeued or refused, so its order is not promised
         latest = rows[0]
         for row in rows[1:]:
             if first[row.task_id] < first[latest.task_id]:

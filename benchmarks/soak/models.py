@@ -1,8 +1,8 @@
-"""The tables of the soak: what is committed, and what took effect.
+"""The tables of the soak: the commits of writers, the staged jobs, and the effects.
 
-Each row is written in the transaction of what it tells of, so that the database itself says what
-became of every transaction, that of a killed writer included. Ids ascend in the order in which
-things happened, where one waited for the other.
+Each row is written in the transaction that it records. So the rows show the outcome of every
+transaction, even if its writer was killed. If one transaction waited for another, their ids are in
+the order of the transactions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from django.db import models
 
 
 class Entry(models.Model):
-    """Base of all."""
+    """The base class of the tables."""
 
     id = models.BigAutoField(primary_key=True)
 
@@ -29,13 +29,13 @@ class Committed(Entry):
 
 
 class Key(Entry):
-    """An ordering key, to be locked before jobs with it are staged."""
+    """An ordering key. Writers lock its row before they stage jobs with the key."""
 
     name = models.CharField(max_length=40, unique=True)
 
 
 class Staged(Entry):
-    """A job that was staged: an entry for each row of the outbox that it has had."""
+    """A staged job, with an entry for each of its rows in the outbox."""
 
     task_id = models.CharField(max_length=80)
     row = models.BigIntegerField()
@@ -44,7 +44,7 @@ class Staged(Entry):
 
 
 class Executed(Entry):
-    """An effect of an idempotent task."""
+    """An effect of the idempotent task."""
 
     task_id = models.CharField(max_length=80)
 

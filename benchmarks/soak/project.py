@@ -1,6 +1,6 @@
 """Settings of the soak's processes: the database of BENCHMARK_URL, ``OUTBOX`` from SOAK_OUTBOX.
 
-Leases and timeouts are short, so that a takeover is a matter of seconds.
+Leases and timeouts are short, so that a takeover needs only seconds.
 """
 
 from __future__ import annotations

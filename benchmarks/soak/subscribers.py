@@ -1,7 +1,7 @@
-"""What every process of the soak has: the Celery app, its task, the subscriptions, the books.
+"""The Celery app of every process of the soak, its task, the subscriptions, and the bookkeeping.
 
-SOAK_BROKER is the broker's address, SOAK_PARTITIONS the number of partitions of ``parts``, which is
-changed while it runs.
+SOAK_BROKER is the broker's address, SOAK_PARTITIONS the number of partitions of ``parts``, which
+the soak changes while it runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from outbox_app.signals import jobs_staged
 
 from .models import Executed, Handled, Staged
 
-#: ``soak`` takes all jobs with a key; ``soak-fragile`` is refused by the broker at times;
-#: ``soak-work`` is for a Celery worker, which gets a second copy of what was accepted.
+#: ``soak`` takes all jobs with a key. The broker refuses ``soak-fragile`` at times. ``soak-work``
+#: is for a Celery worker, which gets copies of accepted messages.
 QUEUES = ("soak", "soak-fragile", "soak-work")
 
 app = OutboxCelery("soak", broker=os.environ["SOAK_BROKER"])
@@ -39,7 +39,7 @@ app.conf.update(
 
 
 class TaggingChannel(pyamqp.Channel):
-    """Gives each publish a tag of its own, as kombu does on Redis: a redelivery is none."""
+    """Gives each publish a unique tag, as kombu does on Redis. A redelivery keeps its tag."""
 
     def prepare_message(self, body: Any, *args: Any, **options: Any) -> Any:
         """Return kombu's message, tagged."""
@@ -49,7 +49,7 @@ class TaggingChannel(pyamqp.Channel):
 
 
 class TaggingFrames(amqp_batch.Frames):
-    """Gives one to each message that is filled into another's frames, as well."""
+    """Gives a unique tag to each message that the drain fills into another message's frames."""
 
     def of(self, item: Any) -> bytes:
         """Return the frames of a message, tagged."""
@@ -70,7 +70,7 @@ def effect(self: Any) -> None:
 
 @receiver(jobs_staged)
 def enter(using: str, jobs: list[Any], **kwargs: Any) -> None:
-    """Enter what was staged into the books, in its transaction."""
+    """Enter the staged jobs into the books, in their transaction."""
     try:
         written = StagedJob.objects.filter(task_id__in=[job.task_id for job in jobs])
         rows = dict(written.values_list("task_id", "id"))
@@ -80,7 +80,7 @@ def enter(using: str, jobs: list[Any], **kwargs: Any) -> None:
             )
             for job in jobs
         )
-    except Exception:  # a signal swallows it; the job must not commit without its entry
+    except Exception:  # the signal swallows errors, but the job must not commit without its entry
         transaction.set_rollback(True)
         raise
 
@@ -92,19 +92,19 @@ def note(name: str, events: list[Any]) -> None:
 
 @subscriber("one")
 def handle_one(events: list[Any]) -> None:
-    """One partition: the order of the whole log."""
+    """Handle events in one partition, in the order of the whole log."""
     note("one", events)
 
 
 @subscriber("parts", partitions=int(os.environ.get("SOAK_PARTITIONS", "4")), on_error="park")
 def handle_parts(events: list[Any]) -> None:
-    """Several partitions, whose number changes."""
+    """Handle events in several partitions, whose number changes."""
     note("parts", events)
 
 
 @subscriber("tasks", partitions=2)
 def handle_tasks(events: list[Any]) -> None:
-    """Stages a job for each event, in the order of its stream."""
+    """Stage a job for each event, with the event's stream as the ordering key."""
     note("tasks", events)
     stage_many(
         effect.signature(task_id=f"event-{e.id}", ordering_key=f"stream-{e.stream}") for e in events

@@ -1,4 +1,4 @@
-"""``celery -A benchmarks.soak.worker:app worker``: the soak's app, once Django is ready."""
+"""``celery -A benchmarks.soak.worker:app worker``: the soak's app, after Django's setup."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The world of one soak: private servers, proxies before them, and processes that are kept going.
+"""The world of one soak: private servers, proxies in front of them, and restarted processes.
 
-A process that ends, for whatever reason, is started again; one that stopped itself at a failpoint
-is continued after twice the lease. Everything ends with the block, by process id.
+A process that ends is started again. A process that stopped itself at a failpoint is continued
+after twice the lease. When the block ends, all processes are ended by their ids.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BROKERS = {
     "rabbitmq": RabbitMQ,
 }
 LEASE_SECONDS = 4.0
-#: What a drainer or a subscription passes, for ``OUTBOX_FAILPOINT``.
+#: The failpoints in the code of each kind of process, for ``OUTBOX_FAILPOINT``.
 FAILPOINTS = {
     "drainer": ("claimed", "checked", "published_not_deleted", "deleted"),
     "subscriptions": ("page_read", "advanced", "handled", "committed"),
@@ -40,12 +40,12 @@ FAILPOINTS = {
 
 
 class Program:
-    """One process that is started again whenever it has ended.
+    """One process, which is started again whenever it has ended.
 
     Args:
-        kind: What it is: "writer", "drainer", "subscriptions", "consumer" or "worker".
-        name: Its own name.
-        world: Where it runs.
+        kind: "writer", "drainer", "subscriptions", "consumer" or "worker".
+        name: The unique name of the process.
+        world: The world that it belongs to.
     """
 
     def __init__(self, kind: str, name: str, world: World) -> None:
@@ -66,10 +66,10 @@ class Program:
         return self.popen is not None and self.popen.poll() is None
 
     def start(self) -> None:
-        """Start it, with a failpoint if one was asked for."""
+        """Start the process, with ``failpoint`` if it is set."""
         self.starts += 1
         environment = self.world.environment(direct=self.kind in ("consumer", "worker"))
-        if self.kind == "writer" and self.starts % 2:  # MySQL's own default, which is not Django's
+        if self.kind == "writer" and self.starts % 2:  # MySQL's own default, unlike Django's
             environment["SOAK_ISOLATION"] = "repeatable read"
         if self.failpoint:
             environment["OUTBOX_FAILPOINT"], self.failpoint = self.failpoint, ""
@@ -83,29 +83,29 @@ class Program:
         )
 
     def signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.is_running:
             self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, for it and what it has started."""
+        """Send SIGKILL to the process and its descendants."""
         if self.is_running:
             processes.kill_trees([self.popen.pid])
 
     def end(self, seconds: float = 30.0) -> int:
-        """Wait for its end, and kill it where none comes. Returns the exit code."""
+        """Wait for the process to end, and kill it after ``seconds``. Returns its exit code."""
         if self.popen is None:
             return 0
         try:
             self.popen.wait(seconds)
-        except Exception:  # it does not stop by itself
+        except Exception:  # the process has not ended in time
             self.kill()
             self.popen.wait()
         processes.forget_process(self.popen.pid)
         return int(self.popen.returncode)
 
     def tend(self) -> None:
-        """Start it again if it has ended, continue it if it has been frozen for long enough."""
+        """Start the process again if it has ended; continue it if it was frozen for too long."""
         if not self.is_running:
             if self.popen is not None:
                 processes.forget_process(self.popen.pid)
@@ -148,15 +148,15 @@ class Program:
 
 
 class World:
-    """See the module.
+    """The servers, proxies and processes; see the module.
 
     Args:
         database: "postgres" or "mariadb".
         broker: "redis" or "rabbitmq".
-        seed: Of everything that is left to chance.
-        rate: Jobs that each writer stages a second.
-        writer_faults: Faults that the writers make themselves.
-        counts: How many processes of each kind.
+        seed: The seed of all random choices.
+        rate: Jobs that each writer stages per second.
+        writer_faults: Faults that the writers inject themselves.
+        counts: How many processes of each kind there are.
         outbox: Settings of the outbox.
         say: Prints a line.
     """
@@ -209,7 +209,7 @@ class World:
                 program.kill()
 
     def environment(self, *, direct: bool = True) -> dict[str, str]:
-        """Return the environment of a process, which goes through the proxies unless ``direct``."""
+        """Return the environment of a process. It uses the proxies unless ``direct``."""
         urls = [self.database.url, self.broker.url]
         if not direct:
             for n, proxy in enumerate([self.to_database, self.to_broker]):
@@ -224,14 +224,14 @@ class World:
         }
 
     def start(self) -> None:
-        """Start all processes, and keep them going from now on."""
+        """Start all processes, and restart them from now on."""
         for kind, count in self.counts.items():
             self.programs += [Program(kind, f"{kind}{n}", self) for n in range(count)]
         self._tender = threading.Thread(target=self._tend, daemon=True)
         self._tender.start()
 
     def stop_tending(self) -> None:
-        """Start nothing any more."""
+        """Stop restarting processes."""
         self._ended.set()
         if self.programs and self._tender.is_alive():
             self._tender.join(10)
@@ -241,7 +241,7 @@ class World:
         return random.choice([each for each in self.programs if each.kind == kind])
 
     def retire(self, *kinds: str) -> dict[str, int]:
-        """End the processes of some kinds for good. Returns their exit codes by name."""
+        """End the processes of some kinds for good. Returns their exit codes, by name."""
         with self.lock:
             ended = [each for each in self.programs if each.kind in kinds]
             self.programs = [each for each in self.programs if each.kind not in kinds]
@@ -251,7 +251,7 @@ class World:
         return {program.name: program.end() for program in ended}
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        """Run a command of ``manage.py``. Returns its exit code and what it wrote."""
+        """Run a command of ``manage.py``. Returns its exit code and its output."""
         import subprocess
 
         done = subprocess.run(

@@ -1,9 +1,9 @@
 """A writer, to be killed: ``python -m benchmarks.soak.writer NAME SEED RATE LOG FAULTS``.
 
-One transaction after another with jobs and events, of which some are rolled back, some stay open
-for seconds, and some end with the writer, right after it has sent COMMIT. In LOG a line for each
-says what the writer knows: ``begun``, ``committed``, ``rolled``, ``unknown``; and how many jobs it
-has published itself, with immediate delivery.
+The writer runs one transaction after another, with jobs and events. It rolls some back, keeps some
+open for seconds, and kills itself in some right after it has sent COMMIT. It logs to LOG the state
+of each transaction as far as it knows it, ``begun``, ``committed``, ``rolled`` or ``unknown``, and
+with immediate delivery how many jobs it has published itself.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ STREAMS = [f"stream-{n}" for n in range(40)]
 
 
 class RolledBack(Exception):
-    """Ends a transaction, or a savepoint, on purpose."""
+    """Raised to roll back a transaction or a savepoint on purpose."""
 
 
 class Writer:
-    """See the module.
+    """Runs the transactions; see the module.
 
     Args:
-        name: Part of every number that it gives.
-        random: What decides.
-        log: Writes a line.
-        faults: Names of the faults that are its own.
+        name: The prefix of the numbers of its transactions.
+        random: The generator of its random choices.
+        log: Writes a line to the log.
+        faults: Names of the faults that it injects itself.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Writer:
         self.count = 0
 
     def run_once(self) -> int:
-        """Do one transaction. Returns how many jobs it was to stage."""
+        """Run one transaction. Returns how many jobs it was meant to stage."""
         from django.db import Error, OperationalError, connection, transaction
 
         from .models import Committed
@@ -70,7 +70,7 @@ class Writer:
                 if long:
                     self.log(f"fault long-transaction {number}")
                     time.sleep(self.random.uniform(5, 15))
-                if transaction.get_rollback():  # what failed was swallowed on its way: see enter()
+                if transaction.get_rollback():  # the signal swallowed an error: see enter()
                     raise OperationalError("The books could not be kept.")
                 if rolls_back:
                     raise RolledBack
@@ -82,7 +82,7 @@ class Writer:
             self.log(f"rolled {number}")
         except Error as error:
             self.log(f"unknown {number} {type(error).__name__}")
-            with suppress(Exception):  # a broken one may fail in any way while it is closed
+            with suppress(Exception):  # closing a broken connection may raise any error
                 connection.close()
             time.sleep(0.5)
         else:
@@ -97,7 +97,7 @@ class Writer:
 
         known = [""] if not keyed or self.random.random() < 0.4 else self.random.sample(KEYS, 3)
         keys = [self.random.choice(known) for _ in range(jobs)]
-        # What is staged under the lock of its key has an order: promise P7.
+        # Jobs staged under the lock of their key have a defined order: promise P7.
         for name in sorted({*keys} - {""}):
             Key.objects.select_for_update().get(name=name)
         calls = []
@@ -132,7 +132,7 @@ class Writer:
 
 
 def _send_commit(raw: Any) -> None:
-    """Send COMMIT, and do not wait for its answer."""
+    """Send COMMIT without waiting for the answer."""
     if hasattr(raw, "pgconn"):
         raw.pgconn.send_query(b"COMMIT")
         while raw.pgconn.flush():
@@ -147,7 +147,7 @@ def _note_published(log: Callable[[str], None], count: int, **kwargs: Any) -> No
 
 @contextmanager
 def until_terminated() -> Any:
-    """Give what says whether SIGTERM has come."""
+    """Yield a function that returns whether SIGTERM has arrived."""
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     yield lambda: bool(ended)
@@ -158,7 +158,7 @@ def main(name: str, seed: str, rate: str, log: str, faults: str) -> None:
     django.setup()
     from outbox_app.signals import jobs_published
 
-    # Line buffered: what was written is there after SIGKILL.
+    # Line buffered, so that SIGKILL loses no line.
     with open(log, "a", buffering=1) as file, until_terminated() as is_ended:
         writer = Writer(
             name, random.Random(seed), lambda line: print(line, file=file), set(faults.split(","))
@@ -168,7 +168,7 @@ def main(name: str, seed: str, rate: str, log: str, faults: str) -> None:
         due = time.monotonic()
         while not is_ended():
             due += writer.run_once() / float(rate)
-            # What was missed while the database was away is not made up for.
+            # Do not make up for jobs that were missed while the database was away.
             due = max(due, time.monotonic() - 1)
             time.sleep(max(0.0, due - time.monotonic()))
 
