@@ -41,7 +41,7 @@ logger = get_logger("outbox_app.prepared")
 State, Policy = PreparedEvent.State, PreparedEvent.Policy
 DECIDES = {COMMITTED: State.CONFIRMED, ROLLED_BACK: State.CANCELLED}
 POLICIES: dict[str, str] = {Policy.CONFIRM: State.CONFIRMED, Policy.CANCEL: State.CANCELLED}
-UNDECIDED = "Its sender could not say in time what became of it."
+UNDECIDED = "The sender could not say in time what became of the transaction."
 
 #: Processes share the senders by the CRC-32 of their names, modulo this number.
 PARTS = 16

@@ -73,9 +73,9 @@ def fence(event: Prepared) -> None:
             insert_rows(cursor, Fence, ("event_id", "outcome", "keeper"), values)
     except IntegrityError as error:
         raise FencedOut(
-            f"The prepared event {event.event_id} is decided on {using!r} already: the keeper has "
-            "asked for it before its transaction began (a longer immune= gives it more time), or "
-            "its id was used before. This transaction is rolled back; prepare a new event."
+            f"The prepared event {event.event_id} is already decided on {using!r}: the keeper "
+            "asked about it before this transaction began (a longer immune= makes it ask later), "
+            "or its id was used before. This transaction is rolled back; prepare a new event."
         ) from error
     failpoint("fenced")
 

@@ -243,8 +243,8 @@ def _trace(rows: Sequence[Any], began: int) -> None:
 
 def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
     detail = (
-        f"The prepared event {row.event_id} of {row.sender!r} ({row.type}) is {row.state}, by "
-        f"{row.decided_by}; {by} says {wanted}. Nothing was changed."
+        f"The prepared event {row.event_id} of {row.sender!r} ({row.type}) is {row.state} (by "
+        f"{row.decided_by}), so it cannot be {wanted} (by {by}). Nothing was changed."
     )
     incidents = Incident.objects.using(using)
     key = {"kind": Incident.Kind.CONTRADICTION, "first_id": row.pk, "last_id": row.pk}
@@ -276,7 +276,7 @@ def _in_transaction(step: Callable[[bool], Result], using: str) -> Result:
     ``IntegrityError``, and the second time the step looks. That saves four statements of ten.
     """
     if lacks_autocommit(connections[using]):
-        raise NotAtomic(f"Autocommit is off on {using!r}: nothing would commit what is recorded.")
+        raise NotAtomic(f"Autocommit is off on {using!r}: the keeper's changes would not commit.")
     first, until = True, time.monotonic() + LOCK_SECONDS
     while True:
         try:

@@ -30,8 +30,8 @@ class LocalKeeper:
         self.using = outbox_alias()
         if alias == self.using:
             raise InvalidPrepared(
-                f"The keeper is on {alias!r} as well. Call publish(), or stage(), in the same "
-                "transaction: then nothing can be in doubt."
+                f"The keeper is on {alias!r} as well, so the event need not be prepared. Call "
+                "publish() or stage() in the same transaction."
             )
 
     def prepare(self, rows: Sequence[PreparedEvent]) -> list[Answer]:

@@ -59,8 +59,8 @@ class HttpKeeper:
             raise InvalidPrepared(str(error)) from error
         if alias != self.peer.database:
             raise InvalidPrepared(
-                f"The keeper {name!r} asks for fences on {self.peer.database!r}, not on {alias!r}. "
-                "Register a peer for each alias, with keys of its own."
+                f"The keeper {name!r} asks about fences on {self.peer.database!r}, not on "
+                f"{alias!r}. For each alias register a peer with its own keys."
             )
 
     def prepare(self, rows: Sequence[PreparedEvent]) -> list[Answer]:
@@ -78,7 +78,7 @@ class HttpKeeper:
             return Answer(id, str(state))
         if status == 409:
             return Answer(id, CONFLICT)
-        raise self._odd("has answered something else")
+        raise self._odd("sent an unexpected answer")
 
     def decide(self, wanted: Mapping[UUID, str]) -> list[Answer]:
         asked = [{"id": str(id), "state": str(state)} for id, state in wanted.items()]
@@ -93,11 +93,11 @@ class HttpKeeper:
             return Answer(id, str(state), "the keeper could not publish it; its log says why")
         if status == 409 and state in State.values:
             detail = (
-                f"The prepared event {id} is {state} at the keeper {self.name!r}, which was told "
+                f"The prepared event {id} is {state} at the keeper {self.name!r}, so it cannot be "
                 f"{wanted}. Nothing was changed."
             )
             return Answer(id, CONTRADICTION, detail)
-        raise self._odd(f"said nothing of the event {id}")
+        raise self._odd(f"sent no answer for the event {id}")
 
     def open(self, skip: int = 0) -> list[Question]:
         """Return some open events of this sender, for a sender that the keeper cannot call."""
@@ -108,7 +108,7 @@ class HttpKeeper:
                 for e in found
             ]
         except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
-            raise self._odd("has answered something else") from error
+            raise self._odd("sent an unexpected answer") from error
 
     def _said(
         self, path: str, elements: Sequence[dict[str, Any]], **options: Any
@@ -123,11 +123,11 @@ class HttpKeeper:
         for group in groups:
             said = self._call("POST", f"prepared/{path}", group, **options)
             if len(said) != len(group):
-                raise self._odd("has answered something else")
+                raise self._odd("sent an unexpected answer")
             for sent, each in zip(group, said, strict=True):
                 status = each.get("status")
                 if each.get("id") != sent["id"] and status not in REFUSED:
-                    raise self._odd(f"said nothing of the event {sent['id']}")
+                    raise self._odd(f"sent no answer for the event {sent['id']}")
                 yield UUID(sent["id"]), status, each.get("state")
 
     def _call(self, method: str, path: str, payload: Any = None, **options: Any) -> list[Any]:
@@ -137,10 +137,10 @@ class HttpKeeper:
         except PeerError as error:
             raise KeeperUnavailable(str(error)) from error
         if status in REFUSED:
-            raise InvalidPrepared(f"The keeper {self.name!r} refuses the request: {status}.")
+            raise InvalidPrepared(f"The keeper {self.name!r} refused the request ({status}).")
         listed = isinstance(said, list) and all(isinstance(each, dict) for each in said)
         if status != 200 or not listed:
-            raise self._odd(f"has answered {status}, which is no list of answers")
+            raise self._odd(f"sent no list of answers (status {status})")
         return said  # type: ignore[no-any-return]
 
     def _odd(self, what: str) -> KeeperUnavailable:
@@ -155,13 +155,13 @@ def ask_over_http(sender: str, questions: Sequence[Question]) -> dict[UUID, str]
     ]
     status, said = call_in_parts(peer, "POST", "check", sent)
     if status != 200 or not isinstance(said, list):
-        raise PeerUnavailable(f"The sender {sender!r} has answered {status}.")
+        raise PeerUnavailable(f"The sender {sender!r} sent no list of answers (status {status}).")
     asked = {str(each.event_id): each.event_id for each in questions}
     answers: dict[UUID, str] = {}
     for each in said:
         id = asked.get(str(each.get("id"))) if isinstance(each, dict) else None
         if id is None or id in answers:
-            raise PeerUnavailable(f"The sender {sender!r} has answered something else.")
+            raise PeerUnavailable(f"The sender {sender!r} sent an unexpected answer.")
         if each.get("outcome") in OUTCOMES:
             answers[id] = each["outcome"]
     return answers

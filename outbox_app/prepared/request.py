@@ -78,13 +78,13 @@ def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
         using: The alias of the keeper and the log. Default: another service, which checks names.
     """
     if not isinstance(new, NewPrepared):
-        raise InvalidPrepared(f"Prepared are NewPrepared(stream, type, data); got {new!r:.100}.")
+        raise InvalidPrepared(f"Give NewPrepared(stream, type, data); got {new!r:.100}.")
     conf = outbox_settings()
     try:
         fields = (_job if new.job else _event)(new, remote=not using)
         fields["event_id"] = _event_id(new.event_id)
         if using and not new.job and log_alias(log_named(fields["log"])) != using:
-            raise InvalidPrepared(f"The log {fields['log']} is not on {using!r}, as is the keeper.")
+            raise InvalidPrepared(f"The log {fields['log']} is not on the keeper's {using!r}.")
     except (InvalidEvent, UnknownLog, WrittenByCommands) as error:
         raise InvalidPrepared(str(error)) from error
     if new.policy not in PreparedEvent.Policy.values:
@@ -101,7 +101,7 @@ def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
 
 def _event(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
     if new.args or new.kwargs:
-        raise InvalidPrepared("args and kwargs are of a job; give its task as job=, or none.")
+        raise InvalidPrepared("args and kwargs belong to a job: name its task as job=.")
     log: Any = new.log
     if isinstance(log, str):
         log = Event if remote else log_named(log)  # a log of another service is not here
@@ -122,7 +122,7 @@ def _event(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
 def _job(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
     given = {"stream": new.stream, "type": new.type, "topic": new.topic, "data": new.data}
     if extra := [name for name, value in given.items() if value]:
-        raise InvalidPrepared(f"A job has no {', '.join(extra)}. Give either job= or an event.")
+        raise InvalidPrepared(f"A job takes no {', '.join(extra)}. Give either job= or an event.")
     task = checked_name("job", new.job)
     if not isinstance(new.args, list | tuple) or not isinstance(new.kwargs or {}, Mapping):
         raise InvalidPrepared("args must be a list or tuple, and kwargs a mapping.")
@@ -144,7 +144,7 @@ def _check_task(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> No
     """Refuse a task that the app does not know, and arguments that do not fit its signature."""
     task = named(name)
     if isinstance(task, str):
-        raise InvalidPrepared(f"The Celery app has no task {name!r}. Prepare one that it has.")
+        raise InvalidPrepared(f"The Celery app has no task {name!r}. Name a registered task.")
     if task.typing:
         try:
             task.__header__(*args, **kwargs)  # type: ignore[attr-defined]

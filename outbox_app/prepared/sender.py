@@ -162,7 +162,7 @@ def _require_prepared(request: PreparedEvent, answer: Answer) -> None:
         return
     found = f"is {answer.state} already"
     if answer.state == CONFLICT:
-        found = "is another event's: the id belongs to an event of other content"
+        found = "belongs to an event with other content"
     raise errors.PreparedConflict(
         f"The event id {request.event_id} {found}. Do not begin the transaction; a new event needs "
         "a new id."
@@ -282,8 +282,8 @@ def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) ->
 @cache
 def _warn_once(alias: str) -> None:
     logger.warning(
-        "prepare() was called in a transaction database=%s: the transaction is held open while "
-        "the keeper is waited for. Prepare before it begins.",
+        "prepare() was called in a transaction database=%s: the transaction stays open while "
+        "prepare() waits for the keeper. Prepare before the transaction begins.",
         alias,
     )
 

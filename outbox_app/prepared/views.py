@@ -34,7 +34,7 @@ OPEN, OPEN_BYTES = 100, 48 * 1024
 
 #: The status and detail for an event that has no state.
 STATELESS = {
-    CONFLICT: (409, "The id belongs to an event of other content."),
+    CONFLICT: (409, "The id belongs to an event with other content."),
     UNKNOWN: (404, "There is no such event."),
 }
 
@@ -52,7 +52,7 @@ def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
         try:
             new = _request(peer, event, using)
             if new.event_id in requests:
-                raise MessageRefused(422, "An id is there twice.")
+                raise MessageRefused(422, "An id occurs twice.")
             requests[new.event_id] = new
         except MessageRefused as error:
             refused[place] = error.status, {"detail": str(error)}
@@ -83,7 +83,7 @@ def _said(answer: keeper.Answer, wanted: str) -> Said:
         return status, {"detail": detail, "id": str(id)}
     if state == CONTRADICTION:
         state = next(each for each in DECIDED if each != wanted)
-    detail = "It is decided." if wanted == State.PREPARED else "It is not decided so."
+    detail = f"The event is {state}, not {wanted}."
     return 409, {"detail": detail, "id": str(id), "state": state}
 
 
@@ -95,7 +95,7 @@ def _short(status: int, said: dict[str, Any]) -> dict[str, Any]:
 @door("POST", SENDER, messages.JSON)
 def decide_one(request: HttpRequest, peer: Peer, content: Any, *, id: UUID, state: str) -> Said:
     if content is not None:
-        raise MessageRefused(400, "The request has no body.")
+        raise MessageRefused(400, "The request must have no body.")
     return _decided(peer, {id: state})[0]
 
 
@@ -105,10 +105,10 @@ def decide(request: HttpRequest, peer: Peer, content: Any) -> Said:
     for each in messages.objects(content, peers.limit(peer, "events")):
         element = messages.fields(each, ("id", "state"))
         if element["state"] not in DECIDED:
-            raise MessageRefused(422, "The state is confirmed or cancelled.")
+            raise MessageRefused(422, "The state must be confirmed or cancelled.")
         id = messages.event_id(element["id"])
         if id in wanted:
-            raise MessageRefused(422, "An id is there twice.")
+            raise MessageRefused(422, "An id occurs twice.")
         wanted[id] = element["state"]
     return 200, [_short(*each) for each in _decided(peer, wanted)]
 
@@ -133,7 +133,7 @@ def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
     try:
         skip = min(int(request.GET.get("skip", 0)), 1_000_000)
     except ValueError:
-        raise MessageRefused(400, "skip is a number.") from None
+        raise MessageRefused(400, "skip must be a number.") from None
     said = map(_described, rows.order_by("next_check_at", "id")[max(skip, 0) :][:OPEN])
     parts = chunks(said, rows=OPEN, bytes=OPEN_BYTES, size=lambda row: len(messages.written(row)))
     return 200, next(parts, [])
@@ -154,7 +154,7 @@ def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
         try:
             at = stored(peers.moment(element["prepared_at"]))
         except (ValueError, OverflowError) as error:
-            detail = "A time has the form of ISO 8601, with a time zone."
+            detail = "A time must be in ISO 8601, with a time zone."
             raise MessageRefused(422, detail) from error
         asked.append(Question(messages.event_id(element["id"]), at, *names))
     # Half of the caller's time: the last wait for a transaction begins within it, and ends later.

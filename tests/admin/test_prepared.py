@@ -44,7 +44,7 @@ def prepared(alias):
 def undecided(prepared):
     return prepared(
         state=State.UNDECIDED, next_check_at=None, asked=9, answered=2, unreachable=7,
-        last_answer="OSError: password=hunter2\x1b", reason="Its sender could not say in time.",
+        last_answer="OSError: password=hunter2\x1b", reason="The sender could not say in time.",
     )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def test_filters(alias, superuser, undecided, prepared):
 
 def test_confirm_publishes_with_a_reason_and_a_log(alias, superuser, undecided):
     question = ask(superuser, "confirm_selected", undecided)
-    assert "what is published never happened" in text(question)
+    assert "the event never happened" in text(question)
     assert not Event.objects.using(alias).exists()
     again = ask(superuser, "confirm_selected", undecided, confirmed="yes", reason="")
     assert "This field is required" in text(again)

@@ -120,7 +120,7 @@ def _in_doubt() -> None:
         {"state": "confirmed", "decided_at": now() - 30 * MINUTE, "decided_by": "call"},
         {"state": "undecided", "asked": 290, "answered": 12, "unreachable": 278,
          "last_answer": "OperationalError: connection to server at 10.0.3.7 failed",
-         "reason": "Its sender could not say in time what became of it."},
+         "reason": "The sender could not say in time what became of the transaction."},
     )):  # fmt: skip
         event = PreparedEvent.objects.create(
             sender="alias:billing", event_id=UUID(int=7 << 76 | number), log="outbox_event",

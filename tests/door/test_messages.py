@@ -165,7 +165,7 @@ def test_the_same_id(alias: str, sender: str) -> None:
     event = prepare("a", "order.paid", using=sender, to="shop")
     again = prepare("a", "order.paid", using=sender, to="shop", event_id=event.event_id)
     assert again.event_id == event.event_id
-    with pytest.raises(PreparedConflict, match="another event's"):
+    with pytest.raises(PreparedConflict, match="belongs to an event"):
         prepare("b", "order.paid", using=sender, to="shop", event_id=event.event_id)
     cancel(event)
     with pytest.raises(PreparedConflict, match="cancelled already"):
@@ -287,7 +287,7 @@ def test_a_keeper_that_takes_few_at_once(alias: str, sender: str, served: Any, s
 @one
 def test_a_keeper_that_refuses_the_request(alias: str, sender: str, served: Any) -> None:
     served(limits={"bytes": 100})
-    with pytest.raises(InvalidPrepared, match="refuses the request: 413"):
+    with pytest.raises(InvalidPrepared, match="refused the request"):
         prepare("order-1", "order.paid", using=sender, to="shop")
 
 
@@ -489,7 +489,7 @@ def test_a_peer_is_removed_while_its_events_are_open(
 def test_a_keeper_that_there_is_not(alias: str, sender: str) -> None:
     with pytest.raises(InvalidPrepared, match="There is no keeper 'depot' among the peers"):
         prepare("a", "order.paid", using=sender, to="depot")
-    with pytest.raises(InvalidPrepared, match="Register a peer for each alias"):
+    with pytest.raises(InvalidPrepared, match="For each alias register a peer"):
         prepare("a", "order.paid", using=alias, to="shop")
 
 

@@ -222,7 +222,7 @@ def test_the_same_id_again(alias: str, sender: str, told: Any, in_log: Any) -> N
     confirmed = pytest.raises(PreparedConflict, match="is confirmed already")
     with confirmed, paid(sender, event_id=event.event_id):
         raise AssertionError("never begun")
-    refused = pytest.raises(PreparedConflict, match="is another event's")
+    refused = pytest.raises(PreparedConflict, match="belongs to an event")
     with refused, prepared("order-17", "order.lost", using=sender, event_id=event.event_id):
         raise AssertionError("never begun")
     assert len(in_log()) == 1

@@ -87,9 +87,9 @@ def test_with_autocommit_off_nothing_is_said_to_be_recorded(alias: str) -> None:
     prepare(alias, given)
     connections[alias].set_autocommit(False)
     try:
-        with pytest.raises(NotAtomic, match="nothing would commit"):
+        with pytest.raises(NotAtomic, match="would not commit"):
             prepare(alias, request())
-        with pytest.raises(NotAtomic, match="nothing would commit"):
+        with pytest.raises(NotAtomic, match="would not commit"):
             decide(alias, (given.event_id, "confirmed"))
     finally:
         connections[alias].rollback()

@@ -258,7 +258,7 @@ def test_a_late_confirm_against_a_person_is_a_contradiction(
     with pytest.raises(Contradiction):
         senders.confirm(event)
     [incident] = Incident.objects.using(alias)
-    assert (incident.kind, "by ann; call says confirmed" in incident.detail) == (
+    assert (incident.kind, "(by ann), so it cannot be confirmed" in incident.detail) == (
         "contradiction",
         True,
     )
