@@ -106,8 +106,8 @@ def enclosed(what: str, *, using: str) -> Iterator[None]:
         raise django.db.OperationalError(*failure.args) from failure
     if failure is not None:
         raise SwallowedError(
-            f"{what} caught an error of the database, which has undone its transaction. Put the "
-            "statement that may fail into atomic()."
+            f"{what} caught an error of the database that had rolled back its transaction. Put "
+            "the statement that may fail into atomic()."
         ) from failure
 
 
@@ -125,9 +125,9 @@ class _Refusal:
         connection = context["connection"]
         if statement := ending(sql, connection):
             raise StatementRefused(
-                f"{self.what} may not execute {statement!r:.80}: it would end the transaction in "
-                "which its effects are committed with the position, or the job id, that they "
-                "belong to. It was not executed. Do it outside, in a task of its own for example."
+                f"{self.what} may not execute {statement!r:.80}: it would end the transaction that "
+                "commits its effects together with their position or job id. The statement was "
+                "not executed. Execute it outside, for example in a task of its own."
             )
         try:
             return execute(sql, params, many, context)
@@ -190,6 +190,6 @@ def _undoes(error: BaseException) -> bool:
 
 def _ended(what: str) -> str:
     return (
-        f"{what} ended its transaction, by a procedure or by the driver's own connection: what it "
-        "had written by then may be committed, and what came after it not."
+        f"{what} ended its transaction, by a procedure or by the driver's own connection. What it "
+        "had written before may be committed; what it wrote afterwards is not."
     )

@@ -203,8 +203,8 @@ class LeaseHolder:
         self.owned = frozenset()
         self.joined = False
         return LeaseLost(
-            f"Process {self.id} was silent for {self.lease_seconds:g} s, so others have removed it "
-            "and take what it held."
+            f"Process {self.id} sent no heartbeat for {self.lease_seconds:g} s, so other processes "
+            "removed it and take over its leases."
         )
 
     def _enter_missing(self, owners: Container[int]) -> dict[int, UUID | None]:

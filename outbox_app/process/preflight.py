@@ -34,7 +34,7 @@ VARIABLES = {
 }
 #: SQL modes that are refused, and their effects.
 MODES = {
-    "ORACLE": "MariaDB reads another SQL, in which batches cannot be read",
+    "ORACLE": "MariaDB uses another SQL dialect, in which batches cannot be read",
     "EMPTY_STRING_IS_NULL": "empty texts cannot be stored",
 }
 
@@ -80,8 +80,8 @@ def session_faults(using: str) -> list[str]:
     wrong += [f"sql_mode has {m}: {effect}" for m, effect in MODES.items() if m in set_modes]
     if "READ-UNCOMMITTED" in levels:
         wrong.append(
-            "the isolation level is READ-UNCOMMITTED: jobs and events leave before their commit, "
-            "and those that are rolled back; let OPTIONS['isolation_level'] be 'read committed'"
+            "the isolation level is READ-UNCOMMITTED: jobs and events are sent before their "
+            "commit, or in spite of a rollback; set OPTIONS['isolation_level'] to 'read committed'"
         )
     return wrong
 
@@ -115,11 +115,11 @@ def require_sessions(using: str) -> None:
         return
     if wrong:
         raise UnfitSession(
-            f"Sessions of {using!r} cannot be used: {'; '.join(wrong)}. Set them right for this "
+            f"Sessions of {using!r} cannot be used: {'; '.join(wrong)}. Correct this for the "
             "alias: DATABASES[…]['OPTIONS']['init_command'] = \"SET …\"."
         )
     if fault := sqlite_fault(using):
-        logger.warning("The database waits badly: %s. Set %s", fault, SQLITE_OPTIONS)
+        logger.warning("The database options are unfit: %s. Set %s", fault, SQLITE_OPTIONS)
 
 
 def _is_wal(name: Any) -> bool:

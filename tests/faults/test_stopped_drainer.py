@@ -45,7 +45,7 @@ def test_frozen_for_twice_the_lease(
         later = jobs.stage(app, 100)
         eventually(lambda: not StagedJob.objects.using(alias).exists(), "and the new ones")
         processes.continue_tree(frozen.pid)
-        frozen.says("others have removed it")
+        frozen.says("other processes removed it")
         eventually(lambda: Process.objects.using(alias).count() == 2, "it is back")
         assert frozen.stop() == 0
 

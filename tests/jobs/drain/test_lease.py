@@ -136,7 +136,7 @@ def test_the_silent_one_learns_it_from_its_own_heartbeat(alias, member):
     die(silent)
     heir.join()
     assert heir.owned == set(range(PARTS))
-    with pytest.raises(LeaseLost, match="others have removed it") as refused:
+    with pytest.raises(LeaseLost, match="other processes removed it") as refused:
         silent.beat()
     assert "rainer" not in str(refused.value)  # subscriptions and the retention hold leases, too
     assert silent.owned == set()
