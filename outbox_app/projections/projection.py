@@ -120,17 +120,17 @@ def _check(projection: Projection) -> None:
     if not isinstance(model, type) or not issubclass(model, models.Model) or model._meta.abstract:
         raise InvalidSubscriber(f"{text}model must be the concrete model of the view; got {model}.")
     if type(projection).apply is Projection.apply:
-        raise InvalidSubscriber(f"{text}write apply(self, event, row).")
+        raise InvalidSubscriber(f"{text}define apply(self, event, row).")
     if model._meta.parents or model._meta.local_many_to_many:
         raise InvalidSubscriber(
-            f"{text}{model._meta.label} is not one table of its own, as a view is: without a "
-            "proxy, multi-table inheritance and many-to-many fields."
+            f"{text}{model._meta.label} must be one table of its own: not a proxy, and without "
+            "multi-table inheritance and many-to-many fields."
         )
     key = model._meta.pk
     if isinstance(key, models.AutoField | models.CompositePrimaryKey):
         raise InvalidSubscriber(
             f"{text}the primary key of {model._meta.label} is {key.name} ({type(key).__name__}), "
-            "but rows are found by the key of their events. Declare the field that holds it with "
+            "but rows are found by the key of their events. Declare the field of this key with "
             "primary_key=True, for example stream = CharField(max_length=255, primary_key=True)."
         )
     if projection.push and projection.inline:
@@ -143,8 +143,8 @@ def _check_versioned(projection: Projection, text: str) -> None:
     asked = "push" if projection.push else "inline"
     if projection.logs is not None and len(projection.logs) > 1:
         raise InvalidSubscriber(
-            f"{text}{asked}=True needs rows that come from one stream each, and it reads "
-            f"{len(projection.logs)} logs: there is no version that says what a row has applied. "
+            f"{text}{asked}=True needs rows that come from one stream each, but the projection "
+            f"reads {len(projection.logs)} logs: no version can say what a row has applied. "
             f"Leave {asked} out; the subscription keeps the view up to date."
         )
     label = projection.model._meta.label

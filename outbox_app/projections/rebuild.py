@@ -68,8 +68,8 @@ def rebuildable(name: str) -> Projection:
     projection: Any = declared.handle
     if not isinstance(projection, Projection):
         raise RebuildRefused(
-            f"Subscription {name!r} is no projection: {declared.handle!r} handles its events, and "
-            "what it has written is not known. Replay it: manage.py outbox_subscriptions replay."
+            f"Subscription {name!r} is not a projection: {declared.handle!r} handles its events, "
+            "and its rows are not known. Replay it: manage.py outbox_subscriptions replay."
         )
     model = projection.model
     relations: Any = model._meta.get_fields(include_hidden=True)  # related_name="+", too
@@ -77,8 +77,8 @@ def rebuildable(name: str) -> Projection:
     if pointing := {each.related_model._meta.label for each in far}:
         raise RebuildRefused(
             f"{', '.join(sorted(pointing))} points at {model._meta.label} with a foreign key, so "
-            "its rows cannot be deleted and inserted again. Point at what the rows are about, or "
-            "keep the key in a plain column."
+            "the rows of the view cannot be deleted and inserted again. Point at the objects that "
+            "the rows describe, or store the key in a plain column."
         )
     require_migrated(using)
     return projection
@@ -95,8 +95,8 @@ def require_whole(projection: Projection) -> None:
         if stream is not None:
             raise RebuildRefused(
                 f"{table} has no version 1 of {stream!r} any more: events were pruned. The view "
-                "has applied them, and a replay would not. With an archive: manage.py "
-                "outbox_pipeline rebuild --archive DIR. Without one leave the view."
+                "has applied them, but a rebuild could not. If they are archived, run manage.py "
+                "outbox_pipeline rebuild --archive DIR. Otherwise keep the view as it is."
             )
 
 
@@ -112,8 +112,8 @@ def failing_as_one(
     except Exception as error:
         text = describe(error) if describe else f"{type(error).__name__}: {error}"
         raise RebuildFailed(
-            f"The rebuild of {name!r} ended with {text}. The view and its subscription are as they "
-            "were. Run it again."
+            f"The rebuild of {name!r} failed with {text}. The view and its subscription are "
+            "unchanged. Run the rebuild again."
         ) from error
 
 
@@ -232,7 +232,7 @@ class Rebuild:
             ParkedStream.objects.using(using).filter(subscription=self.name).delete()
             gaps = Gap.objects.using(using).filter(subscription=self.name)
             gaps.filter(kind=Gap.Kind.VERSION).settle(
-                Gap.State.CLOSED, reason="The view was rebuilt from what was there."
+                Gap.State.CLOSED, reason="The view was rebuilt without these versions."
             )
         return rows
 

@@ -136,8 +136,8 @@ class ProjectionTable:
             row = self.model.from_db(self.using, self.columns, values)
             if row.pk not in asked:
                 raise InvalidSubscriber(
-                    f"Projection {self.projection.name!r}: the database takes the key {row.pk!r} "
-                    "for another one. Have the table compare bytes: RunPython(compare_bytes("
+                    f"Projection {self.projection.name!r}: to the database, the key {row.pk!r} "
+                    "equals another one. Let the table compare bytes: RunPython(compare_bytes("
                     f"{self.model._meta.db_table!r}), atomic=False) in a migration, from "
                     "outbox_app.models.collation."
                 )

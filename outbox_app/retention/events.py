@@ -100,7 +100,7 @@ def prune_events(
         for each in all_logs():
             table = each._meta.db_table
             if each in sinks(using):  # events that are not archived yet would be lost
-                write(f"left out log={table}: OUTBOX['SINK'] says when its events go")
+                write(f"left out log={table}: OUTBOX['SINK'] decides when its events are removed")
                 continue
             try:
                 removed += prune_events(using=using, log=table, write=write, **given)
@@ -119,8 +119,8 @@ def prune_events(
         write(f"kept log={table} for={age}d: OUTBOX['ENTITY_COMMAND_DAYS']")
     for name in _not_begun(chosen, alias):
         write(
-            f"warning log={table} subscription={name}: it has not run yet, and will not be "
-            "given the events that are removed now"
+            f"warning log={table} subscription={name}: the subscription has not run yet, and will "
+            "not get the events that are removed now"
         )
     steps = prune_steps(chosen, age, batch_size, archived, using=alias, dry_run=dry_run)
     batches = _batches(steps, table, write)
@@ -196,8 +196,8 @@ def prune_steps(
         holds(log, using=using)
     except ReadRefused as error:
         raise ReadRefused(
-            f"Nothing of {log._meta.db_table} was removed, as it is unknown what was passed: "
-            f"{error}"
+            f"Nothing of {log._meta.db_table} was removed, because a subscription cannot tell "
+            f"which events it has passed: {error}"
         ) from error
     rows = log._base_manager.using(using).order_by("pk")
     now = database_time(rows)

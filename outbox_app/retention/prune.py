@@ -50,7 +50,7 @@ class Kept:
 
 def _senders_alias() -> str:
     raise InvalidArgument(
-        "Fences are in the databases of senders. Say which: --database ALIAS, once for each."
+        "Fences are in the databases of senders. Run this with --database ALIAS for each of them."
     )
 
 

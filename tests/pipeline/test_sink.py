@@ -78,7 +78,7 @@ def test_the_retention_of_events_leaves_a_log_that_sinks_to_its_sink(
     output = StringIO()
     call_command("outbox_prune", "--events", "--older-than=1", stdout=output)
     assert left() == positions
-    assert f"left out log={LOG}: OUTBOX['SINK'] says when its events go" in output.getvalue()
+    assert f"left out log={LOG}: OUTBOX['SINK'] decides when its events" in output.getvalue()
     call_command("outbox_prune", "--events", f"--log={LOG}", stdout=output)
     assert left() == []  # a person says so
 
@@ -277,7 +277,7 @@ def test_what_has_sunk_is_shown(alias, folder, old):
     assert (status.log, status.archive, status.days) == (LOG, folder, 3)
     assert status.position == positions[0]
     assert 7 * 86400 <= status.behind_seconds < 7.1 * 86400
-    assert status.waits_for == "no process of run_subscriptions or run_outbox"
+    assert status.waits_for == "a process of run_subscriptions or run_outbox; none is running"
 
     def said(*arguments):
         output = StringIO()
@@ -287,7 +287,7 @@ def test_what_has_sunk_is_shown(alias, folder, old):
 
     text = said()
     assert f"{LOG} after 3 d: the oldest 10 d 0 h old, position {positions[0]}, 7 d 0 h" in text
-    assert "  waits for: no process of run_subscriptions" in text
+    assert "  waits for: a process of run_subscriptions" in text
     assert "1 log does not sink." in text
     rows = Process.objects.using(alias)
     rows.create(id=uuid4(), resource=f"sink:{LOG}", host="h", pid=1, lease_seconds=600)

@@ -197,9 +197,9 @@ def test_on_error_park_sets_the_stream_aside(alias, published, run, status):
     [
         (StatusOf, {"model": None}, "model must be the concrete model"),
         (StatusOf, {"model": Event.__mro__[1]}, "model must be the concrete model"),
-        (StatusOf, {"model": User}, "not one table of its own"),
+        (StatusOf, {"model": User}, "must be one table of its own"),
         (StatusOf, {"model": Numbered}, "primary_key=True"),
-        (Projection, {"model": Status}, r"write apply\(self, event, row\)"),
+        (Projection, {"model": Status}, r"define apply\(self, event, row\)"),
         (StatusOf, {"push": True, "inline": True}, "push or inline, not both"),
         (SoldOf, {"push": True}, "version = BigIntegerField"),
         (StatusOf, {"inline": True, "logs": [Event, "x.Other"]}, "reads 2 logs"),

@@ -195,7 +195,7 @@ def test_a_paused_subscription_holds_too_and_one_that_never_ran_is_told(alias, o
     said = prune("--older-than=1")
     assert left() == positions
     assert "by=subscription paused[0]" in said
-    assert "warning log=outbox_event subscription=new: it has not run yet" in said
+    assert "warning log=outbox_event subscription=new: the subscription has not run yet" in said
     assert "from now on" not in said
 
 
