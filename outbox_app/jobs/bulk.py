@@ -1,11 +1,10 @@
-"""Decisions on many rows: a person decides on a million, and a web server gives it 30 seconds.
+"""Decisions on many rows: a person may select a million, and a web request has 30 seconds.
 
-Rows are looked at in the order of a column that has an index, ``STEP`` rows of the table at a
-time, whether they match or not, so that no look is long. Those that match are decided on in
-batches, each a transaction of its own. A run ends when its time is over, between two batches, and
-says where the next one resumes. It always does something: without time it does one batch, or one
-look. A batch that the database refused because of another one's is done anew. A run that is stopped
-in between leaves whole batches.
+A run reads the table in the order of an indexed column, ``STEP`` rows at a time whether they match
+or not, so that no query is long. The matching rows are decided on in batches, each a transaction of
+its own. The run ends between two batches when its time is over, and returns the place where the
+next run resumes. Even without time it does one batch, or reads one step. A batch that conflicted
+with another transaction is tried again. A run that is killed leaves whole batches.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from ..process.lock_wait import is_conflict
 from .drain.batch import BUDGET_BYTES
 from .staging.insert import chunks
 
-#: Rows of one transaction, at most. One that holds large messages ends earlier.
+#: The most rows of one transaction. A batch of large messages has fewer.
 BATCH_SIZE = 500
-#: Rows of the table in one look.
+#: Rows of the table that one query covers.
 STEP = 5000
-#: How often a batch is tried while others' hold it up.
+#: How often a batch is tried while it conflicts with other transactions.
 ATTEMPTS = 5
-#: A time by the database's clock: as it was, or as it is when a statement asks for it.
+#: A time by the database's clock: a value read before, or the time at which a statement runs.
 Moment = datetime | DatabaseNow
-#: Before every value of a column.
+#: Lower than every value of the column.
 START = -(2**63)
 
 
@@ -44,9 +43,9 @@ class BulkResult:
     """What a run has done, and where the next one resumes."""
 
     done: int
-    #: Everything up to this value of the column is decided on. None: everything is.
+    #: All rows up to this value of the column are decided on. None: all rows of the table are.
     after: int | None
-    #: Why it stopped before its time. The batches before are done.
+    #: The error that stopped the run before its time was over. The earlier batches are done.
     error: Exception | None = None
 
 
@@ -62,11 +61,11 @@ def run_for(
     batch_size: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> BulkResult:
-    """Decide on rows of a table of jobs, in the order of an indexed column, for so many seconds.
+    """Decide on rows of a table of jobs, in the order of an indexed column, for ``seconds``.
 
-    ``act`` decides on the rows with these ids in one transaction, and returns how many it were.
-    ``until`` is the highest id that belongs to the decision, ``after`` the place where the run
-    before has ended. ``whole``: the rows are few, and found by an index: look at all at once.
+    ``act`` decides on the rows with the given ids in one transaction, and returns their number.
+    ``until`` is the highest id that belongs to the decision; ``after`` is the place where the
+    previous run ended. ``whole``: the rows are few and an index finds them; read all at once.
     """
     end = clock() + seconds
     done = 0
@@ -75,7 +74,7 @@ def run_for(
         found = _look(rows, order, after, edge, until)
         rows_at_once = batch_size or BATCH_SIZE
         batches = [*chunks(found, rows=rows_at_once, bytes=BUDGET_BYTES, size=itemgetter(2))]
-        # Not past rows with the same value; those that are done do not match any more.
+        # A value may span two batches, so resume before it. Rows that are done no longer match.
         places = [*(batch[0][0] - 1 for batch in batches[1:]), edge]
         for batch, place in zip(batches or [[]], places, strict=True):
             for attempt in range(1, ATTEMPTS + 1):
@@ -83,7 +82,7 @@ def run_for(
                     done += act([id for _, id, _ in batch]) if batch else 0
                     break
                 except (OutboxError, OperationalError) as error:
-                    # Another one's batch and this one waited for each other, say.
+                    # A deadlock with another transaction, for example.
                     again = is_conflict(error) and not connections[rows.db].in_atomic_block
                     if attempt == ATTEMPTS or not again or clock() >= end:
                         return BulkResult(done, after, error)
@@ -93,16 +92,16 @@ def run_for(
 
 
 def up_to(until: int, rows: QuerySet[Any], order: str) -> QuerySet[Any]:
-    """Return those of the rows whose id is not above ``until``, for a look along another index.
+    """Return the rows whose id is at most ``until``, for a query along the index of ``order``.
 
-    MariaDB would rather read the table by its primary key.
+    A plain condition on the id would let MariaDB read the table by its primary key.
     """
     plain: QuerySet[Any] = rows.alias(plain_id=F("id") + 0)
     return rows.filter(id__lte=until) if order == "id" else plain.filter(plain_id__lte=until)
 
 
 def _edge(rows: QuerySet[Any], order: str, after: int) -> int | None:
-    """Return where a look ends; None: it goes to the end of the table."""
+    """Return the last value that the next query covers; None: it covers the rest of the table."""
     table = rows.model._default_manager.using(rows.db).filter(**{f"{order}__gt": after})
     values = table.order_by(order).values_list(order, flat=True)
     return next(iter(values[STEP - 1 : STEP]), None)
@@ -111,7 +110,7 @@ def _edge(rows: QuerySet[Any], order: str, after: int) -> int | None:
 def _look(
     rows: QuerySet[Any], order: str, after: int, edge: int | None, until: int
 ) -> list[tuple[int, int, int]]:
-    """Return of each row its value in the order, its id and its size."""
+    """Return the value of ``order``, the id and the size of each matching row."""
     part = up_to(until, rows, order).filter(**{f"{order}__gt": after})
     if edge is not None:
         part = part.filter(**{f"{order}__lte": edge})

@@ -1,6 +1,6 @@
-"""A value for the time of a block, in a context variable.
+"""Set a context variable for the duration of a block.
 
-Threads and greenlets stage side by side: what holds for one of them holds for no other.
+Threads and greenlets stage side by side: a value that one of them sets is invisible to the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @contextmanager
 def let(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Let a context variable have a value until the block ends."""
+    """Set a context variable to a value until the block ends."""
     token = variable.set(value)
     try:
         yield

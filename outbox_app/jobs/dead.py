@@ -1,12 +1,11 @@
-"""Dead jobs, decided on by a person: requeued or discarded.
+"""Dead jobs: a person requeues or discards them.
 
-Both go through their rows in batches, each a transaction of its own, in the order in which the
-jobs were staged. A row is requeued once however many people press at the same moment, and what a
-stopped run has left can be asked for again. Only rows that were dead when the call began are taken,
-by id and by time: a job that dies again at once is not requeued for ever, and one that has got the
-id of a row that the database lost (a fail-over, TRUNCATE … RESTART IDENTITY) is left alone. A
-requeued job is a new row of the same message with the same task id; the drain treats it as any
-other.
+Both actions go through their rows in batches, each a transaction of its own, in the order in which
+the jobs were staged. A row is requeued once however many people ask at the same moment, and a
+stopped run can be started again for the rest. An action takes only rows that were dead when the
+call began, by id and by time: a job that dies again at once is not requeued for ever, and a job
+that has got the id of a lost row (after a fail-over, TRUNCATE … RESTART IDENTITY) is left alone. A
+requeued job is a new row with the same message and task id; the drain treats it as any other row.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from .staging.sending import celery_app
 
 logger = get_logger("outbox_app.dead")
 
-#: The column in whose order rows are decided on.
+#: Batches follow the order of this column.
 ORDER = "staged_id"
 
 
@@ -51,14 +50,14 @@ def find_dead(
     older_than: timedelta | None = None,
     newer_than: timedelta | None = None,
 ) -> QuerySet[DeadJob]:
-    """Return the dead jobs for which everything holds that is given.
+    """Return the dead jobs that match all of the given conditions.
 
     Args:
         using: Database alias.
         ids: Ids of dead jobs.
-        task, error, queue, ordering_key, app: The whole value of the column.
+        task, error, queue, ordering_key, app: The exact value of the column.
         reason: A part of the reason.
-        older_than, newer_than: Died before or after so long ago, by the database's clock.
+        older_than, newer_than: Bounds of the time since the job died, by the database's clock.
     """
     wanted: dict[str, Any] = {
         "id__in": None if ids is None else list(ids),
@@ -82,22 +81,22 @@ def decided(by: str, reason: str) -> str:
 def requeue_dead(
     jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
 ) -> int:
-    """Stage dead jobs again. That is an incident: they may have been published before.
+    """Stage dead jobs again, and record an incident: they may have been published before.
 
-    Where a dead job blocks its ordering key (``OUTBOX["DEAD_KEY"]``), the later dead jobs of that
-    key come back with it, in one transaction: left behind, they would block it.
+    If dead jobs block their ordering key (``OUTBOX["DEAD_KEY"]``), the later dead jobs of the key
+    are requeued in the same transaction: if they stayed dead, they would block the key.
 
     Args:
-        jobs: Which ones, for example from ``find_dead``.
+        jobs: The dead jobs, for example from ``find_dead``.
         using: Database alias.
         batch_size: Rows of one transaction.
         by: Who decided, and why, for the incident: see ``decided``.
 
     Returns:
-        How many jobs were requeued, those left out that were gone by then.
+        How many jobs were requeued, without those that were gone by then.
 
     Raises:
-        InvalidJob: A message does not fit the database's packet any more. The batches before it are
+        InvalidJob: A message does not fit the database's packet any more. The earlier batches are
             requeued.
     """
     return _to_the_end(requeue_for, jobs.using(using), batch_size=batch_size, by=by)
@@ -106,9 +105,9 @@ def requeue_dead(
 def discard_dead(
     jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
 ) -> int:
-    """Delete dead jobs: they are never going to be sent.
+    """Delete dead jobs, which are then never sent; return how many were deleted.
 
-    Takes what ``requeue_dead`` takes, and returns how many were discarded; ``by`` is for the log.
+    Takes the arguments of ``requeue_dead``; ``by`` goes to the log.
     """
     return _to_the_end(discard_for, jobs.using(using), batch_size=batch_size, by=by)
 
@@ -116,9 +115,9 @@ def discard_dead(
 def requeue_for(
     jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **options: Any
 ) -> BulkResult:
-    """Stage dead jobs again, those up to the id ``until`` that had died when it was ``asked``.
+    """Stage the dead jobs again whose id is at most ``until`` and that had died by ``asked``.
 
-    ``options``: how long, and where to resume: see ``bulk.run_for``.
+    ``options`` (the time limit, the place to resume at) go to ``bulk.run_for``.
     """
     act = partial(_requeue_batch, until=until, asked=asked, using=jobs.db, by=by, incidents=[])
     return run_for(jobs, act, order=ORDER, until=until, **options)
@@ -157,7 +156,7 @@ def _requeue_batch(
         jobs.sort(key=lambda job: (job.staged_id, job.pk))
         DeadJob.objects.using(using).filter(pk__in=[job.pk for job in jobs]).delete()
         staged = [StagedJob(**job.copied()) for job in jobs]
-        for job in staged:  # as it was, unless it was edited by hand
+        for job in staged:  # the same shard, unless the row was edited by hand
             job.shard = insert.shard_of(job.ordering_key, job.task_id)
             job.available_at = _held_until(job, using=using)
         insert.write(staged, using=using, with_ids=True)  # wakes the drainers after the commit
@@ -170,7 +169,7 @@ def _requeue_batch(
             same_as=incidents[-1] if incidents else None,
             using=using,
         )
-    incidents.append(incident)  # not before it is committed
+    incidents.append(incident)  # only now: a rollback would undo the incident
     return len(staged)
 
 
@@ -178,7 +177,7 @@ def _held_until(job: StagedJob, *, using: str) -> datetime | None:
     app = celery_app(job.app) or current_app
     try:
         eta = moment(Message.loads(job.envelope).headers.get("eta"), app)
-    except Exception:  # damaged: the drain says so
+    except Exception:  # a damaged envelope: the drain reports it
         return None
     return held_until(eta, app, using=using)
 
@@ -190,14 +189,14 @@ def _discard_batch(ids: list[int], *, asked: Moment, using: str) -> int:
 
 
 def _locked(asked: Moment, *, using: str) -> QuerySet[DeadJob]:
-    # Two people press at the same moment: the second one waits here, for rows that are gone when it
-    # goes on. By id, so that two batches seldom wait for one another. SQLite locks with BEGIN.
+    # If two people act at the same moment, the second one waits here, and then finds the rows gone.
+    # The order by id makes deadlocks between two batches rare. SQLite locks at BEGIN.
     jobs = DeadJob.objects.using(using).filter(died_at__lte=asked)
     return jobs.order_by("id").select_for_update()
 
 
 def _followers(jobs: list[DeadJob], *, until: int, asked: Moment, using: str) -> list[DeadJob]:
-    """Return the dead jobs of the same ordering keys that were staged after these."""
+    """Return the dead jobs of the same ordering keys that were staged after ``jobs``."""
     first: dict[str, int] = {}
     for job in jobs:
         if job.ordering_key:
@@ -213,9 +212,9 @@ def _followers(jobs: list[DeadJob], *, until: int, asked: Moment, using: str) ->
 
 
 def _written(staged: list[StagedJob], *, using: str) -> list[int]:
-    """Return ids of rows that this transaction wrote, the first and the last among them."""
+    """Return ids of rows that this transaction wrote, at least the lowest and the highest."""
     ids = [job.pk for job in staged]
-    if None in ids:  # MySQL, unlike MariaDB, does not return them
+    if None in ids:  # MySQL, unlike MariaDB, does not return the ids
         rows = StagedJob.objects.using(using).filter(
             shard__in={job.shard for job in staged}, task_id__in=[job.task_id for job in staged]
         )

@@ -1,7 +1,7 @@
 """Dead jobs summed up: by task and error, and over the last hours and days.
 
-Each summary is one statement for the counts, over the newest ``counting.MANY`` dead jobs, and one
-for the reasons of the newest ones. Ages go by the database's clock.
+Each summary counts the newest ``counting.MANY`` dead jobs in one statement, and reads the reasons
+of the newest job of each row in another. Ages are measured by the database's clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django.db.models import Count, Max, Q, QuerySet
 
 from ..models import DatabaseNow, DeadJob, counting
 
-#: The windows, by the names that the admin's filter and its addresses have for them.
+#: The windows by name. The admin's filter and its URLs use the names.
 WINDOWS = {
     "1h": timedelta(hours=1),
     "3h": timedelta(hours=3),
@@ -22,7 +22,7 @@ WINDOWS = {
     "3d": timedelta(days=3),
     "7d": timedelta(days=7),
 }
-#: Pairs of task and error that are looked at, the most frequent ones.
+#: The most pairs of task and error that a summary reads, the most frequent first.
 PAIRS = 1000
 
 
@@ -33,9 +33,9 @@ class DeadRow:
     name: str
     #: How many died in each of ``WINDOWS``, in their order.
     counts: tuple[int, ...]
-    #: How many there are, whenever they died.
+    #: How many dead jobs there are, whenever they died.
     total: int = 0
-    #: Id of the newest one, and its reason in the exception's own words.
+    #: The id of the newest dead job, and its reason in the exception's own words.
     newest: int = 0
     reason: str = ""
 
@@ -46,11 +46,11 @@ class DeadMatrix:
 
     tasks: list[DeadRow]
     errors: list[DeadRow]
-    #: How many there are, counted up to MANY + 1.
+    #: How many dead jobs there are, counted up to MANY + 1.
     total: int
-    #: False: only the newest MANY were looked at, or there are more rows than are listed.
+    #: False if only the newest MANY jobs were counted, or if there are more rows than are listed.
     complete: bool
-    #: How many died in the last hour, those included that are not listed.
+    #: How many died in the last hour, including jobs of tasks that are not listed.
     lately: int = 0
 
 
@@ -98,9 +98,9 @@ def _summed(pairs: list[Any], place: int) -> list[DeadRow]:
 
 
 def dead_groups(dead: QuerySet[DeadJob]) -> tuple[list[DeadGroup], bool]:
-    """Return how many of these dead jobs there are of each task and error, most frequent first.
+    """Return these dead jobs grouped by task and error, the most frequent group first.
 
-    And whether that is all: no more than the newest MANY dead jobs, and no more than LISTED groups.
+    Return also whether that is all: there are at most MANY dead jobs, in at most LISTED groups.
     """
     dead, cut = counting.newest(dead)
     pairs, more = _pairs(dead, counting.LISTED, newest_at=Max("died_at"))
@@ -113,7 +113,7 @@ def dead_groups(dead: QuerySet[DeadJob]) -> tuple[list[DeadGroup], bool]:
 
 
 def _pairs(dead: QuerySet[DeadJob], limit: int, **more: Any) -> tuple[list[Any], bool]:
-    """Return the most frequent pairs of task and error, and whether there are others."""
+    """Return the most frequent pairs of task and error, and whether there are more."""
     pairs = dead.order_by().values_list("task", "error")
     counts = pairs.annotate(total=Count("id"), newest=Max("id"), **more)
     found = list(counts.order_by("-total", "task", "error")[: limit + 1])

@@ -2,9 +2,9 @@
 
 The task runs in one transaction with an INSERT of its job id (Celery's task id), so the id is there
 if and only if the effects are. A second delivery finds the id, does nothing and returns the first
-result. Of two at the same moment the second waits at the primary key; where the database makes it
-give up, Celery retries it. A task that raises leaves no id: ``retry()`` and ``replace()`` work.
-Not covered: mail, HTTP and other databases, and ids older than the retention.
+result. If two deliveries run at the same moment, the second waits at the primary key; if the
+database ends that wait, Celery retries the task. A task that raises leaves no id, so ``retry()``
+and ``replace()`` work. Not covered: mail, HTTP, other databases, and ids older than the retention.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .context import let
 
 try:
     from celery.app.task import get_actual_ignore_result  # type: ignore[attr-defined]
-except ImportError:  # before Celery 5.7 a call can only add to what its task says
+except ImportError:  # before Celery 5.7 a call cannot turn off its task's ignore_result
 
     def get_actual_ignore_result(task: Any, request: Any) -> bool:
         return bool(task.ignore_result or request.ignore_result)
@@ -44,7 +44,7 @@ logger = get_logger("outbox_app.inbox")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Pause before a delivery that met another one in progress is tried again, in seconds.
+#: Seconds until a delivery that met another one in progress is tried again.
 RETRY_SECONDS = 5
 
 _in_progress: ContextVar[frozenset[str]] = ContextVar("outbox_app_in_progress", default=frozenset())
@@ -57,8 +57,8 @@ def idempotent(*, using: str | None = None) -> Callable[[Callable[P, R]], Callab
 def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
     """Make a task's database effects happen once per job id. Goes below ``@shared_task``.
 
-    The function runs inside ``transaction.atomic(using=using)``. Called directly, not by a worker,
-    it has no job id and is just a function in a transaction.
+    The function runs inside ``transaction.atomic(using=using)``. A direct call, without a
+    worker, has no job id: it just runs the function in a transaction.
 
     Args:
         function: The function of a task (or the method ``run`` of a task class).
@@ -67,13 +67,12 @@ def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
 
     Returns:
         The function; a coroutine function is called without ``await`` from then on. A second
-        delivery gets what the first returned; None where no caller could ask for it
+        delivery returns the first result, or None if no caller could ask for the result
         (``ignore_result``, or no result backend) and no later task of a chain takes it.
 
     Raises:
-        TypeError: Not the function of a task; ``@idempotent`` stands above ``@shared_task``, say.
-        InboxError: When the task runs and its id or its result cannot be kept. Nothing is
-            committed.
+        TypeError: The argument is no function: ``@idempotent`` stands above ``@shared_task``, say.
+        InboxError: At run time: the id or the result cannot be stored. Nothing is committed.
     """
     if function is None:
         return partial(idempotent, using=using)
@@ -81,7 +80,7 @@ def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
         raise TypeError("@idempotent stands above the task decorator. Write it directly below.")
     if not callable(function):
         raise TypeError(f"@idempotent takes a function; got {function!r}. An alias goes to using=.")
-    # The queries of a coroutine of django.tasks come back to this thread, and its transaction.
+    # The queries of a coroutine (a task of django.tasks) run in this thread and its transaction.
     body = async_to_sync(function) if iscoroutinefunction(function) else function
 
     @wraps(function)
@@ -89,7 +88,7 @@ def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
         alias = using or inbox_alias()
         task = get_current_task()
         job_id = str(task.request.id or "") if task else ""
-        # In progress: the task calls itself, or an eager replace() stands in for it.
+        # The id is in progress if the task calls itself, or an eager replace() runs in its place.
         if not job_id or job_id in _in_progress.get():
             with transaction.atomic(using=alias):
                 return body(*args, **kwargs)
@@ -135,32 +134,32 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
     except SwallowedError as error:
         raise InboxError(str(error)) from error
     except TransactionEnded as error:
-        # Or another delivery would take for done what may be there in part.
+        # With the id there, another delivery would skip a job whose effects may be incomplete.
         _entry(job_id, using=using).delete()
         error.add_note("Its job id was deleted from the inbox: run again, it does all of it again.")
         raise
     except OperationalError as error:
         if noted or task.request.is_eager or not _is_race(error):
             raise
-        # Another delivery is in progress. Failing would report a failure of a job that may succeed.
+        # Another delivery is in progress. An error would report a job as failed that may succeed.
         retry_later(task, error)
 
 
 def retry_later(task: Any, error: Exception) -> NoReturn:
-    """Let a worker deliver its message again, also beyond ``max_retries``."""
+    """Retry the task later, even beyond its ``max_retries``."""
     attempts = task.request.retries + 1
     try:
         raise task.retry(exc=error, countdown=RETRY_SECONDS, max_retries=attempts) from error
-    except Reject as refused:  # the broker does not take it, and must not lose this one
+    except Reject as refused:  # the broker refused the retry: keep this message
         raise Reject(refused.args[0], requeue=True) from error
     finally:
-        # Celery keeps it for ``autoretry_for``, as the limit of all jobs of this task in this
-        # process.
+        # Celery keeps ``max_retries`` for ``autoretry_for``, as the limit of all jobs of this task
+        # in this process.
         vars(task).pop("override_max_retries", None)
 
 
 def _note(job_id: str, task: str, *, using: str) -> bool:
-    """Insert the id; return False where it is there already.
+    """Insert the id; return False if it exists already.
 
     The INSERT comes before any read: it waits for another delivery that holds the id.
     """
@@ -173,7 +172,7 @@ def _note(job_id: str, task: str, *, using: str) -> bool:
 
 
 def _entry(job_id: str, *, using: str) -> Any:
-    from ..models import InboxEntry  # models cannot be imported yet where tasks are declared
+    from ..models import InboxEntry  # models cannot be imported yet when tasks are declared
 
     return InboxEntry.objects.using(using).filter(pk=job_id)
 
@@ -190,7 +189,7 @@ def _keep(result: Any, task: Any, job_id: str, *, using: str) -> None:
 
 
 def _is_asked_for(task: Any) -> bool:
-    """Say whether the result may be seen by a further task, an eager caller, a result backend."""
+    """Return whether a later task, an eager caller or a result backend may read the result."""
     request = task.request
     if request.chain or request.callbacks or request.chord or request.is_eager:
         return True
@@ -201,7 +200,7 @@ def _is_asked_for(task: Any) -> bool:
 
 
 def _is_body(run: Any, task: Any) -> bool:
-    """Say whether ``task`` executes ``run``, below wrappers of autoretry, pydantic or tracing."""
+    """Return whether ``task`` executes ``run``, maybe wrapped by autoretry, pydantic or tracing."""
     inner = getattr(task.request, "outbox_body", None)
     for body in (task.run, getattr(task, "__wrapped__", None), inner):
         while body is not None:
@@ -212,7 +211,7 @@ def _is_body(run: Any, task: Any) -> bool:
 
 
 def _is_race(error: OperationalError) -> bool:
-    # Also where a time-out of statements ends the wait, or connections to SQLite share a cache.
+    # 57014: a time-out of statements has ended the wait. SQLite: connections share a cache.
     if sqlstate(error) == "57014" or "database table is locked" in str(error):
         return True
     return is_conflict(error)

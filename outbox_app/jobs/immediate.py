@@ -9,11 +9,11 @@
 
 The row is staged as held for IMMEDIATE_HOLD seconds by the database's clock, so no drainer reads it
 meanwhile. The process that staged it counts the same seconds on its monotonic clock, from before
-the INSERT, and publishes nothing that another one could have read by the time it has ended. So a
-job is published twice only where a hold ran out, and the drain has written an incident for those
-before it publishes. The messages are in memory: nothing is read. All jobs of one commit leave as
-one batch of each Celery app, within IMMEDIATE_TIMEOUT. After a failure no commit waits for that
-broker until a pause is over, and then one at a time. No error reaches the caller.
+the INSERT, and sends nothing if a drainer could read the row before the send has ended. So a job is
+published twice only if its hold ran out, and then the drain writes an incident before it publishes.
+The messages are in memory: the process reads no rows. All jobs of one commit leave as one batch per
+Celery app, within IMMEDIATE_TIMEOUT. After a failure no commit waits for that broker until a pause
+is over, and then only one commit at a time. No error reaches the caller.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .staging.sending import celery_app
 
 logger = get_logger("outbox_app.immediate")
 
-#: Jobs of one transaction that leave immediately, at most: a drainer is faster with more.
+#: The most jobs of one transaction that leave immediately: with more, a drainer is faster.
 MOST = 500
 
 
@@ -56,7 +56,7 @@ class Overdue(BrokerUnavailable):
 
 
 class Broker:
-    """The broker of one Celery app, as one process reaches it: connections, and a circuit."""
+    """The broker of one Celery app in this process: idle connections and a circuit breaker."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -68,19 +68,19 @@ class Broker:
         if app is None or self.circuit.remaining:
             return PublishResult()
         if self.circuit.failures:
-            # Until a send that began in time has ended the others go on without it. No lock: a
-            # signal that comes here, as of Celery's soft time limit, would leave it held.
+            # This caller tries the broker; others skip it until this send must have ended. A lock
+            # would stay held if a signal (as of Celery's soft time limit) raised here.
             self.circuit.wait_until(deadline + outbox_settings().IMMEDIATE_TIMEOUT)
         return self._publish(self._publisher(app), rows, deadline=deadline)
 
     def close(self) -> None:
-        with suppress(IndexError):  # no look before: another thread may take the last one
+        with suppress(IndexError):  # no check before: another thread may take the last one
             while True:
                 self._idle.pop().close()
 
     def _publisher(self, app: Any) -> Publisher:
         try:
-            return self._idle.pop()  # by one thread only
+            return self._idle.pop()  # atomic: no two threads get the same one
         except IndexError:
             return Publisher(app, timeout=outbox_settings().IMMEDIATE_TIMEOUT)
 
@@ -94,7 +94,7 @@ class Broker:
 
         try:
             result = publisher.publish(rows, now=datetime.now(UTC), may_send=may_send)
-            with suppress(Overdue):  # for monitors: those that the time suffices for
+            with suppress(Overdue):  # events for Celery's monitors, while there is time
                 publisher.send_events(result, may_send)
         except BaseException:  # a time-out of gevent, say
             publisher.close()
@@ -109,7 +109,7 @@ class Broker:
         else:
             self.circuit.failed(error)
             self.close()
-            # It asks the broker whether it takes messages before it sends one.
+            # This publisher probes the broker before it sends again.
             self._idle.append(publisher)
         return result
 
@@ -118,7 +118,7 @@ _brokers: dict[tuple[int, str], Broker] = {}
 
 
 def broker_of(app: str) -> Broker:
-    """Return an app's broker. A child neither uses nor closes the connections of its parent."""
+    """Return an app's broker. A forked child does not touch its parent's connections."""
     key = os.getpid(), app
     return _brokers.get(key) or _brokers.setdefault(key, Broker(app))
 
@@ -128,11 +128,11 @@ class CommitBatch:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        #: Those whose savepoints were not rolled back, as far as the commit's callbacks have run.
+        #: The jobs to publish. At the commit, callbacks add those not rolled back to a savepoint.
         self.jobs: list[StagedJob] = []
-        #: How many were staged.
+        #: How many immediate jobs were staged.
         self.count = 0
-        #: When the first was staged and its hold may run out, on the monotonic clock.
+        #: The monotonic times at which the first job was staged and its hold may run out.
         self.began = time.monotonic()
         self.until = self.began + outbox_settings().IMMEDIATE_HOLD
 
@@ -143,7 +143,7 @@ class CommitBatch:
         try:
             if self.jobs:
                 self._publish()
-        except Exception:  # all is committed, and what is not settled stays held
+        except Exception:  # all is committed, and unsettled jobs stay held
             logger.exception("Immediate delivery failed database=%s", self.using)
 
     def _publish(self) -> None:
@@ -152,7 +152,7 @@ class CommitBatch:
         for job in self.jobs:
             by_app.setdefault(job.app, []).append(_row(job))
         results = [self._publish_app(app, rows) for app, rows in by_app.items()]
-        # One that was sent a second time, and was accepted then, needs its incident, too.
+        # A row in both lists was sent twice: it stays held, so that the drain writes an incident.
         kept = {row.id for result in results for row in result.unknown}
         accepted = [row for result in results for row in result.accepted if row.id not in kept]
         kept.update(row.id for row in accepted)
@@ -162,7 +162,7 @@ class CommitBatch:
         try:
             delete(done, using=self.using)
         except OperationalError as error:
-            if not is_conflict(error):  # of what others commit, at SERIALIZABLE
+            if not is_conflict(error):  # with another commit, at SERIALIZABLE
                 raise
             delete(done, using=self.using)
         failpoint("immediate_deleted")
@@ -177,13 +177,13 @@ class CommitBatch:
     def _publish_app(self, app: str, rows: list[Row]) -> PublishResult:
         timeout = outbox_settings().IMMEDIATE_TIMEOUT
         began = time.monotonic()
-        # A send that begins in time ends a time-out later, at most.
+        # A send that begins before the deadline ends at most one time-out after it.
         if began + 2 * timeout > self.until:
             return PublishResult()
         return broker_of(app).publish(rows, deadline=began + timeout)
 
     def _count(self, accepted: list[Row], *, released: int) -> None:
-        # Minutes by the host's clock: the database's would cost a statement.
+        # The minutes are the host's: asking the database's clock would cost a statement.
         with counters.counting(timezone.now(), using=self.using) as minute:
             for name in (counters.PUBLISHED, counters.IMMEDIATE):
                 minute.add(name, len(accepted))
@@ -196,15 +196,15 @@ class CommitBatch:
 
 
 def hold(jobs: Sequence[StagedJob], *, using: str) -> CommitBatch | None:
-    """Hold those jobs that are to leave immediately; the others lose the mark.
+    """Hold the jobs that can leave immediately; take the mark from the others.
 
-    Returns the batch to give them to, once they are written: see ``publish_after_commit``.
+    Return the batch that takes them once they are written: see ``publish_after_commit``.
     """
     connection: Any = connections[using]
     wanted = [job for job in jobs if job.is_immediate]
     batch = _open_batch(connection) or CommitBatch(using)
-    # A test's own transaction never commits. With autocommit off Django calls nothing at a commit.
-    # MySQL does not say which ids several rows have got.
+    # A test's own transaction never commits. With autocommit off Django runs no callbacks at the
+    # commit. MySQL does not return the ids of several rows.
     possible = (
         connection.commit_on_exit
         and not is_in_test(using)
@@ -221,7 +221,7 @@ def hold(jobs: Sequence[StagedJob], *, using: str) -> CommitBatch | None:
 
 
 def publish_after_commit(batch: CommitBatch, jobs: Sequence[StagedJob]) -> None:
-    """Publish these jobs, once written, after the commit, unless their savepoint is rolled back."""
+    """Publish these written jobs after the commit, unless their savepoint is rolled back."""
     held = [job for job in jobs if job.is_immediate]
     batch.count += len(held)
     for job in held:
@@ -230,14 +230,14 @@ def publish_after_commit(batch: CommitBatch, jobs: Sequence[StagedJob]) -> None:
 
 
 def leave_out(ids: Iterable[int], *, using: str) -> None:
-    """Publish none of these, which are deleted before their commit, unless that is rolled back."""
+    """Do not publish deleted jobs, unless the savepoint of their deletion is rolled back."""
     if batch := _open_batch(connections[using]):
         _before_publish(batch, batch.leave_out, list(ids))
 
 
 def _before_publish(batch: CommitBatch, change: Callable[..., None], items: list[Any]) -> None:
-    # Before the callbacks of others, which may take their time, or raise and end it all. Django
-    # drops those of a savepoint that is rolled back; the batch has none, and comes after its jobs.
+    # Run before other callbacks, which may be slow, or raise and stop the rest. Django drops the
+    # callbacks of a rolled-back savepoint. publish() belongs to none, and runs after the changes.
     connection: Any = connections[batch.using]
     pending: list[Any] = connection.run_on_commit
     places = (n for n, (_, func, _) in enumerate(pending) if func == batch.publish)

@@ -19,11 +19,11 @@ from kombu.utils import json
 
 from ..exceptions import Undeliverable
 
-#: What stands in ``declare``: the name of a queue of ``app.amqp.queues``, or a whole ad-hoc entity.
+#: An item of ``declare``: the name of a queue of ``app.amqp.queues``, or a whole ad-hoc entity.
 Declaration = str | dict[str, Any]
 #: Properties that Celery gives a message.
 _FINISHED = {"correlation_id", "reply_to", "delivery_mode"}
-#: What ``Queue.__eq__`` leaves out.
+#: Attributes that ``Queue.__eq__`` does not compare.
 _NOT_COMPARED = (
     *("bindings", "expires", "message_ttl", "max_length", "max_length_bytes", "max_priority"),
 )
@@ -31,14 +31,14 @@ _NOT_COMPARED = (
 
 @dataclass(slots=True)
 class Message:
-    """What one publish needs besides the body."""
+    """A message without its body: all else that one publish needs."""
 
     exchange: str = ""
     routing_key: str = ""
     headers: dict[str, Any] = field(default_factory=dict)
-    #: ``delivery_mode``, ``correlation_id``, ``reply_to`` and what else the caller gave.
+    #: ``delivery_mode``, ``correlation_id``, ``reply_to`` and any others that the caller gave.
     properties: dict[str, Any] = field(default_factory=dict)
-    #: None: without one, as the queue's default.
+    #: None: the message has no priority, and the queue's default applies.
     priority: int | None = None
     content_type: str = ""
     content_encoding: str = ""
@@ -50,7 +50,7 @@ class Message:
 
     @property
     def is_finished(self) -> bool:
-        """Say whether kombu's producer would have nothing to work out, but for the expiry."""
+        """Return whether kombu's producer would have nothing to add, except for the expiry."""
         return bool(
             self.properties.keys() <= _FINISHED
             and isinstance(self.properties.get("delivery_mode"), int)
@@ -64,7 +64,7 @@ class Message:
 
     @classmethod
     def loads(cls, envelope: str) -> Message:
-        # kombu's decoder costs three times the standard one; only its marked values need it.
+        # kombu's decoder takes three times as long as the standard one; only marked values need it.
         loads = json.loads if '"__type__"' in envelope else stdlib_json.loads
         return cls(**loads(envelope))
 
@@ -76,11 +76,11 @@ def moment(value: Any, app: Celery) -> datetime | None:
 
 
 def describe(entity: Any, app: Celery) -> Declaration:
-    """Return an entity of ``declare=`` in the form in which a row keeps it.
+    """Return an entity of ``declare=`` in the form that a row stores.
 
-    A queue that the app's configuration makes is kept by name, so that the drain declares it as the
-    configuration says by then. Any other (added at run time, given with the call) is kept whole: a
-    drainer has never heard of it.
+    A queue of the app's configuration is stored by name, so that the drain declares it as it is
+    configured by then. Any other entity (added at run time, or given with the call) is stored
+    whole, as a drainer does not know it.
     """
     if isinstance(entity, Queue):
         own = _configured(entity.name, app)
@@ -95,7 +95,7 @@ def describe(entity: Any, app: Celery) -> Declaration:
 
 
 def _configured(name: str, app: Celery) -> Queue | None:
-    """Return the queue of this name that each process with the app's configuration has."""
+    """Return the queue of this name that the app's configuration makes in every process."""
     amqp: Any = app.amqp
     if not hasattr(amqp, "outbox_configured_queues"):
         amqp.outbox_configured_queues = amqp.Queues(app.conf.task_queues)

@@ -1,14 +1,14 @@
-"""Who hears Celery's ``after_task_publish`` when: staging fires it for some, the drain for others.
+"""Who calls the receivers of ``after_task_publish``: staging calls some, the drain all others.
 
 OpenTelemetry and ddtrace open a span at ``before_task_publish``, make it the current one, and close
-it at ``after_task_publish``. Staging fires the first; the drain publishes later and elsewhere. Left
-at that, the span would never end, and all that the request does afterwards would become part of it.
-So these receivers, known by their module, hear the second signal as soon as the row is taken, and
-not from the drain. All others hear it from the drain alone.
+it at ``after_task_publish``. Staging fires the first; the drain publishes later and elsewhere. If
+only the drain fired the second, the span would never end, and all that the request does afterwards
+would become part of it. So staging calls these receivers, known by their module, as soon as the row
+is taken, and the drain skips them. The drain alone calls all other receivers.
 
-Staging runs Celery's own sender to its end, since an exception that ended it would be an error for
-all who watch the functions on the way. The signals have a class of ours for that reason: it leaves
-receivers out for one task, in one thread, for the time of one call. Other calls see no difference.
+Celery's own code fires the signals. Staging lets it run to its end, since tools that trace these
+functions would report an exception as an error. So the signals get a class of ours, which leaves
+receivers out for one task, in one thread, for the duration of one call.
 """
 
 from __future__ import annotations

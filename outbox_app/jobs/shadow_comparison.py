@@ -1,9 +1,9 @@
 """The comparison of shadow mode: what was sent, against what was committed, counted by task.
 
-A row and a note of one key are a pair: sent after the commit, or before it. After an hour a row
-without a note was never sent, and a note without a row was sent for a rollback; a transaction that
-is open for longer is misjudged. What is judged is counted and deleted in one transaction, so that
-two comparisons count nothing twice. The tables hold what waits for its judgement, and no more.
+A row and a note with the same key are a pair: the task was sent after the commit, or before it.
+After an hour a row without a note counts as never sent, and a note without a row as sent for a
+rollback; a transaction that is open for longer is misjudged. A comparison counts and deletes in one
+transaction, so that two comparisons count nothing twice. The tables hold only what is not judged.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .drain.batch import delete
 
 logger = get_logger("outbox_app.shadow")
 
-#: How long a half waits for the other.
+#: How long a row waits for its note, or a note for its row.
 ALONE = timedelta(hours=1)
-#: Rows that one comparison takes of each kind, and seconds between two of a drainer.
+#: Rows of each kind in one comparison, and seconds between two comparisons of a drainer.
 LIMIT = 1000
 INTERVAL = 10.0
 Outcome = ShadowResult.Outcome
 
 
 class ShadowComparison:
-    """Compares for all drainers, in the one that owns shard 0. It raises nothing."""
+    """Runs the comparison for all drainers, in the one that owns shard 0. It raises nothing."""
 
     def __init__(self, holder: LeaseHolder) -> None:
         self._holder = holder
@@ -48,17 +48,17 @@ class ShadowComparison:
         try:
             if compare(using=self._holder.using) >= LIMIT:
                 pause = 0.0
-        except Exception as error:  # a table that is not there yet, say
+        except Exception as error:  # a table that does not exist yet, say
             self._backoff.failed(error)
         else:
             self._backoff.succeeded()
-        # It takes a fifth of the drainer's time at most, however much waits.
+        # Comparisons take at most a fifth of the drainer's time, however many rows wait.
         ended = time.monotonic()
         self._due = ended + max(pause, 4 * (ended - began))
 
 
 def compare(*, using: str) -> int:
-    """Judge a part of what is there. Returns how many rows of one kind; less than LIMIT: all."""
+    """Judge up to LIMIT rows of each kind. Return the larger number; below LIMIT all are judged."""
     notes, jobs = ShadowNote.objects.using(using), ShadowJob.objects.using(using)
     if not notes.exists() and not jobs.exists():
         return 0
@@ -76,7 +76,7 @@ def compare(*, using: str) -> int:
             judged[job.task, Outcome.NEVER_SENT].append(job)
         for (task, outcome), halves in sorted(judged.items()):
             _count(task, outcome, halves, using=using)
-        # Another comparison that read them too finds fewer: the first has locked them.
+        # If another comparison has locked these rows, delete() finds fewer: leave them to it.
         for model, halves in ((ShadowNote, found), (ShadowJob, [*rows.values(), *lost])):
             ids = [(half.id, half.task_id) for half in halves]
             if delete(ids, model=model, using=using) < len(ids):
@@ -86,7 +86,7 @@ def compare(*, using: str) -> int:
 
 
 def report(*, using: str) -> dict[str, dict[str, ShadowResult]]:
-    """Compare all that is there; return the results by task and outcome."""
+    """Compare all rows and notes; return the results by task and outcome."""
     while compare(using=using) >= LIMIT:
         pass
     results: dict[str, dict[str, ShadowResult]] = defaultdict(dict)

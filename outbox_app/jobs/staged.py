@@ -1,11 +1,11 @@
-"""Staged jobs, taken back and put off by the project, or decided on by a person.
+"""Staged jobs: code cancels or reschedules one job, a person decides on many.
 
-``cancel`` and ``reschedule`` take one job, in the transaction of the caller. A person cancels jobs,
-releases them before their time, or moves them to dead: in batches, each a transaction of its own.
-What is done to a row is conditional on the row being there: of a drainer and a person who want it
-at the same moment, one gets it. A drainer that is publishing a job finishes that, as no message can
-be taken back. A job that is moved to dead then leaves a dead row although it was published: nothing
-is lost, and requeueing it is an incident as ever.
+``cancel`` and ``reschedule`` change one job, in the transaction of the caller. A person cancels
+jobs, releases them before their time, or moves them to dead: in batches, each a transaction of its
+own. Each change requires that the row still exists: if a drainer and a person want a row at the
+same moment, one of them gets it. A drainer that is publishing a job finishes, as no message can be
+taken back. If that job is moved to dead meanwhile, a dead row stays although the job was published:
+nothing is lost, and requeueing it is recorded as an incident, as always.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ from .staging.validation import check_eta
 
 logger = get_logger("outbox_app.staged")
 
-#: The column in whose order rows are decided on.
+#: Batches follow the order of this column.
 ORDER = "id"
-#: What stands for the class of the exception where a person has moved a job to dead.
+#: The ``error`` of a job that a person moved to dead: there is no exception class.
 MOVED = "moved by a person"
-#: Jobs of one task id that are looked at, at most.
+#: The most jobs of one task id that a query returns.
 FEW = 1000
 
 
 def cancel(
     task_id: str, *, ordering_key: str = "", using: str | None = None, app: Celery | None = None
 ) -> bool:
-    """Take back a job: it is deleted if it is staged or dead, and Celery is asked to revoke it.
+    """Cancel a job: delete it if it is staged or dead, and ask Celery to revoke it.
 
-    Both happen at the commit, if a transaction is open. Workers are told in any case, as a drainer
-    may be publishing the job at this moment: those that run then skip it, unless they have begun.
+    Both happen at the commit if a transaction is open. Celery is asked in any case, as a drainer
+    may be publishing the job at this moment: running workers then skip it, unless it has begun.
 
     Args:
         task_id: The id of the task, as its ``AsyncResult`` has it.
-        ordering_key: That of the job, by which it is found.
+        ordering_key: The job's ordering key, by which it is found.
         using: Database alias. Default: the outbox's.
-        app: The Celery app whose workers are told. Default: the job's, or else the current app.
+        app: The Celery app whose workers revoke it. Default: the job's app, or the current app.
 
     Returns:
-        Whether it was staged or dead. False: it has left, and Celery alone can stop it.
+        Whether the job was staged or dead. False: it has left, and only Celery can stop it.
 
     Raises:
         NotAtomic: Autocommit is off, and no ``atomic()`` is open.
-        OperationalError: kombu's, where it has left and the broker does not answer. Inside a
-            transaction, and where it was deleted, that is logged.
+        OperationalError: kombu's, if the job has left and the broker does not answer. Inside a
+            transaction, or if the job was deleted, the error is logged instead.
     """
     using = using or outbox_alias()
     if lacks_autocommit(connections[using]):
@@ -80,17 +80,17 @@ def cancel(
     in_transaction = is_atomic(using)
     found, dead = _of_task(task_id, ordering_key, using), DeadJob.objects.using(using)
     ready = TaskResult.objects.using(using).filter(status=TaskResult.Status.READY)
-    # Looked for before: a DELETE of what is not there would lock its place on MySQL.
+    # Read first: on MySQL a DELETE that finds no row would lock the gap.
     died, results = (list(rows.filter(task_id=task_id)[:FEW]) for rows in (dead, ready))
     with transaction.atomic(using=using):
         taken = _taken(StagedJob.objects.using(using), found)
         leave_out((job.pk for job in taken), using=using)
         taken += _taken(dead, died)
-        _taken(ready, results)  # without it no worker begins a task of django.tasks
+        _taken(ready, results)  # a worker skips a task of django.tasks without this row
     names = {job.app for job in taken}
     apps = [app] if app else [celery_app(name) or current_app for name in names] or [current_app]
 
-    def revoke() -> None:  # no partial: where it fails, Django logs its __qualname__
+    def revoke() -> None:  # no partial: if it fails, Django logs its __qualname__
         for each in apps:
             each.control.revoke(task_id)
 
@@ -105,14 +105,14 @@ def reschedule(
 
     Args:
         task_id: The id of the task, as its ``AsyncResult`` has it.
-        eta: When it is to run, with a time zone. Earlier than HOLD_HORIZON from now: it leaves at
-            once, and a worker holds it; but for quorum queues, for which it waits here.
-        ordering_key: That of the job, by which it is found.
+        eta: When the job is to run, with a time zone. If that is less than HOLD_HORIZON away, the
+            job leaves at once and a worker holds it; with quorum queues it stays held here.
+        ordering_key: The job's ordering key, by which it is found.
         using: Database alias. Default: the outbox's.
 
     Returns:
-        Whether it was held. False: it runs at its old time, or has run. So does a job of task
-        protocol 1 whose new time is earlier.
+        Whether the job was held. False: it runs at its old time, or has run. A job of task
+        protocol 1 keeps its old time if the new one is earlier.
 
     Raises:
         InvalidJob: The time is further away than MAX_ETA, or has no time zone.
@@ -131,7 +131,7 @@ def reschedule(
                 changed += held.filter(available_at__lt=due).update(available_at=due)
                 continue
             until = held_until(eta, celery_app(job.app) or current_app, using=using)
-            # Not None: then it would count as waiting since it was staged.
+            # Not None: the job would count as waiting since it was staged.
             changed += held.update(available_at=until or DatabaseNow(), envelope=envelope)
         if changed:
             TaskResult.objects.using(using).keep_from(stored(eta, using=using), jobs)
@@ -146,15 +146,15 @@ def _of_task(task_id: str, ordering_key: str, using: str) -> list[StagedJob]:
 
 
 def cancel_for(jobs: QuerySet[StagedJob], **options: Any) -> BulkResult:
-    """Delete staged jobs: they never leave, but for one that a drainer is publishing.
+    """Delete staged jobs: none of them leaves, except one that a drainer is publishing.
 
-    ``options``: ``until``, ``asked``, ``by`` and those of ``bulk.run_for``, as for dead jobs.
+    ``options`` are ``until``, ``asked``, ``by`` and those of ``bulk.run_for``, as for dead jobs.
     """
     return _run(jobs, _cancel, "Staged jobs cancelled", **options)
 
 
 def release_for(jobs: QuerySet[StagedJob], **options: Any) -> BulkResult:
-    """Let held jobs leave now, and run when they arrive: their ``eta`` is taken away."""
+    """Remove the ``eta`` of held jobs, so that they leave now and run when they arrive."""
     return _run(jobs.filter(available_at__isnull=False), _release, "Held jobs released", **options)
 
 
@@ -175,11 +175,11 @@ def _run(
     by: str = "",
     **options: Any,
 ) -> BulkResult:
-    # By time too: the database may have lost rows, and given their ids to others.
+    # Filter by time, too: the database may have lost rows and given their ids to other jobs.
     rows = StagedJob.objects.using(jobs.db).filter(staged_at__lte=asked)
 
-    # ``act`` reads before its transaction: in there MariaDB may refuse to change what others have
-    # deleted since it was read (1020).
+    # ``act`` reads before its transaction: inside it MariaDB may refuse to change rows that others
+    # have deleted since they were read (1020).
     def act_on(ids: list[int]) -> int:
         return act(rows, rows.filter(pk__in=ids).order_by("id"))
 
@@ -192,8 +192,8 @@ def _run(
 def ids_of_task(task_id: str, *, using: str, ordering_key: str = "") -> list[int]:
     """Return the ids of the staged jobs with a task id, a few at most.
 
-    Looked for among the first ``counting.MANY`` ready jobs and held jobs of its shard, which its
-    key says, else its task id; and among the newest ``counting.MANY`` rows of all shards.
+    The search covers the first ``counting.MANY`` ready and held jobs of the shard, which follows
+    from the key, else from the task id; and the newest ``counting.MANY`` rows of all shards.
     """
     rows = StagedJob.objects.using(using)
     shard = shard_of(ordering_key, task_id)
@@ -244,18 +244,18 @@ def _move_to_dead(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob], *, reaso
 
 
 def _taken(rows: QuerySet[Any], jobs: Iterable[Any]) -> list[Any]:
-    """Delete rows; return those that were there.
+    """Delete rows; return those that still existed.
 
-    One by one: which of them a drainer has deleted first has to be known, and MySQL would lock
-    others' rows where it scans for many.
+    Each row takes a DELETE of its own, which tells whether a drainer was first. One DELETE for many
+    rows may scan the table on MySQL, and lock the rows of others.
     """
     return [job for job in jobs if rows.filter(pk=job.pk)._raw_delete(rows.db)]
 
 
 def _with_eta(envelope: str, eta: str | None) -> str | None:
-    """Return the envelope of a job that runs then; without a time, as soon as a worker has it.
+    """Return the envelope with another ``eta``; with None the job runs when it arrives.
 
-    None for one of task protocol 1, whose time is in its body: it can only be held for longer.
+    Return None for task protocol 1, whose time is in the body: such a job can only be held longer.
     """
     try:
         message = Message.loads(envelope)
@@ -264,4 +264,4 @@ def _with_eta(envelope: str, eta: str | None) -> str | None:
         message.headers["eta"] = eta
         return message.dumps()
     except (ValueError, TypeError, AttributeError):
-        return envelope  # damaged: the drain says so
+        return envelope  # a damaged envelope: the drain reports it
