@@ -1,6 +1,6 @@
-# make help lists the targets. PYTHON chooses the interpreter: `make test PYTHON=python3.12` works in
-# an environment of its own, .venv-3.12. ARGS is passed on: `make test ARGS="-k drain"`. Tests run on
-# WORKERS at once, each with servers of its own: more than processors, as many tests wait.
+# `make help` lists the targets. PYTHON chooses the interpreter: `make test PYTHON=python3.12` uses
+# the environment .venv-3.12. ARGS adds arguments: `make test ARGS="-k drain"`. WORKERS processes
+# run the tests, each with its own servers: more processes than cores, because many tests wait.
 
 PYTHON ?= python3
 ifeq ($(PYTHON),python3)
@@ -69,8 +69,8 @@ clean: ## remove what builds and tests leave behind; the environment stays
 	rm -rf .demo build dist docs/_build *.egg-info .hypothesis .*_cache
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
-# The environment. A stamp is newer than setup.cfg when the packages are up to date. Without the
-# classes of Spark the tests are slower, and the same.
+# The environment. Its packages are up to date if the stamp is newer than setup.cfg. Without the
+# archive of Spark's classes (tests.pipeline.classes) the tests are slower, but do the same.
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)

@@ -1,9 +1,9 @@
-"""The oldest and the newest of what outbox_app supports: ``make test-matrix``.
+"""Tests with the oldest and the newest supported versions: ``make test-matrix``.
 
-The interpreters that are installed are used; the others are named, and left out. Each session runs
-the tests of the rooms that lean on Python, Django, Celery or a driver, on private servers of its
-own; options after ``--`` are those of pytest. Spark, the browser, types and style are those of
-``make test``.
+nox uses the installed interpreters, and skips the missing ones with a message. Each session has its
+own private servers, and runs the tests of the folders that depend on Python, Django, Celery or a
+driver; options after ``--`` are passed to pytest. Only ``make test`` tests Spark, the browser,
+types and style.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import nox
 
 nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = True
-# pyenv's own commands find no interpreter that is not switched on.
+# pyenv's own commands find only interpreters that are switched on.
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 for folder in sorted(PYENV.glob("versions/3.*/bin")):
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 EXTRAS = ("postgres", "mysql", "redis", "prometheus", "door", "coordination", "tasks", "example")
-#: Of the group "test": the others check types, or drive what is left out here.
+#: Packages of the group "test". The others check types, or are for tests that do not run here.
 RUNNERS = ("hypothesis", "opentelemetry-sdk", "pytest", "pyyaml")
 ROOMS = ("admin", "checks", "door", "entities", "eventlog", "ids", "jobs", "mixin", "monitoring")
 ROOMS += ("prepared", "process", "projections", "retention", "subscriptions", "testing", "text")
-#: Python, Django; Celery and the rest are the newest ones.
+#: Versions of Python and Django. Celery and all other packages are the newest ones.
 NEWEST = [
     ("3.11", "5.2"),
     ("3.12", "5.2"),
@@ -42,7 +42,7 @@ NEWEST = [
 
 
 def requirements(*, lowest: bool) -> list[str]:
-    """Return what setup.cfg asks for, or the oldest of it."""
+    """Return the requirements of setup.cfg, or pin them to the oldest versions."""
     config = configparser.ConfigParser()
     config.read(Path(__file__).with_name("setup.cfg"))
     extras = config["options.extras_require"]
@@ -57,7 +57,7 @@ def requirements(*, lowest: bool) -> list[str]:
 
 
 def run(session: nox.Session, django: str, *, lowest: bool = False) -> None:
-    """Install it all, and run the tests."""
+    """Install Django and the requirements, and run the tests."""
     lines = [line for line in requirements(lowest=lowest) if not line.startswith("Django")]
     session.install(f"Django~={django}.0", *lines)
     session.install("--no-deps", "--editable", ".")
@@ -69,7 +69,7 @@ def run(session: nox.Session, django: str, *, lowest: bool = False) -> None:
 
 @nox.session(python="3.11")
 def lowest(session: nox.Session) -> None:
-    """The oldest of everything that setup.cfg allows."""
+    """Test with the oldest versions that setup.cfg allows."""
     run(session, "5.2", lowest=True)
 
 
@@ -81,16 +81,16 @@ def newest(session: nox.Session, django: str) -> None:
 
 @nox.session(python="3.11")
 def package(session: nox.Session) -> None:
-    """The wheel, built by way of the sdist, in an environment with nothing else."""
+    """Build the wheel from the sdist, and use it in an empty environment."""
     folder = Path(session.create_tmp()).resolve()
-    shutil.rmtree(folder)  # what a run before has left
+    shutil.rmtree(folder)  # files of an earlier run
     folder.mkdir()
     session.install("build")
     session.run("python", "-m", "build", "--outdir", str(folder / "dist"), ".", silent=True)
     session.run("python", "-m", "venv", "--clear", str(folder / "env"))
     python, [wheel] = str(folder / "env/bin/python"), (folder / "dist").glob("*.whl")
     session.run(python, "-m", "pip", "--quiet", "install", str(wheel), external=True)
-    session.chdir(folder)  # the checkout is not to be found
+    session.chdir(folder)  # so that Python does not import from the checkout
     session.run(python, "-m", "django", "startproject", "shop", external=True)
     settings = Path("shop/shop/settings.py")
     settings.write_text(f"{settings.read_text()}\nINSTALLED_APPS += ['outbox_app']\n")

@@ -1,7 +1,7 @@
 """Sphinx builds these pages with warnings as errors: ``make docs``.
 
-The pages of the API are made from the docstrings, which takes a configured Django; it needs no
-database and no broker.
+Sphinx makes the API pages from docstrings. This needs a configured Django, but no database and no
+broker.
 """
 
 import sys
@@ -30,7 +30,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 nitpicky = True
-# Names of Python, Django, Celery and kombu are named, not linked: building needs no network.
+# Names of Python, Django, Celery and kombu are not linked, so that building needs no network.
 nitpick_ignore_regex = [(r"py:.*", r"(?!outbox_app\.).*")]
 
 autodoc_member_order = "bysource"

@@ -1,10 +1,10 @@
 """Fixtures of all tiers: the three databases, the two brokers, Celery apps.
 
-A test that asks for ``alias`` runs once on each database, with the outbox on it. It gets the mark
-``django_db`` for that alias alone, so Django refuses whatever forgets its ``using``. To commit,
-mark it ``django_db(transaction=True)``; to reach several aliases, name them: ``databases=``.
+A test with the fixture ``alias`` runs once on each database, with the outbox on it. It gets the
+mark ``django_db`` for that alias alone, so Django refuses code that forgets its ``using``. To let a
+test commit, mark it ``django_db(transaction=True)``; for several aliases add ``databases=``.
 
-A service that is not there skips the test on a laptop and fails it in CI.
+If a service is missing, its tests are skipped on a laptop, and fail in CI.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from outbox_app.celery import OutboxCelery
 
-#: Fixtures that several folders share, and which tests run where.
+#: Fixtures that several folders share, and plugins that choose where each test runs.
 pytest_plugins = [
     "tests.fixtures.door",
     "tests.fixtures.drainers",
@@ -57,13 +57,13 @@ def tests_end_by_themselves() -> None:
 
 @pytest.fixture(scope="session")
 def django_db_setup(time_left: float, django_db_setup: None) -> None:
-    """pytest-django's, outside of the first test's time limit: if it fails, every test does."""
+    """pytest-django's fixture, outside the first test's time limit: if it fails, all tests do."""
     signal.setitimer(signal.ITIMER_REAL, time_left)
 
 
 @pytest.fixture(scope="session")
 def time_left() -> float:
-    """Seconds that are left of the time limit of the test that is being set up, which stops."""
+    """Stop the time limit of the test that is being set up. Returns the seconds that are left."""
     return signal.setitimer(signal.ITIMER_REAL, 0)[0]
 
 
@@ -76,7 +76,7 @@ def alias(request: pytest.FixtureRequest, settings: Settings) -> str:
 
 @pytest.fixture
 def pool_of_one(alias: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The alias, of PostgreSQL, has Django's pool, which has one connection."""
+    """The alias (of PostgreSQL) uses Django's pool, with one connection."""
     pytest.importorskip("psycopg_pool")
     connection: Any = connections[alias]
     connection.close()
@@ -89,9 +89,9 @@ def pool_of_one(alias: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def in_atomic(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The test runs inside an ``atomic()`` of the code, as that of the test itself does not count.
+    """The test runs inside an ``atomic()`` block, because outbox_app ignores the test case's own.
 
-    One that commits (``transaction=True``) opens its own.
+    A test that commits (``transaction=True``) opens its own block.
     """
     mark = request.node.get_closest_marker("django_db")
     commits = mark.kwargs.get("transaction") if mark else False
@@ -102,10 +102,10 @@ def in_atomic(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def environment() -> Callable[[str], dict[str, str]]:
-    """``environment(alias)``: variables for a process that has to see the test's databases.
+    """``environment(alias)``: variables for a process that uses the test's databases.
 
     The process runs under ``tests.settings`` with its outbox on ``alias``. Only a test with
-    ``transaction=True`` commits anything that it could see.
+    ``transaction=True`` commits rows that the process can see.
     """
 
     def make(alias: str) -> dict[str, str]:
@@ -140,10 +140,10 @@ def rabbitmq_url() -> str:
 
 @pytest.fixture
 def make_app() -> Iterator[Callable[..., OutboxCelery]]:
-    """``make_app(broker_url="memory://", **conf)``: an OutboxCelery that ends with the test.
+    """``make_app(broker_url="memory://", **conf)``: an OutboxCelery, closed after the test.
 
-    Its name is unique, and so is its default queue, which has the same name. It does not become
-    the current app.
+    The app and its default queue have the same, unique name. The app does not become the current
+    app.
     """
     from kombu.transport import memory
 
@@ -167,9 +167,9 @@ def make_app() -> Iterator[Callable[..., OutboxCelery]]:
 
 @pytest.fixture(autouse=True)
 def tasks_end_with_the_test() -> Iterator[None]:
-    """Forget what ``@app.task`` defined: Celery shares it with every app that is made later.
+    """Forget tasks defined by ``@app.task``: Celery shares them with every app that is made later.
 
-    What ``@shared_task`` defined stays; its module may just have been imported.
+    Tasks defined by ``@shared_task`` stay, because a module is imported only once.
     """
     from celery import _state
 
@@ -181,7 +181,7 @@ def tasks_end_with_the_test() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def subscriptions_end_with_the_test() -> Iterator[None]:
-    """Forget the subscriptions that a test, or code in the documentation, declared."""
+    """Forget the subscriptions that a test, or code of the documentation, has declared."""
     from outbox_app.subscriptions import subscriber
 
     before = dict(subscriber._subscribers)
@@ -192,17 +192,17 @@ def subscriptions_end_with_the_test() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def counters_begin_with_the_test() -> None:
-    """Those of the process would be written, every ten seconds, into a test that counts."""
+    """Clear the process's counters: it writes them every ten seconds, also in tests that count."""
     if counters := sys.modules.get("outbox_app.process.counters"):
         counters._shared.clear()
 
 
 @pytest.fixture
 def new_log(request: pytest.FixtureRequest) -> None:
-    """A log without history on MariaDB, for tests that write while others hold rows.
+    """A log without deleted rows on MariaDB, for tests in which several writers hold rows.
 
-    The flush of an earlier test deletes rows. Until they are purged, a writer of the same stream
-    and version locks the gap before it, and another one waits there for longer than a test does.
+    The flush after an earlier test deletes rows. Until MariaDB has purged them, a writer of the
+    same stream and version locks the gap before them, and another waits longer than a test does.
     """
     alias = _alias(request.node)
     if alias == "mariadb":
@@ -240,9 +240,9 @@ def _alias(item: Any) -> str | None:
 def new_database(
     request: pytest.FixtureRequest, django_db_blocker: Any
 ) -> Iterator[dict[str, object]]:
-    """A database of the test's own on the server of an alias, as Django's settings have it.
+    """An entry of DATABASES for a new database on the server of an alias.
 
-    The alias is the parameter. For SQLite it is empty: choose a file.
+    The alias is the parameter. For SQLite the entry is empty: choose a file.
     """
     import environ
 

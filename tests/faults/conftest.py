@@ -17,7 +17,7 @@ SERVERS = {"postgres": PostgreSQL, "mariadb": MariaDB}
 
 @pytest.fixture(scope="module", params=list(SERVERS))
 def private_database(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A database server of this module's own: PostgreSQL, then MariaDB."""
+    """A database server for this module alone: PostgreSQL, then MariaDB."""
     if request.param not in connections:
         pytest.skip(f"no {request.param}")
     with SERVERS[request.param]() as server:
@@ -28,7 +28,7 @@ def private_database(request: pytest.FixtureRequest) -> Iterator[Any]:
 def private_alias(private_database: Any, django_db_blocker: Any, settings: Any) -> Iterator[str]:
     """An alias on the private server, migrated and empty, with the outbox on it.
 
-    Not for tests with the mark ``django_db``: that knows the aliases of the settings only.
+    Not for tests with the mark ``django_db``: the mark knows only the aliases of the settings.
     """
     with outbox_on(private_database.url, django_db_blocker, settings) as alias:
         yield alias

@@ -1,7 +1,7 @@
-"""A project for real drainers: settings with Celery apps, told by the environment.
+"""A project for real drainers: settings with Celery apps, which the environment describes.
 
-``DJANGO_SETTINGS_MODULE=tests.faults.project``. A test makes the same apps of the same arguments to
-stage their tasks and to see what the broker got.
+``DJANGO_SETTINGS_MODULE=tests.faults.project``. A test makes the same apps from the same arguments,
+to stage their tasks and to read the broker's messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.settings import DATABASES, OUTBOX
 
 
 def make(name: str, broker: str) -> OutboxCelery:
-    """Return an app with the task ``note``, whose default queue has its name."""
+    """Return an app with the task ``note``. Its default queue has the app's name."""
     app = OutboxCelery(name, broker=broker, set_as_current=False)
     app.conf.task_default_queue = name
     app.task(name="note", shared=False)(tasks.note)

@@ -1,8 +1,8 @@
-"""What the fault tests share: drainers, and the books that show what became of each job.
+"""Tools of the fault tests: drainers, and books that record each job and its messages.
 
 A ``Book`` knows every job that was staged and committed: its row's id and its shard, by task id. It
-says whether the broker has each at least once (P3), and whether each extra publish belongs to an
-incident that names its shard and its id (P5).
+checks that the broker has each job at least once (P3), and that each extra publish belongs to an
+incident that names the job's shard and id (P5).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tests.patience import SECONDS, eventually, patience
 from tests.servers import processes
 
 ROOT = Path(__file__).resolve().parents[2]
-#: For a broker that takes its time: on a busy machine nothing may be in doubt.
+#: Long leases and timeouts: even on a busy machine no publish must be in doubt.
 PATIENT = {"LEASE_SECONDS": 15, "PUBLISH_TIMEOUT": 10}
-#: Short leases, so that a takeover is a matter of seconds.
+#: Short leases, so that a takeover needs only seconds.
 QUICK = {"LEASE_SECONDS": 2, "PUBLISH_TIMEOUT": 1, "INTERVAL": 0.1, "MAX_BACKOFF": 0.5}
 
 
@@ -49,7 +49,7 @@ def on(*aliases: str) -> pytest.MarkDecorator:
 
 @contextmanager
 def alias_for(url: str) -> Iterator[str]:
-    """A further alias for the time of the block: a database of a private server, migrated."""
+    """Add an alias for the time of the block, for the database of a private server at ``url``."""
     alias = f"private_{uuid4().hex[:8]}"
     parts = urlsplit(url)
     like = {"postgres": "postgres", "mysql": "mariadb"}[parts.scheme]
@@ -73,7 +73,7 @@ def alias_for(url: str) -> Iterator[str]:
 
 @contextmanager
 def outbox_on(url: str, blocker: Any, settings: Any) -> Iterator[str]:
-    """An alias on a private server, migrated and empty, with the outbox on it."""
+    """Yield an alias on a private server, migrated and empty, with the outbox on it."""
     with blocker.unblock(), alias_for(url) as alias:
         if StagedJob._meta.db_table not in connections[alias].introspection.table_names():
             call_command("migrate", database=alias, verbosity=0)
@@ -83,7 +83,7 @@ def outbox_on(url: str, blocker: Any, settings: Any) -> Iterator[str]:
 
 
 class Book:
-    """The jobs of one test, and what the broker got.
+    """The jobs of one test, and the messages that the broker received.
 
     Args:
         using: Database alias.
@@ -105,7 +105,7 @@ class Book:
                 using=self.using,
                 ordering_key=key,
             )
-            self.note()  # before a drainer that runs can take them
+            self.note()  # before a running drainer can take them
         return ids
 
     def note(self) -> None:
@@ -114,7 +114,7 @@ class Book:
         self.jobs.update({task_id: (id, shard) for task_id, id, shard in rows})
 
     def receive(self, app: Any, queue: str = "", url: str | None = None) -> list[str]:
-        """Take what is in the app's queue now. Returns all task ids that were sent, in order."""
+        """Take the messages in the app's queue. Returns the task ids of all messages, in order."""
         queue = queue or app.conf.task_default_queue
         with app.connection_for_read(url) as connection:
             take = _take_from_redis if connection.transport.driver_type == "redis" else _take
@@ -125,11 +125,11 @@ class Book:
 
     @property
     def twice(self) -> dict[str, int]:
-        """Jobs that were sent more than once, and how often too many."""
+        """Jobs that were sent more than once, with the number of extra messages."""
         return {task_id: n - 1 for task_id, n in Counter(self.sent).items() if n > 1}
 
     def assert_complete(self, but: Iterable[str] = ()) -> None:
-        """Nothing lost, nothing left, nothing that was not staged, every duplicate explained."""
+        """No job is lost or left, no message is unknown, and incidents explain all duplicates."""
         assert not StagedJob.objects.using(self.using).exists()
         assert set(self.jobs) - set(self.sent) == set(but)
         assert set(self.sent) <= set(self.jobs)
@@ -142,7 +142,7 @@ class Book:
             ), f"job {id} of shard {shard} was sent twice outside of {incidents}"
 
     def assert_exact(self, but: Iterable[str] = ()) -> None:
-        """As above, and nothing was sent twice, and no incident makes anybody think so."""
+        """Like assert_complete; also no job was sent twice, and there are no incidents."""
         self.assert_complete(but)
         assert not self.twice
         assert not Incident.objects.using(self.using).exists()
@@ -156,7 +156,7 @@ def _take(queue: Any) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def _take_from_redis(queue: Any) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """All at once: one by one, kombu takes a thousand in a second."""
+    """Take all messages at once: kombu takes only a thousand per second, one by one."""
     with queue.channel.client.pipeline() as pipeline:
         pipeline.lrange(queue.name, 0, -1)
         pipeline.delete(queue.name)
@@ -167,13 +167,13 @@ def _take_from_redis(queue: Any) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def assert_handed_back(using: str) -> None:
-    """No drainer is left, and no shard has an owner."""
+    """Assert that no drainer is registered, and that no shard has an owner."""
     assert not Process.objects.using(using).exists()
     assert not Lease.objects.using(using).filter(owner__isnull=False).exists()
 
 
 def listeners(using: str) -> int:
-    """How many loops wait to be woken, on PostgreSQL."""
+    """Return how many loops wait for a wake-up, on PostgreSQL."""
     with connections[using].cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
@@ -184,7 +184,7 @@ def listeners(using: str) -> int:
 
 
 def is_quiet(using: str) -> bool:
-    """Whether no other session has begun or ended a statement just now, on PostgreSQL."""
+    """Return whether no other session has begun or ended a statement within 0.3 s (PostgreSQL)."""
     with connections[using].cursor() as cursor:
         cursor.execute(
             "SELECT max(state_change) < clock_timestamp() - interval '0.3 s' FROM pg_stat_activity "
@@ -194,12 +194,12 @@ def is_quiet(using: str) -> bool:
 
 
 def drain(using: str, **options: Any) -> Any:
-    """Drain here what is there. Returns the tally."""
+    """Drain all jobs in this thread. Returns the DrainStats."""
     return Drain(using=using, **options).run(once=True)
 
 
 class DrainThread(threading.Thread):
-    """A drainer in a thread, with a connection of its own."""
+    """A drainer in a thread, with its own connection."""
 
     def __init__(self, using: str, **options: Any) -> None:
         super().__init__(daemon=True)
@@ -218,7 +218,7 @@ class DrainThread(threading.Thread):
 
 @contextmanager
 def draining(using: str, **options: Any) -> Iterator[Drain]:
-    """Drain in a thread while the block runs; it must end by itself when it is told to."""
+    """Drain in a thread while the block runs. The drainer must end after stop()."""
     thread = DrainThread(using, **options)
     thread.start()
     try:
@@ -231,7 +231,7 @@ def draining(using: str, **options: Any) -> Iterator[Drain]:
 
 
 class Subprocess:
-    """``manage.py drain_outbox``, or another command, as a real process."""
+    """A real process of ``manage.py drain_outbox``, or of another command."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class Subprocess:
         return self.log.read_text()
 
     def says(self, text: str) -> None:
-        """Wait until it has written ``text``."""
+        """Wait until the process has written ``text``."""
         eventually(
             lambda: text in self.output or self.popen.poll() is not None, f"{text!r} in {self.log}"
         )
@@ -270,13 +270,13 @@ class Subprocess:
         self.popen.send_signal(number)
 
     def wait(self, seconds: float = SECONDS) -> int:
-        """Wait for its end. Returns its exit code."""
+        """Wait for the process to end. Returns its exit code."""
         code = self.popen.wait(patience(seconds))
         processes.forget_process(self.pid)
         return code
 
     def stop(self) -> int:
-        """SIGTERM, and wait. Returns its exit code."""
+        """Send SIGTERM, and wait for the end. Returns the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait()
 
@@ -287,5 +287,5 @@ class Subprocess:
 
 
 def dead_reasons(using: str) -> dict[str, str]:
-    """Task ids of dead jobs with their reasons."""
+    """Return the reasons of dead jobs, by task id."""
     return dict(DeadJob.objects.using(using).values_list("task_id", "reason"))

@@ -1,7 +1,7 @@
-"""A writer to be killed: a business row and a job in one transaction, told what to do by its input.
+"""A writer for tests to kill: it writes a business row and a job in one transaction.
 
-``python -m tests.faults.writer NAME`` under the settings of ``tests.faults.project``. It says
-``written`` when both rows are written, and then waits for a line on its standard input to commit.
+Run ``python -m tests.faults.writer NAME`` with the settings ``tests.faults.project``. The writer
+prints ``written`` after both rows, and commits when it gets a line on its standard input.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Private test servers, each in a temporary folder and on free ports.
 
-``python -m tests.servers run -- COMMAND`` runs a command with all of them; a test that wants to
-kill a server makes one of its own, for instance ``with Redis() as redis: ...``.
+``python -m tests.servers run -- COMMAND`` runs a command with all of them. A test that kills a
+server starts its own, for instance ``with Redis() as redis: ...``.
 """
 
 from .base import PortTaken, Server, ServerFailed

@@ -1,15 +1,15 @@
 """Command line of the test servers.
 
-``run [--only postgres,redis] -- COMMAND`` starts the servers in parallel, tells COMMAND their
-addresses in POSTGRES_URL, MARIADB_URL, REDIS_URL and RABBITMQ_URL, and ends with its exit code.
-A server whose variable is set already is not started. SIGINT and SIGTERM are passed on to
-COMMAND; whatever happens, the servers end with the run.
+``run [--only postgres,redis] -- COMMAND`` starts the servers in parallel, passes their addresses to
+COMMAND in POSTGRES_URL, MARIADB_URL, REDIS_URL and RABBITMQ_URL, and exits with COMMAND's exit
+code. A server whose variable is already set is not started. SIGINT and SIGTERM are forwarded to
+COMMAND. The servers always end with the run.
 ``--workers N`` starts N sets of servers, one for each worker of ``pytest -n auto`` (see ``sets``),
-with one RabbitMQ for all of them, in memory where there is plenty (see ``ports``), and lets COMMAND
-keep what Python compiles: else each worker would compile every test, and each process that a test
-starts all of outbox_app.
-Where a variable names a server of yours there is one set, and pytest runs without workers.
-``install`` installs the packages that are missing, or names them and ends with exit code 2.
+with one RabbitMQ for all. The servers live in memory if there is enough (see ``ports``). Python may
+write .pyc files: else each worker would compile every test, and each process of a test would
+compile all of outbox_app.
+If a variable names a server of yours, there is one set, and pytest runs without workers.
+``install`` installs the missing packages, or lists them and exits with code 2.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(command: Sequence[str], names: Sequence[str], *, workers: int = 1) -> int:
-    """Runs the command with the servers and returns its exit code."""
+    """Run the command with the servers. Returns its exit code."""
     for signal_number in SIGNALS:
         signal.signal(signal_number, _interrupt)
     missing = [name for name in names if not os.environ.get(_variable(name))]
@@ -99,7 +99,7 @@ def run(command: Sequence[str], names: Sequence[str], *, workers: int = 1) -> in
 
 
 def _servers(kind: type[Server], workers: int) -> list[Server]:
-    """One for each worker, or one that has room for all of them."""
+    """Return a server for each worker, or one RabbitMQ with a virtual host for each."""
     if issubclass(kind, RabbitMQ) and workers > 1:
         return [RabbitMQ(virtual_hosts=[f"worker-{number}" for number in range(workers)])]
     return [kind() for _ in range(workers)]
@@ -116,7 +116,7 @@ def _start_all(servers: Sequence[Server]) -> None:
             for start in concurrent.futures.as_completed(starts):
                 start.result()
         except BaseException:
-            for server in servers:  # Or the pool would wait for the slowest of them.
+            for server in servers:  # Otherwise the pool would wait for the slowest server.
                 server.close()
             raise
 
@@ -138,7 +138,7 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
     try:
         return _exit_code(process.wait())
     except Interrupted as interrupt:
-        # The terminal has sent its Ctrl-C to the command as well: two would break off pytest.
+        # The terminal has sent Ctrl-C to the command, too. A second one would abort pytest.
         if not (interrupt.signal_number == signal.SIGINT and _is_in_foreground()):
             process.send_signal(interrupt.signal_number)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,7 +163,7 @@ def _is_in_foreground() -> bool:
 
 
 def _interrupt(signal_number: int, frame: FrameType | None) -> None:
-    _ignore_signals()  # A second one must not break off the clean-up.
+    _ignore_signals()  # A second signal must not interrupt the clean-up.
     raise Interrupted(signal_number)
 
 

@@ -1,10 +1,10 @@
-"""What all private test servers have in common.
+"""The base class of all private test servers.
 
-A server lives in a temporary folder and on ports of its own, so that any number of instances
-can run at once. ``start`` returns when the server accepts connections. ``stop`` (graceful) and
-``kill`` (SIGKILL) keep port and data: a later ``start`` continues with them. ``close`` ends the
-server for good and removes the folder; leaving a ``with`` block closes. Whatever is not closed
-ends with the process that started it.
+A server has its own temporary folder and ports, so that any number of instances can run at once.
+``start`` returns when the server accepts connections. ``stop`` (graceful) and ``kill`` (SIGKILL)
+keep port and data: a later ``start`` continues with them. ``close`` ends the server for good and
+removes the folder; leaving a ``with`` block closes the server. A server that is not closed ends
+with the process that started it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ServerFailed(RuntimeError):
 
 
 class PortTaken(ServerFailed):
-    """Somebody took the port between our choice and the start of the server."""
+    """Another process took the port between our choice and the start of the server."""
 
 
 class Server:
@@ -61,7 +61,7 @@ class Server:
 
     @property
     def urls(self) -> list[str]:
-        """What workers are given: each takes one."""
+        """The addresses for the workers of pytest, one for each."""
         return [self.url]
 
     @property
@@ -126,7 +126,7 @@ class Server:
         self.start()
 
     def close(self) -> None:
-        self._closing.set()  # Makes a start that is under way in another thread give up.
+        self._closing.set()  # A start in progress in another thread gives up.
         with self._lock:
             self._discard()
 
@@ -137,7 +137,7 @@ class Server:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # What a kind of server defines.
+    # Each kind of server defines these methods.
 
     def _create_data(self) -> None:
         """Called once, before the first launch."""
@@ -185,8 +185,8 @@ class Server:
             raise
 
     def _wait_until_ready(self) -> None:
-        # The log of our own process is the only proof that it is our server that listens: on a
-        # port that was taken meanwhile somebody else's server would answer as well.
+        # Only the log of our own process proves that our server listens: if another process has
+        # taken the port in the meantime, its server would answer connections, too.
         assert self._process is not None
         begin = time.monotonic()
         while self.ready_text not in self._new_log():
@@ -197,7 +197,7 @@ class Server:
             self._pause_between_looks()
 
     def _run(self, *command: str) -> None:
-        """Runs a helper program to its end, with its output in the log."""
+        """Run a helper program to its end. Its output goes to the log."""
         process = self._spawn(command)
         try:
             while process.poll() is None:

@@ -28,6 +28,6 @@ class Etcd(Server):
             *("--listen-client-urls", clients, "--advertise-client-urls", clients),
             *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers),
             *("--initial-cluster", f"default={peers}"),
-            # A lease is at least one and a half of the time of an election.
+            # The shortest lease that etcd grants is one and a half times the election timeout.
             *("--heartbeat-interval", "20", "--election-timeout", "200"),
         ]

@@ -1,9 +1,9 @@
 """Installs the Debian packages that the test servers and the browser tests need.
 
-A package counts as missing when the program or file that we use of it cannot be found, so
-that a server which was installed by other means is left alone. As root the missing packages
-are installed through apt, without questions and without starting any system service. Anyone
-else gets a ``MissingPackages`` error that names the packages and the apt command.
+A package counts as missing if the program or file that we use from it cannot be found, so a server
+that was installed by other means is left alone. If we are root, apt installs the missing packages,
+without questions and without starting any system service. Other users get a ``MissingPackages``
+error that names the packages and the apt command.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MissingPackages(RuntimeError):
 
 
 def find_program(name: str, *, patterns: tuple[str, ...] = ()) -> str | None:
-    """The newest file that matches a pattern, else the program of that name, else None."""
+    """Return the newest file that matches a pattern, else the program of that name, else None."""
     for pattern in patterns:
         found = sorted(glob.glob(pattern), key=_numbers_in)
         if found:
@@ -45,7 +45,7 @@ def find_postgres_program(name: str) -> str | None:
 
 
 def find_rabbitmq_program(name: str) -> str | None:
-    # /usr/sbin/rabbitmq-server of Debian is a wrapper that changes to the user "rabbitmq".
+    # Debian's /usr/sbin/rabbitmq-server is a wrapper that switches to the user "rabbitmq".
     return find_program(name, patterns=(f"/usr/lib/rabbitmq/bin/{name}",))
 
 
@@ -54,7 +54,7 @@ def missing_packages() -> list[str]:
 
 
 def install() -> list[str]:
-    """Installs what is missing and returns the names of the packages."""
+    """Install the missing packages. Returns their names."""
     missing = missing_packages()
     if not missing:
         return []
@@ -75,7 +75,7 @@ def install() -> list[str]:
 
 @contextlib.contextmanager
 def _no_service_starts() -> Iterator[None]:
-    """Forbids service starts by package scripts; a policy that exists already is kept."""
+    """Forbid package scripts to start services. A policy that already exists is kept."""
     try:
         descriptor = os.open(POLICY_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o755)
     except FileExistsError:

@@ -1,8 +1,8 @@
 """A private MariaDB server.
 
-It is reached over TCP as the user ``outbox`` with the password ``outbox``, who may do
-everything, databases of its own included, in the database ``outbox``. Nothing is ever flushed
-to the disk, yet what was committed survives ``kill``.
+Clients connect over TCP as the user ``outbox`` with the password ``outbox`` to the database
+``outbox``. The user has all privileges, and may create databases. The server never flushes to the
+disk, but committed transactions survive ``kill``.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class MariaDB(Server):
             *("--no-defaults", f"--datadir={self.folder}/data"),
             *(("--user=root",) if os.geteuid() == 0 else ()),
             *("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M"),
-            # 0 would keep commits in the memory of the server for up to a second: kill() would
-            # lose them. 2 hands them to the operating system.
+            # With 0 the server would keep commits in its memory for up to a second, and kill()
+            # would lose them. With 2 it hands them to the operating system.
             *("--innodb-flush-log-at-trx-commit=2", "--loose-innodb-flush-method=nosync"),
         ]
 

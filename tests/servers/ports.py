@@ -1,8 +1,8 @@
 """Free ports and short-lived folders for servers.
 
-Ports lie below the range of outgoing connections. From within that range a client that tries
-to reconnect to a killed server can be given the very port of the server as its own: it is then
-connected to itself, and the server cannot start again.
+The ports are below the range of outgoing connections. Inside that range, a client that reconnects
+to a killed server can get the server's port as its own: the client is then connected to itself, and
+the server cannot start again.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import socket
 import tempfile
 from pathlib import Path
 
-#: Names the folder in which those of the servers are made. Default: that for temporary files.
+#: This variable names the parent folder of the servers' folders. Default: that of temporary files.
 VARIABLE = "OUTBOX_TEST_FOLDER"
 _MEMORY = Path("/dev/shm")
-#: Three sets of servers and what the tests write into them need less than half of it.
+#: Three sets of servers, with the rows of the tests, need less than half of this.
 _ENOUGH_BYTES = 8 * 2**30
-# Test runners seed the global generator, which makes all runs choose alike.
+# Test runners seed the global generator, so all runs would choose the same ports.
 _random = random.SystemRandom()
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that is free now and that this process has not been given before."""
+    """Return a port of 127.0.0.1 that is free, and that this process has not chosen before."""
     while True:
         port = _random.randrange(20000, 32000)
         if port not in _given and _is_free(port):
@@ -35,15 +35,15 @@ def free_port() -> int:
 
 
 def folder_of_servers() -> str:
-    """Where servers, and the tests' SQLite, keep what need not outlive them."""
+    """Return the parent folder of the files of servers and of the tests' SQLite."""
     return os.environ.get(VARIABLE) or tempfile.gettempdir()
 
 
 def in_memory() -> dict[str, str]:
-    """The variable that lets servers live in memory, where this machine has plenty of it.
+    """Return the variable that puts servers into memory, if this machine has enough of it.
 
-    PostgreSQL makes and removes dozens of files for each TRUNCATE, the end of each test: that takes
-    a third of the time there. A server that is killed finds its files again, as on a disk.
+    PostgreSQL creates and removes dozens of files for each TRUNCATE, which ends each test: in
+    memory this takes a third of the time. A killed server finds its files again, as on a disk.
     """
     if not _MEMORY.is_dir() or not os.access(_MEMORY, os.W_OK):
         return {}
@@ -53,7 +53,7 @@ def in_memory() -> dict[str, str]:
 
 
 def make_folder(name: str, user: str | None) -> Path:
-    """A new folder that belongs to the user and is short enough for the path of a socket."""
+    """Create a folder that belongs to the user, with a path short enough for a socket in it."""
     parent = folder_of_servers()
     steps = [Path(parent), *Path(parent).parents]
     is_closed = user and not all(step.stat().st_mode & 0o001 for step in steps)

@@ -1,8 +1,8 @@
 """A private PostgreSQL server.
 
-It is reached over TCP as the superuser ``outbox`` without a password, in the database
-``outbox``, and over a socket in its folder. Nothing is ever flushed to the disk, which is fast
-and safe for everything short of a crash of the machine: what was committed survives ``kill``.
+Clients connect as the superuser ``outbox`` without a password to the database ``outbox``, over TCP
+or over a socket in the server's folder. The server never flushes to the disk, which is fast and
+safe, except in a crash of the machine: committed transactions survive ``kill``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .install import MissingPackages, find_postgres_program
 
 _SETTINGS = {
     "fsync": "off",
-    # "off" would keep commits in the memory of the server for a while: kill() would lose them.
-    # Without fsync "on" is no slower.
+    # With "off" the server would keep commits in its memory for a while, and kill() would lose
+    # them. Without fsync, "on" is no slower.
     "synchronous_commit": "on",
     "full_page_writes": "off",
     "max_connections": "200",
     "max_prepared_transactions": "20",
     "listen_addresses": "127.0.0.1",
-    # Memory files in the data folder, as those in /dev/shm would outlive a killed server.
+    # Shared memory in files of the data folder: files in /dev/shm would outlive a killed server.
     "dynamic_shared_memory_type": "mmap",
 }
 
@@ -32,7 +32,7 @@ _SETTINGS = {
 class PostgreSQL(Server):
     name = "postgres"
     ready_text = "database system is ready to accept connections"
-    stop_signal = signal.SIGINT  # Ends open connections; SIGTERM would wait for them.
+    stop_signal = signal.SIGINT  # It ends open connections; SIGTERM would wait for them.
 
     def __init__(self, *, extra_arguments: Sequence[str] = ()) -> None:
         super().__init__(extra_arguments=extra_arguments)

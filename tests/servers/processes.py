@@ -1,12 +1,12 @@
-"""Process trees, and a guard that ends them when the process that started them is gone.
+"""Process trees, and a guard that ends them when the process that started them has ended.
 
-Everything works by process id, never by name. ``spawn`` registers a child with the guard, a
-small process of its own that reads a pipe from us. When the pipe closes, because we have ended
-in whatever way (SIGKILL included), the guard ends the registered processes with their
-descendants and removes the registered folders.
+All functions work by process id, never by name. ``spawn`` registers a child with the guard, a small
+separate process that reads a pipe from us. The pipe closes when we end, even by SIGKILL. Then the
+guard ends the registered processes with their descendants, and removes the registered folders.
 
-PR_SET_PDEATHSIG would not do: it fires when the *thread* that started the child ends, a change
-of user clears it, it reaches no grandchildren, and a stopped server ignores all but SIGKILL.
+PR_SET_PDEATHSIG would not be enough: it fires when the *thread* that started the child ends, a
+change of user clears it, it does not reach grandchildren, and a stopped server ignores every signal
+but SIGKILL.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _IPC_RMID = 0
 
 
 def is_running(pid: int) -> bool:
-    """True for a process that exists and has not ended; a zombie has ended."""
+    """Return whether a process exists and has not ended. A zombie has ended."""
     return pid in _running_processes()
 
 
 def process_tree(pid: int) -> list[int]:
-    """The process and its descendants, parents first; empty when it is not running."""
+    """Return the process and its descendants, parents first, or nothing if it is not running."""
     parents = _running_processes()
     tree = [pid] if pid in parents else []
     for parent in tree:
@@ -43,9 +43,9 @@ def process_tree(pid: int) -> list[int]:
 
 
 def stop_tree(pid: int) -> list[int]:
-    """SIGSTOP for the whole tree; returns its process ids."""
+    """Send SIGSTOP to the whole tree. Returns its process ids."""
     stopped: list[int] = []
-    # A process can fork until its signal arrives, so look again until nothing new appears.
+    # A process can fork until its signal arrives, so repeat until no new process appears.
     while new := [member for member in process_tree(pid) if member not in stopped]:
         _send(new, signal.SIGSTOP)
         _wait_until(lambda: all(map(_is_still, new)), timeout=30)
@@ -58,8 +58,8 @@ def continue_tree(pid: int) -> None:
 
 
 def kill_trees(pids: Iterable[int]) -> None:
-    """SIGKILL for whole trees; returns when they have ended."""
-    # All are frozen first, so that none can react to the end of another by starting processes.
+    """Send SIGKILL to whole trees, and wait until they have ended."""
+    # Stop all processes first, so that none reacts to the end of another by starting new ones.
     members = [member for pid in pids for member in stop_tree(pid)]
     _send(members, signal.SIGKILL)
     wait_for_end(members, timeout=30)
@@ -88,7 +88,7 @@ def spawn(
     user: str | None,
     popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> subprocess.Popen[bytes]:
-    """Starts a guarded process in a session of its own, so that Ctrl-C does not reach it."""
+    """Start a guarded process in its own session, so that Ctrl-C does not reach it."""
     with log.open("ab") as output:
         process = popen(
             list(command),
@@ -107,12 +107,12 @@ def spawn(
 
 
 def guard_process(pid: int, *, gently: bool = False) -> None:
-    """Lets the guard end the process; gently means with SIGTERM, and first of all."""
+    """Let the guard end the process. ``gently``: with SIGTERM first, and before the others."""
     _guard.tell("process", str(pid), _start_time(pid), "gently" if gently else "")
 
 
 def forget_process(pid: int) -> None:
-    """To be called when the process has been waited for, as its id may then be used anew."""
+    """Unregister a process. Call this after wait(), when the system may use its id again."""
     _guard.tell("ended", str(pid))
 
 
@@ -162,7 +162,7 @@ def _guard_until_parent_ends() -> None:
             processes.pop(int(word), None)
         elif kind == "folder":
             folders.append(word)
-    # With another start time the process has ended and its id is another's by now.
+    # If the start time differs, our process has ended, and another process has its id now.
     ours = [pid for pid, (start_time, _) in processes.items() if _start_time(pid) == start_time]
     gentle = [pid for pid in ours if processes[pid][1] == "gently"]
     gentle_trees = [member for pid in gentle for member in process_tree(pid)]
@@ -174,7 +174,7 @@ def _guard_until_parent_ends() -> None:
 
 
 def _remove_shared_memory(pids: Sequence[int]) -> None:
-    """Removes the System V segments that killed processes (PostgreSQL) have left behind."""
+    """Remove the System V segments that killed processes (PostgreSQL) have left behind."""
     table = Path("/proc/sysvipc/shm")
     rows = table.read_text().splitlines() if table.exists() else ["key shmid cpid nattch"]
     names = rows[0].split()
@@ -198,23 +198,23 @@ def _start_time(pid: int) -> str:
 
 
 def _is_still(pid: int) -> bool:
-    """True for a process of which no thread runs: all are stopped, or it has ended."""
+    """Return whether no thread of a process runs: all are stopped, or the process has ended."""
     return all(state in "TtZX" for state, _ in _states(f"/proc/{pid}/task").values())
 
 
 def _running_processes() -> dict[int, int]:
-    """Parent id by process id."""
+    """Return the parent id of each running process, by process id."""
     return {pid: parent for pid, (state, parent) in _states("/proc").items() if state not in "ZX"}
 
 
 def _states(folder: str) -> dict[int, tuple[str, int]]:
-    """State and parent id of each process of ``/proc``, or thread of ``/proc/PID/task``."""
+    """Return state and parent id of each process in ``/proc``, or thread in ``/proc/PID/task``."""
     states = {}
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for entry in filter(str.isdigit, os.listdir(folder)):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 with open(f"{folder}/{entry}/stat", "rb") as stat:
-                    # The name, in parentheses, may hold blanks and parentheses itself.
+                    # The name in parentheses may itself contain blanks and parentheses.
                     state, parent = stat.read().rpartition(b")")[2].split()[:2]
                 states[int(entry)] = (state.decode(), int(parent))
     return states

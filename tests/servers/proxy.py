@@ -1,14 +1,14 @@
-"""A TCP proxy that can fail in chosen ways, in a thread of its own.
+"""A TCP proxy that can fail in chosen ways, in its own thread.
 
-``mode`` may be changed at any time and holds for open connections too, from the next bytes on:
+``mode`` may be changed at any time. It applies to open connections, too, from the next bytes on:
 "pass"          forwards both ways.
 "delay"         forwards both ways, each chunk ``delay`` seconds late.
-"blackhole"     accepts and swallows; neither side hears of the other, not even of its end.
-"drop_reply"    forwards to the server and swallows what it answers, its end included.
-"cut_on_reply"  forwards to the server and cuts the connection in place of its answer.
-"refuse"        cuts new connections at once; open ones pass. (See ``cut`` for those.)
-Whatever the mode, ``bytes_per_second`` bounds what each connection takes from its client; 0 is no
-bound. What was swallowed is lost: a connection that saw a swallowing mode is of no use afterwards.
+"blackhole"     accepts and drops all bytes; neither side notices even that the other closes.
+"drop_reply"    forwards to the server, and drops its replies and its closing of the connection.
+"cut_on_reply"  forwards to the server, and cuts the connection instead of forwarding its reply.
+"refuse"        cuts new connections at once; open ones pass. (``cut`` closes open ones.)
+In every mode ``bytes_per_second`` limits the bytes from each client; 0 means no limit. Dropped
+bytes are lost, so a connection is of no use after a mode that drops bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Proxy:
         self._mode: Mode = mode
 
     def cut(self) -> None:
-        """Closes all open connections; returns when it is done."""
+        """Close all open connections, and wait until they are closed."""
         asyncio.run_coroutine_threadsafe(self._cut_all(), self._loop).result()
 
     def __enter__(self) -> Proxy:

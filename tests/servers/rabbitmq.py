@@ -1,9 +1,9 @@
-"""A private RabbitMQ broker without plugins, with an epmd of its own.
+"""A private RabbitMQ broker without plugins, with its own epmd.
 
-Node name, cookie, data, logs and all ports are private, so that it can neither disturb nor
-find another broker. ``kill`` and ``pause`` act upon the broker; the epmd goes on until
-``close``. Durable queues and persistent messages survive ``stop`` and ``kill``. One broker can
-serve several workers, each in a virtual host: a start costs more than all that they send.
+Node name, cookie, data, logs and all ports are private, so that the broker can neither disturb nor
+find another one. ``kill`` and ``pause`` affect the broker; epmd runs until ``close``. Durable
+queues and persistent messages survive ``stop`` and ``kill``. One broker can serve several workers,
+each in a virtual host: starting a broker takes more time than all their messages.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class RabbitMQ(Server):
 
     @property
     def urls(self) -> list[str]:
-        """One for each virtual host."""
+        """The address of each virtual host."""
         return [f"amqp://guest:guest@127.0.0.1:{self.port}/{name}" for name in self.virtual_hosts]
 
     def control(self, *arguments: str) -> str:
-        """Runs rabbitmqctl for this broker and returns its output."""
+        """Run rabbitmqctl for this broker. Returns its output."""
         command = [_rabbitmq_program("rabbitmqctl"), "--quiet", *arguments]
         return subprocess.run(
             command, env=self._environment(), check=True, capture_output=True, text=True
@@ -69,7 +69,7 @@ class RabbitMQ(Server):
         (self.folder / "enabled_plugins").write_text("[].\n")
 
     def _definitions(self) -> dict[str, list[dict[str, str]]]:
-        """What is there at the start: the virtual hosts, and "guest", who may do everything."""
+        """Return the initial definitions: virtual hosts, and "guest" with all permissions."""
         salt = bytes(4)
         password = base64.b64encode(salt + hashlib.sha256(salt + b"guest").digest()).decode()
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
@@ -86,7 +86,7 @@ class RabbitMQ(Server):
 
     def _launch(self) -> None:
         if self._epmd is None or self._epmd.poll() is not None:
-            # Ours, in the foreground: one that the broker starts would detach itself.
+            # Start epmd ourselves, in the foreground: an epmd started by the broker would detach.
             arguments = ("-address", "127.0.0.1", "-port", str(self._epmd_port))
             self._epmd = self._spawn([_epmd_program(), *arguments])
         super()._launch()
@@ -110,7 +110,7 @@ class RabbitMQ(Server):
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_CRASH_DUMP_SECONDS": "0",
-            # For all Erlang programs: the broker has a helper that would start a detached epmd.
+            # For all Erlang programs: a helper of the broker would start a detached epmd.
             "ERL_FLAGS": "-start_epmd false",
             "RABBITMQ_NODENAME": f"outbox-{self.port}@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
@@ -123,11 +123,11 @@ class RabbitMQ(Server):
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced.config",
             "RABBITMQ_CONF_ENV_FILE": f"{folder}/rabbitmq-env.conf",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
-            # With this the script becomes the broker, so that we hold the pid of the broker.
+            # With this variable the script execs the broker, so that our pid is the broker's.
             "RABBITMQ_ALLOW_INPUT": "1",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 "-noinput -kernel inet_dist_use_interface {127,0,0,1} "
-                "+sbwt none +sbwtdcpu none +sbwtdio none"  # idle, it leaves the processor alone
+                "+sbwt none +sbwtdcpu none +sbwtdio none"  # no busy waiting while idle
             ),
         }
 

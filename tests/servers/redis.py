@@ -1,6 +1,6 @@
 """A private Redis server without persistence.
 
-It keeps nothing over a ``stop`` or ``kill``. For a server whose data survive both, pass
+The server loses its data on ``stop`` and ``kill``. For a server that keeps its data, pass
 ``extra_arguments=("--appendonly", "yes")``.
 """
 

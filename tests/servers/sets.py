@@ -1,8 +1,8 @@
 """Sets of servers, one for each worker of pytest-xdist.
 
-``run --workers 3`` starts three sets and offers them to its command: a folder with a file for each
-set, named in an environment variable. A worker takes the first set that no living process has, and
-holds its file's lock until it ends. So whoever replaces a worker that died takes its servers over.
+``run --workers 3`` starts three sets and offers them to its command: an environment variable names
+a folder with a file for each set. A worker takes the first set that no living process has, and
+locks its file until it ends. So the replacement of a worker that died takes over its servers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VARIABLE = "OUTBOX_TEST_SERVERS"
 
 @contextlib.contextmanager
 def offered(sets: Sequence[Mapping[str, str]]) -> Iterator[dict[str, str]]:
-    """Variables for a command: where its workers find the sets, and the first set as its own."""
+    """Yield the variables of a command: the folder of the sets, and the first set for itself."""
     with tempfile.TemporaryDirectory(prefix="outbox-sets-") as folder:
         for number, urls in enumerate(sets):
             Path(folder, f"{number}.json").write_text(json.dumps(dict(urls)))
@@ -29,13 +29,13 @@ def offered(sets: Sequence[Mapping[str, str]]) -> Iterator[dict[str, str]]:
 
 
 def count() -> int:
-    """How many sets are offered to this process."""
+    """Return how many sets are offered to this process."""
     folder = os.environ.get(VARIABLE)
     return len(list(Path(folder).iterdir())) if folder else 0
 
 
 def take() -> None:
-    """In a worker of pytest-xdist: take a set that is free. It becomes that of its processes, too.
+    """In a worker of pytest-xdist, take a free set, for this process and those that it starts.
 
     Raises:
         RuntimeError: Each set has a worker.

@@ -1,4 +1,4 @@
-"""Whole servers from another: a dump of a database into one, and a standby of one."""
+"""Copies of PostgreSQL servers: a dump restored into another server, and a hot standby."""
 
 from __future__ import annotations
 

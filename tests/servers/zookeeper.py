@@ -1,4 +1,4 @@
-"""A private ZooKeeper server, of what PySpark brings: its jars have one."""
+"""A private ZooKeeper server, from the jars of PySpark."""
 
 from __future__ import annotations
 
