@@ -46,7 +46,7 @@ class LongTransaction:
 
     def __str__(self) -> str:
         what = "prepared transaction" if self.prepared else "session"
-        age = "for a time not permitted to see" if self.seconds is None else f"{self.seconds:.0f} s"
+        age = "age not permitted to see" if self.seconds is None else f"{self.seconds:.0f} s"
         return f"{what} {self.id}, user {self.user or '?'}, {age}, {self.state}: {self.query}"
 
 

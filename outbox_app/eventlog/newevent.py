@@ -84,7 +84,7 @@ def checked(event: NewEvent, log: type[EventLog]) -> CheckedEvent:
     topic = checked_name("topic", event.topic, empty=True)
     stream, type = checked_name("stream", event.stream), checked_name("type", event.type)
     if type == TOMBSTONE:
-        raise InvalidEvent(f"type must not be {TOMBSTONE!r}: no reader is given such rows.")
+        raise InvalidEvent(f"type must not be {TOMBSTONE!r}: readers leave such rows out.")
     data, data_text = canonical("data", event.data)
     metadata, metadata_text = canonical("metadata", event.metadata)
     repeatable = event.message_id is not None
@@ -174,7 +174,7 @@ def expected_of(given: Any, streams: set[str]) -> dict[str, int | None]:
     if isinstance(given, Mapping):
         if unknown := [stream for stream in given if stream not in streams]:
             raise InvalidEvent(
-                f"expected_version names the stream {unknown[0]!r}, of which there is no event."
+                f"expected_version names the stream {unknown[0]!r}, but no event has that stream."
             )
         return {stream: expected_number(value) for stream, value in given.items()}
     expected = expected_number(given)

@@ -200,7 +200,7 @@ def _published_before(
         if other is not None and _content(other) != _content(row):
             raise MessageIdConflict(
                 f"The message id {row.message_id} belongs to {other} (position {other.pk}), which "
-                f"differs from the {row.type!r} for {row.stream!r} given now. Use a new id."
+                f"differs from the event given now, {row.type!r} for {row.stream!r}. Use a new id."
             )
     return known
 
@@ -215,6 +215,6 @@ def require_log(log: Any) -> None:
         )
     if issubclass(log, EntityVersion):
         raise WrittenByCommands(
-            f"{log.__name__} is the log of an entity, which its commands write. Call execute() of "
-            "the entity; or publish to another log."
+            f"{log.__name__} is the log of an entity, so only commands write to it. Call "
+            "execute() of the entity, or publish to another log."
         )

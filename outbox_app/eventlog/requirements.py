@@ -42,8 +42,8 @@ def require_given_out(table: str, position: int, used: int) -> None:
     """Raise ``ForeignCursor`` if a cursor is past the highest position that was given out."""
     if position > used:
         raise ForeignCursor(
-            f"The cursor has read {table} up to position {position}, but the database has given "
-            f"out {used} only: it was restored. Run manage.py outbox_rebase."
+            f"The cursor has read {table} up to position {position}, but the last position that "
+            f"the database gave out is {used}: it was restored. Run manage.py outbox_rebase."
         )
 
 
@@ -62,8 +62,8 @@ def _mysql(table: str, run: Run) -> Iterator[Violation]:
         yield Violation(
             id="outbox.E011",
             text=f"The server of {table} is read-only (read_only = ON), a replica: its rows may be "
-            "behind, and dirty reads show nothing of what is in flight.",
-            hint="Let the alias of the log be the primary.",
+            "behind, and dirty reads do not show transactions in flight.",
+            hint="Point the alias of the log at the primary.",
         )
     several = variables.get("group_replication_group_name") and (
         "group_replication_single_primary_mode" not in on
@@ -73,8 +73,8 @@ def _mysql(table: str, run: Run) -> Iterator[Violation]:
             id="outbox.E013",
             text=f"The server of {table} is a cluster with several primaries, or gives out "
             "positions in steps (auto_increment_increment = "
-            f"{variables['auto_increment_increment']}): what another server has in flight cannot "
-            "be seen, so no gap could be closed.",
+            f"{variables['auto_increment_increment']}): transactions in flight on another server "
+            "cannot be seen, so no gap could be closed.",
             hint="Keep the log on a server with a single primary, and auto_increment_increment at "
             "1; or keep it on PostgreSQL.",
         )
@@ -98,7 +98,7 @@ def _mysql(table: str, run: Run) -> Iterator[Violation]:
         yield Violation(
             id="outbox.E014",
             text=f"The foreign key {name} from {owner} to {other} makes writers wait for other "
-            "rows after their position was given out: it would be taken for unused.",
+            "rows after they got a position: the position would be taken for unused.",
             hint=f"ALTER TABLE {owner} DROP FOREIGN KEY {name}, and db_constraint=False.",
         )
 
@@ -121,7 +121,7 @@ def _postgresql(table: str, run: Run) -> Iterator[Violation]:
             id="outbox.E011",
             text=f"The server of {table} is a standby, whose snapshots do not list the running "
             "transactions: events would be lost.",
-            hint="Let the alias of the log be the primary.",
+            hint="Point the alias of the log at the primary.",
         )
     if "pg_current_xact_id" not in (default or ""):
         yield Violation(
@@ -133,7 +133,7 @@ def _postgresql(table: str, run: Run) -> Iterator[Violation]:
     if not indexed:
         yield Violation(
             id="outbox.E016",
-            text=f"Table {table} has no index on (txid, id): each look at the log reads all of it.",
+            text=f"Table {table} has no index on (txid, id): each read of the log scans all rows.",
             hint=f"CREATE INDEX CONCURRENTLY ON {name} (txid, id)",
             refused=False,
         )

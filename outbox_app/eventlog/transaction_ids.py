@@ -64,10 +64,9 @@ def require_unwritten(reader: LogReader, last: int) -> None:
     )
     if own is not None:
         raise ReadRefused(
-            f"Position {own} of {reader.table} seems to have been written by a transaction "
-            "of this very cluster, after the restore. Say which position is the last from before: "
-            f"--last-id {own - 1} if it is so. After pg_upgrade, which keeps transaction ids, use "
-            "--upgraded."
+            f"Position {own} of {reader.table} seems to have been written in this cluster, after "
+            "the restore. If so, name the last position from before the restore: --last-id "
+            f"{own - 1}. After pg_upgrade, which keeps transaction ids, use --upgraded."
         )
 
 
@@ -79,9 +78,9 @@ def require_all(reader: LogReader, last: int) -> None:
     [(alien, xmax)] = reader.run(newest, [])
     if alien is not None and alien >= xmax:
         raise ReadRefused(
-            f"{reader.table} has rows after position {last} of a transaction {alien} that "
-            f"this cluster, at {xmax}, has not begun: they are from before. Give a higher "
-            "--last-id."
+            f"{reader.table} has rows after position {last} of transaction {alien}, which this "
+            f"cluster, at {xmax}, has not begun: the rows are from before the restore. Give a "
+            "higher --last-id."
         )
 
 
@@ -119,6 +118,6 @@ def adopt(reader: LogReader, state: WindowState) -> WindowState:
     if known > Snapshot.parse(here.lo).xmax:
         raise ReadRefused(
             f"A cursor of {reader.table} has seen transaction {known}, which this cluster has not "
-            "begun: it does not continue the ids of the one before. Leave --upgraded out."
+            "begun: it does not continue the ids of the old cluster. Leave --upgraded out."
         )
     return replace(state, cluster=here.cluster)

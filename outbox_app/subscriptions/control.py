@@ -114,7 +114,7 @@ def replay(
             if move.passed and not skip_ahead:
                 raise ReplayRefused(
                     f"Nothing was changed: {name!r} would pass over {move.passes} in {move.table}. "
-                    "Let it handle them first, or say that they are to be skipped: --skip-ahead, "
+                    "Let the subscription handle them first, or skip them: --skip-ahead, "
                     "skip_ahead=True."
                 )
             if move.passed:
@@ -147,8 +147,8 @@ def _plan(
     if isinstance(place, int) and len(logs) > 1:
         raise ReplayRefused(
             f"Subscription {name!r} reads several logs "
-            f"({', '.join(each._meta.db_table for each in logs)}), and position {place} belongs to "
-            "one of them. Name that log, or give a time."
+            f"({', '.join(each._meta.db_table for each in logs)}), but position {place} belongs to "
+            "one log. Name that log, or give a time."
         )
     positions = [(each, position_of(each, place, using=using)) for each in logs]
     return [_plan_log(row, cursors, *each, using=using) for each in positions]
@@ -232,7 +232,7 @@ def _delete_parked(name: str, table: str, after: int, using: str) -> None:
     gaps = Gap.objects.using(using).filter(subscription=name, log=table, kind=Gap.Kind.VERSION)
     gaps.filter(~Exists(parked.filter(stream=OuterRef("stream")))).settle(
         Gap.State.CLOSED,
-        reason="The subscription was replayed. What is still missing is noted again.",
+        reason="The subscription was replayed. Versions still missing are recorded again.",
     )
 
 
@@ -272,15 +272,15 @@ def delete_subscription(name: str, *, using: str | None = None) -> None:
     using = using or log_alias(Event)
     if any(each.name == name and (each.fault or each.using == using) for each in all_subscribers()):
         raise ReplayRefused(
-            f"Subscription {name!r} is declared: it would begin anew. Remove it from the code "
-            "first, and from every process; or pause it."
+            f"Subscription {name!r} is still declared, so it would begin again. First remove it "
+            "from the code, and from every process; or pause it."
         )
     if served([name], using):
         raise ReplayRefused(f"A process runs subscription {name!r}. Stop it, or deploy, first.")
     with transaction.atomic(using=using):
         rows = Subscription.objects.using(using).select_for_update().filter(pk=name)
         if not rows.exists():
-            raise UnknownSubscription(f"Nothing is known of a subscription {name!r} on {using!r}.")
+            raise UnknownSubscription(f"There is no subscription {name!r} on {using!r}.")
         for model in (Cursor, ParkedStream, Gap, DeliveredVersion):
             model._default_manager.using(using).filter(subscription=name).delete()
         Lease.objects.using(using).filter(resource=f"subscription:{name}").delete()

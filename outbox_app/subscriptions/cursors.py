@@ -167,7 +167,7 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
     moved = rows.filter(revision=cursor.revision + 1)
     if isinstance(error, TransactionEnded) and moved.exists():
         error.add_note(
-            "The effects of these events may be there in part. They are not tried again until "
+            "Some effects of these events may be committed. The events are not handled again until "
             f"manage.py outbox_subscriptions resume {cursor.subscription} is run."
         )
         cursor.error = described(error)

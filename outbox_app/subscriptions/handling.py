@@ -60,8 +60,8 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
             ends = isinstance(error, KeyboardInterrupt) or type(error).__name__ == "GreenletExit"
             if not (ends or isinstance(error, Exception)):
                 raise EndedByHandler(
-                    f"The handler of {name!r} raised {error!r}. That ends nothing but its page; "
-                    "catch it where it comes from."
+                    f"The handler of {name!r} raised {error!r}, which ends only its page. Catch it "
+                    "where it is raised."
                 ) from error
             raise
         finally:
@@ -70,8 +70,8 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
             del connection.savepoint_ids[savepoints:], connection.atomic_blocks[blocks:]
         if left:
             raise SwallowedError(
-                f"The handler of {name!r} has entered atomic() and not left it, as a generator "
-                "does that is not read to its end. What it did was undone."
+                f"The handler of {name!r} has entered atomic() and not left it, as an unfinished "
+                "generator does. The effects of the handler were rolled back."
             )
         failpoint("handled")
 
@@ -82,8 +82,8 @@ def _require_run(name: str, result: Any) -> None:
         if iscoroutine(result):
             result.close()
         raise SwallowedError(
-            f"The handler of {name!r} has returned {result!r:.200}, of which nothing has run. "
-            "Write a plain function, or run it there."
+            f"The handler of {name!r} has returned {result!r:.200}, which was not run. Write a "
+            "plain function, or run it in the handler."
         )
 
 

@@ -162,7 +162,7 @@ class Partition:
                 self._fail(cursor, error)
                 return
             if rows.is_locked(cursor):
-                self.error = "Another process, which has had it before, still handles a page of it."
+                self.error = "The process that had this partition before still handles a page."
                 self._rest_until = self.clock() + LOCKED_SECONDS
                 return
             found.append(LogCursor(reader, cursor, state, self.clock()))

@@ -82,7 +82,7 @@ def rebase_outbox(
     """
     if last_id is not None and (not log or last_id < 0):
         raise InvalidArgument(
-            f"--last-id is a position of one log, at least 0; got {last_id}. Give --log, too."
+            f"--last-id must be a position of one log, at least 0; got {last_id}. Add --log."
         )
     if using is None:
         own = sorted({log_alias(e) for e in ([log_named(log)] if log else all_logs())})
@@ -137,7 +137,7 @@ def _rebased(
         names = sorted({f"{c.subscription} ({c.state[:80]})" for c in plan.cursors})
         raise ReadRefused(
             f"The cursors of {reader.table} were made in different clusters: {', '.join(names)}. "
-            "Reset those that have begun since the restore, then rebase, then replay them."
+            "Reset the cursors that began after the restore, then rebase, then replay these."
         )
     if last_id is None:
         require_unwritten(reader, plan.last)
@@ -161,9 +161,9 @@ def _require_older(reader: LogReader, cursor: Cursor, state: WindowState) -> Non
     passed = rows.extra(where=[f"NOT ({reader.window.unread(state)})"])
     if first := passed.aggregate(Min("id"))["id__min"]:
         raise ReadRefused(
-            f"Position {first} of {reader.table} was recorded after {cursor} has moved for the "
-            "last time, so it was published after the restore. Say which position is the last "
-            f"from before: --log {reader.table} --last-id {first - 1} if it is so."
+            f"Position {first} of {reader.table} was recorded after the last move of {cursor}, so "
+            "it seems to have been published after the restore. If so, name the last position from "
+            f"before the restore: --log {reader.table} --last-id {first - 1}."
         )
 
 

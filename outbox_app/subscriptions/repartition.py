@@ -116,12 +116,12 @@ def _places(
     for part, cursor in parts.items():
         why = ""
         if _lie_between(reader, cursor.state, end, before, part):
-            why = f"is behind in {reader.table}: let all {before} catch up"
+            why = f"is behind in {reader.table}: let all {before} partitions catch up"
         elif _lie_between(reader, end, cursor.state, before, part):
             # If it were set back to ``end``, the partition would handle those events again.
             why = f"has handled events of {reader.table} meanwhile that others may not have"
         if why:
-            why = f"There is no place at which all partitions stand. Partition {part} {why}."
+            why = f"The partitions are not all at one place. Partition {part} {why}."
             raise PartitionsDiffer.between(subscriber.name, before, wanted, why)
     return [(end, max(cursor.position for cursor in parts.values()))] * wanted
 

@@ -40,21 +40,21 @@ def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
         GapNotSkippable: There is no such gap, it is settled, or its reader does not wait for it; or
             the name or the reason is missing. Nothing was changed.
     """
-    _require(by, reason, "Skipping a gap takes a name and a reason; both are kept with it.")
+    _require(by, reason, "Skipping a gap requires a name and a reason; both are stored.")
     with transaction.atomic(using=using):
         gap = Gap.objects.using(using).filter(pk=gap_id).first()
         if gap is None:
             raise GapNotSkippable(f"There is no gap {gap_id} on {using!r}.")
         if gap.kind != Gap.Kind.VERSION:
             raise GapNotSkippable(
-                f"Gap {gap_id} is one of positions: nothing waits for it. It is closed by itself."
+                f"Gap {gap_id} is a gap of positions, for which no stream waits. It closes itself."
             )
         settled = give_up(gap, by=by, reason=reason, using=using)
         gap.refresh_from_db(using=using)
         if not settled:
             raise GapNotSkippable(
-                f"Gap {gap_id} is {gap.get_state_display()}, or was changed at this moment. Look "
-                "at it again."
+                f"Gap {gap_id} is {gap.get_state_display()}, or another transaction has just "
+                "changed it. Look at it again."
             )
     logger.warning("Gap skipped database=%s gap=%s by=%s", using, gap, by)
     return gap
@@ -111,7 +111,7 @@ def skip_event(
             )
     raise GapNotSkippable(
         f"Subscription {name!r} does not fail at position {position}. The list of subscriptions "
-        "names the event, after the second attempt."
+        "shows the failing event, after the second attempt."
     )
 
 
@@ -139,12 +139,12 @@ def discard_stream(
             )
         gaps = Gap.objects.using(using).filter(subscription=name, log=parked.log, stream=stream)
         if gaps.open().exists():
-            raise GapNotSkippable(f"{parked} waits for versions that are missing: skip its gap.")
+            raise GapNotSkippable(f"{parked} waits for missing versions: skip its gap instead.")
         key = (parked.log, parked.partition)
         cursor = next((each for each in cursors if (each.log, each.partition) == key), None)
         if cursor is None:
             raise GapNotSkippable(
-                f"No cursor of {name!r} reads {parked.log}, so nothing comes of it."
+                f"No cursor of {name!r} reads {parked.log}, so there is no event to skip."
             )
         reader = reader_of(cursor, using=using)
         state = reader.load(cursor.state)
@@ -172,7 +172,7 @@ def discard_stream(
 
 
 def _require(
-    by: str, reason: str, why: str = "Skipping an event takes a name and a reason; both are kept."
+    by: str, reason: str, why: str = "Skipping an event requires a name and a reason."
 ) -> None:
     if not by.strip() or not reason.strip():
         raise GapNotSkippable(why)

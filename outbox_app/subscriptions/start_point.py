@@ -37,8 +37,8 @@ def parse_start_point(text: str) -> StartPoint:
         if moment := parse_datetime(text):
             return moment
     raise ReplayRefused(
-        f"{text[:100]!r} is no place in a log: write beginning, now, a position (a whole number), "
-        "or a time as 2026-01-31T12:00."
+        f"{text[:100]!r} is no place in a log. Give beginning, now, a position (a whole number), "
+        "or a time such as 2026-01-31T12:00."
     )
 
 
@@ -61,8 +61,8 @@ def position_of(log: type[EventLog], place: StartPoint, *, using: str) -> int | 
     last = log._base_manager.using(using).aggregate(last=Max("id"))["last"] or 0
     if type(place) is not int or not 0 <= place <= last:
         raise ReplayRefused(
-            f"{log._meta.db_table} has no event at or behind position {place!r}; its last one is "
-            f"{last}. For what comes from now on, write now."
+            f"{log._meta.db_table} has no event at or after position {place!r}; its last position "
+            f"is {last}. To begin with the next events, give now."
         )
     return place
 

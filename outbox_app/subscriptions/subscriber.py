@@ -286,8 +286,8 @@ def _faults(declared: Subscriber) -> Iterator[str]:
         )
     if declared.read_from is not None and not declared.by_time:
         yield (
-            f"read_from={declared.read_from!r} needs by_time=True: on a replica it is not known "
-            "what has been committed."
+            f"read_from={declared.read_from!r} needs by_time=True: a replica does not show which "
+            "transactions are still open."
         )
 
 

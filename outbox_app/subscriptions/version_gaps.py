@@ -181,7 +181,7 @@ class VersionGaps:
                 gaps.filter(last__gte=missing.first).update(last=missing.first - 1)
             gaps.settle(Gap.State.FILLED)
         else:
-            gaps.settle(Gap.State.CLOSED, reason="Nothing is there that waits for it.")
+            gaps.settle(Gap.State.CLOSED, reason="No event waits for these versions.")
         # If there are no events, a person may have skipped the last one.
         versions = {parked.stream: events[-1].version if events else parked.version - 1}
         record_versions(self.subscriber.name, parked.log, state, versions, using=self.using)
@@ -212,7 +212,7 @@ class VersionGaps:
 
     def _skip(self, parked: ParkedStream, gap: Gap, missing: MissingVersions) -> None:
         by = f"subscription {self.subscriber.name}"
-        reason = f'Not there after {gap.attempts} looks (on_gap="skip").'
+        reason = f'Still missing after {gap.attempts} looks (on_gap="skip").'
         give_up(gap, by=by, reason=reason, using=self.using)
         self._due.pop((parked.log, parked.stream), None)
         logger.warning(
@@ -238,7 +238,7 @@ class VersionGaps:
 
 
 def _text(missing: MissingVersions) -> str:
-    return f"Versions {missing.first} to {missing.last} are missing; what follows them waits."
+    return f"Versions {missing.first} to {missing.last} are missing; later versions wait."
 
 
 def give_up(gap: Gap, *, by: str, reason: str, using: str) -> bool:

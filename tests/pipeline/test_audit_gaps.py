@@ -185,7 +185,7 @@ def test_what_is_missing_again_is_open_again(alias, found, rows, stream):
 def test_a_person_accepts_a_gap(alias, found, rows):
     found(gap("a", 4, 6), gap("b", 2, 2))
     id = Gap.objects.using(alias).get(stream="a").pk
-    with pytest.raises(GapNotSkippable, match="takes a name and a reason"):
+    with pytest.raises(GapNotSkippable, match="requires a name and a reason"):
         skip_gap(id, by="ann", reason=" ", using=alias)
     row = skip_gap(id, by="ann", reason="see ticket 88", using=alias)
     assert (row.state, row.settled_by, row.reason) == ("skipped", "ann", "see ticket 88")

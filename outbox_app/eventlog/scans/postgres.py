@@ -57,8 +57,8 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
     def parts(self, start: PostgresState, end: PostgresState, count: int) -> list[list[str]]:
         if start.cluster != end.cluster:
             raise ForeignCursor(
-                f"Between two database clusters, {start.cluster} and {end.cluster}, there are no "
-                f"rows of {self.table}: their transaction ids have nothing to do with one another."
+                f"{self.table} cannot be read from the cluster {start.cluster} to "
+                f"{end.cluster}: ids of two database clusters are unrelated."
             )
         return dealt(*(self._cut(*each, count) for each in self._windows(start, end)))
 

@@ -123,8 +123,8 @@ class MysqlWindow(Window[MysqlState]):
             )
             if key != [("id",)]:
                 raise UnsafeLog(
-                    f"{self.table} is split by another column, so a tombstone refuses no late row. "
-                    "Set OUTBOX['TOMBSTONES'] = False."
+                    f"{self.table} is split by another column than id, so a tombstone cannot "
+                    "refuse a late row. Set OUTBOX['TOMBSTONES'] = False."
                 )
         require_given_out(self.table, state.high, self._used())
 
@@ -244,9 +244,9 @@ class MysqlWindow(Window[MysqlState]):
     def _too_many(self, state: MysqlState) -> TooManyGaps:
         return TooManyGaps(
             f"{len(state.missing)} runs of positions are missing in {self.table} below "
-            f"{state.high}, more than a cursor may keep ({MAX_RUNS}). They are in flight, or "
-            "rolled back less than the settle time ago: look for a long transaction. Nothing is "
-            "skipped; delivery continues by itself."
+            f"{state.high}, more than a cursor may keep ({MAX_RUNS}). Their transactions are in "
+            "flight, or rolled back less than the settle time ago: look for a long transaction. "
+            "Nothing is skipped; delivery continues by itself."
         )
 
 

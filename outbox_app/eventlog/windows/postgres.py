@@ -77,9 +77,9 @@ class PostgresWindow(Window[PostgresState]):
         """Rows that the old state had not passed are read first, by its own snapshots."""
         if state.rebased:
             raise ForeignCursor(
-                f"The cursor of {self.table} has not read all that was left at its last rebase; "
-                "whose transaction ids those are would not be known any more. Replay the "
-                "subscription from a position, or reset it."
+                f"The cursor of {self.table} has not read all events that were left at its last "
+                "rebase, so it cannot be rebased again. Replay the subscription from a position, "
+                "or reset it."
             )
         _, cluster = self._snapshot()
         return PostgresState(cluster, REBASED, rebased=asdict(state))
@@ -217,13 +217,13 @@ class PostgresWindow(Window[PostgresState]):
         if state.cluster != cluster:
             raise ForeignCursor(
                 f"The cursor of {self.table} was made in the database cluster {state.cluster}; "
-                f"this is {cluster}: a dump was restored, or replication switched over. Its "
-                "transaction ids mean nothing here. Run manage.py outbox_rebase."
+                f"this is {cluster}: a dump was restored, or replication switched over. The "
+                "cursor's transaction ids are invalid here. Run manage.py outbox_rebase."
             )
         if now.xmax < known.xmax:
             raise ForeignCursor(
-                f"The cursor of {self.table} has seen transaction {known.xmax}; the cluster is at "
-                f"{now.xmax}: it was set back. Run manage.py outbox_rebase."
+                f"The cursor of {self.table} has seen transaction {known.xmax}, but the cluster is "
+                f"at {now.xmax}: the cluster was set back. Run manage.py outbox_rebase."
             )
         return now
 
@@ -232,9 +232,9 @@ class PostgresWindow(Window[PostgresState]):
         [(top, xmax)] = self.run(f"SELECT max(txid), {XMAX} FROM {self.source}", [])
         if top is not None and top >= xmax:
             raise ForeignCursor(
-                f"{self.table} holds rows of transaction {top}; the cluster is at {xmax}: a dump "
-                "was restored, or replication switched over, or it was set back. Run manage.py "
-                "outbox_rebase."
+                f"{self.table} holds rows of transaction {top}, but the cluster is at {xmax}: a "
+                "dump was restored, replication switched over, or the cluster was set back. Run "
+                "manage.py outbox_rebase."
             )
 
 

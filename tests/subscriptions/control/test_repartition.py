@@ -246,7 +246,7 @@ def test_a_log_that_was_left_out_when_the_number_was_changed(alias, published, r
     assert control.repartition("counted") == (2, 1)
     declare(back, **both)
     if back == 1:
-        with pytest.raises(PartitionsDiffer, match=r"behind in .*: let all 2 catch up"):
+        with pytest.raises(PartitionsDiffer, match=r"behind in .*: let all 2 partitions catch up"):
             control.repartition("counted")
         declare(2, **both)
         run("counted")

@@ -291,7 +291,7 @@ def test_positions_that_the_log_does_not_have(alias, published, run, seen_by, pl
     published("a")
     run("all")
     before = Cursor.objects.using(alias).values().get()
-    with pytest.raises(ReplayRefused, match="no event at or behind position"):
+    with pytest.raises(ReplayRefused, match="no event at or after position"):
         control.replay("all", place)
     assert Cursor.objects.using(alias).values().get() == before
 

@@ -170,5 +170,5 @@ def test_the_ends_of_a_log_are_places(alias, published, ids):
     last = ids()[-1]
     assert [position_of(Event, place, using=alias) for place in (0, last)] == [0, last]
     for place in (-1, last + 1, True):
-        with pytest.raises(ReplayRefused, match=f"its last one is {last}"):
+        with pytest.raises(ReplayRefused, match=f"its last position is {last}"):
             position_of(Event, place, using=alias)

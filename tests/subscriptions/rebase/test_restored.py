@@ -176,7 +176,7 @@ def test_events_that_were_published_under_savepoints_are_not_taken_for_old_ones(
     for _ in range(3):
         with transaction.atomic(using=alias):
             publish_now("a", "c")
-    with pytest.raises(CommandError, match=f"--last-id {last} if it is so"):
+    with pytest.raises(CommandError, match=f"before the restore: --last-id {last}"):
         rebase()
     assert "rebased" in rebase("--log", "outbox_event", "--last-id", str(last))
     readers.run()

@@ -69,7 +69,7 @@ def test_transactions_of_the_same_cluster_were_set_back(alias, published, run, s
     Cursor.objects.using(alias).update(state=json.dumps(state))
 
     assert run("all") == 0
-    assert "it was set back" in Cursor.objects.using(alias).get().error
+    assert "was set back" in Cursor.objects.using(alias).get().error
     assert {m.id for m in check_log_tables(databases=[alias])} == {"outbox.E012"}
     rebase()
     published("a")
@@ -101,7 +101,7 @@ def test_the_log_alone_was_restored(alias, published, run, seen, published_befor
     if published_before:  # so many that nothing would tell any more
         published(*"uvwxyz")
         # What it says is what is right.
-        with pytest.raises(CommandError, match=f"--log outbox_event --last-id {last} if it is so"):
+        with pytest.raises(CommandError, match=f"restore: --log outbox_event --last-id {last}"):
             rebase()
         arguments = ["--log", "outbox_event", "--last-id", str(last)]
     assert "rebased log=outbox_event" in rebase(*arguments)
@@ -239,7 +239,7 @@ def test_a_cursor_that_moves_meanwhile(alias, published, run, seen, monkeypatch)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--last-id", "5"], "Give --log, too"),
+        (["--last-id", "5"], "Add --log"),
         (["--log", "", "--last-id", "5"], "--log is empty"),
         (["--log", "outbox_event", "--last-id", "-1"], "at least 0; got -1"),
         (["--log", "nowhere"], "There is no log 'nowhere'"),
@@ -253,5 +253,5 @@ def test_wrong_arguments_are_refused(alias, arguments, message):
 
 
 def test_a_position_of_no_log_is_refused_in_code_too(alias):
-    with pytest.raises(InvalidArgument, match="Give --log, too"):
+    with pytest.raises(InvalidArgument, match="Add --log"):
         rebase_outbox(using=alias, log="", last_id=5)
