@@ -1,14 +1,14 @@
 """A batch of messages for RabbitMQ: sent at once, and each confirm matched to its message by tag.
 
-py-amqp takes any confirm for that of the last message, so it can only send one at a time. Here a
-channel of the batch's own counts from 1: RabbitMQ confirms a message (ack) or refuses it (nack) by
-its number, or all up to one, in any order, and returns one without a route before it confirms it.
-kombu lets a channel supply a batch of its own, by ``create_publish_batch``. It leaves in slices:
-RabbitMQ stores the first messages while the next ones are packed.
+py-amqp takes any confirm for that of the last message, so it can only send one message at a time.
+A batch has a channel of its own, which numbers messages from 1. RabbitMQ confirms (ack) or refuses
+(nack) the message with a number, or all up to that number, in any order; and it returns a message
+without a route before it confirms it. kombu lets a channel supply its own kind of batch, through
+``create_publish_batch``. The batch leaves in slices: RabbitMQ stores the first messages while the
+next ones are packed.
 
-The whole batch, its answers included, has one bound in time. Nothing is sent a second time. After
-an error the connection must not be used again: answers may come late, to messages that were not
-theirs.
+One time limit covers the whole batch and its answers. Nothing is sent a second time. After an error
+the connection must not be used again: late answers would be matched to the wrong messages.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from amqp.serialization import dumps
 from ..message import Message
 from .outcome import PreparedMessage
 
-#: A slice is sent when it has so many bytes: about a hundred messages of a common size.
+#: The size at which a slice is sent: about a hundred messages of a common size.
 SLICE_BYTES = 128 * 1024
-#: Headers with longer values are no others' as well.
+#: Packed headers are cached if the value is shorter: a longer one seldom occurs twice.
 MAX_KEPT = 100
 
 
 class Unconfirmed(TimeoutError):
-    """RabbitMQ has said nothing of this message; it may have taken it."""
+    """RabbitMQ has not answered for this message, and may have taken it."""
 
 
 class AmqpBatch:
-    """What kombu asks of a publish batch, for one flush."""
+    """A publish batch as kombu expects it, for one flush."""
 
     def __init__(self, channel: Any, *, seconds: float, optional: Container[str] = ()) -> None:
-        """Messages need no route at the ``optional`` exchanges."""
+        """Set up the channel. At the ``optional`` exchanges messages need no route."""
         self.channel = channel
-        #: Of each message what became of it, an exception where it was not taken. Two where it went
-        #: through an exchange and was refused: another of its queues may have taken it.
+        #: The answers for each message; an exception means that it was not taken. A message that
+        #: an exchange routed and a queue refused has two: another queue may have taken it.
         self.answers: list[list[Any]] = []
-        #: Something of it may have left.
+        #: ``begun``: a part of the batch may have left.
         self.begun = self.flushed = False
         self._deadline = time.monotonic() + seconds
         self._connection = channel.connection
@@ -60,16 +60,16 @@ class AmqpBatch:
         self._packed = bytearray()
         self._pack = frame_writer(self._connection, SimpleNamespace(write=self._packed.extend))
         self._frames = Frames(channel, own.channel_id, optional=optional)
-        #: Of each message what identifies it when it is returned. The first one has the tag 1.
+        #: What identifies each message when it is returned. The first message has the tag 1.
         self._sent: list[tuple[Any, ...]] = []
         self._errors: dict[int, Exception] = {}
-        #: Tags without a confirm.
+        #: Tags that are not confirmed yet.
         self._open: set[int] = set()
-        #: Up to here all are confirmed; up to here those without a route have been returned.
+        #: The tag up to which all are confirmed, and the tag that was returned last.
         self._all_up_to = self._returned_up_to = 0
 
     def takes(self, item: PreparedMessage) -> bool:
-        """Collect a message that is like others, by filling in what differs."""
+        """Collect a message that resembles others by filling in what differs; else return False."""
         if len(self._packed) >= SLICE_BYTES:
             self._write()
         if frames := self._frames.of(item):
@@ -78,7 +78,7 @@ class AmqpBatch:
         return bool(frames)
 
     def publish(self, message: Any, *, exchange: str, routing_key: str, **_: Any) -> None:
-        """Collect a message; nothing of one that cannot be encoded."""
+        """Collect a message. One that cannot be encoded adds nothing."""
         arguments = self._frames.arguments(exchange, routing_key)
         self._pack(1, self._own.channel_id, spec.Basic.Publish, arguments, message)
         self._note(exchange, routing_key, message.properties.get("correlation_id"))
@@ -88,7 +88,7 @@ class AmqpBatch:
         self._open.add(len(self._sent))
 
     def flush(self) -> None:
-        """Send the rest, and read the answers. Raises where not every message has one in time."""
+        """Send the rest, and read the answers. Raises if a message has no answer in time."""
         self.flushed = True
         try:
             self._write()
@@ -105,7 +105,7 @@ class AmqpBatch:
         self._packed.clear()
 
     def discard(self) -> None:
-        """Nothing: kombu calls it where a batch is broken off; its connection is dropped."""
+        """Do nothing: kombu calls this for an aborted batch, whose connection is dropped."""
 
     def close(self) -> None:
         """Close the batch's channel, unless the connection is dropped anyway."""
@@ -132,7 +132,7 @@ class AmqpBatch:
             self._all_up_to = tag
 
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        # They are returned in the order in which they were sent.
+        # RabbitMQ returns messages in the order in which they were sent.
         route = exchange, routing_key, message.properties.get("correlation_id")
         for tag in range(self._returned_up_to + 1, len(self._sent) + 1):
             if tag in self._open and self._sent[tag - 1] == route:
@@ -150,11 +150,11 @@ class AmqpBatch:
 
 
 class Frames:
-    """The frames of messages, filled into those that py-amqp made of one that is alike.
+    """The frames of messages, made from the frames that py-amqp packed for a similar message.
 
-    They are byte for byte those of py-amqp, which packs the headers of each message anew, in three
-    times the time. What is not like others, or fits no frame, is left to it. The channel is kombu's
-    but for its number.
+    The result is py-amqp's, byte for byte; py-amqp packs the headers of each message anew, in three
+    times the time. It still packs a message that resembles no other, or is larger than a frame.
+    ``channel`` is kombu's; the frames go to the channel with the number ``channel_id``.
     """
 
     def __init__(self, channel: Any, channel_id: int, *, optional: Container[str]) -> None:
@@ -162,13 +162,13 @@ class Frames:
         self.channel_id = channel_id
         #: Exchanges at which a message need not have a route.
         self.optional = optional
-        #: By message that others are alike: see ``_form``.
+        #: The parts that similar messages share, by the id() of their ``alike``: see ``_form``.
         self._forms: dict[int, tuple[bytes, ...]] = {}
-        #: Headers as AMQP has them, by name and value.
+        #: Headers in AMQP's encoding, by name and value.
         self._headers: dict[tuple[str, str], bytes] = {}
 
     def of(self, item: PreparedMessage) -> bytes:
-        """Return the frames of a message that is like others; else nothing."""
+        """Return the frames of a message that resembles others; b"" for any other."""
         if item.alike is None:
             return b""
         if id(item.alike) not in self._forms:
@@ -183,12 +183,12 @@ class Frames:
         return method + self._frame(2, content) + (self._frame(3, body) if body else b"")
 
     def arguments(self, exchange: str, routing_key: str) -> bytes:
-        """Return those of the method that publishes."""
+        """Return the encoded arguments of the method Basic.Publish."""
         mandatory = exchange not in self.optional
         return bytes(dumps("Bssbb", (0, exchange, routing_key, mandatory, False)))
 
     def _form(self, alike: Message) -> tuple[bytes, ...]:
-        """Return the first frame of messages like this one, and the parts of the second."""
+        """Return the first frame of messages like ``alike``, and the shared parts of the second."""
         mark = uuid4().hex
         kinds = alike.priority, alike.content_type, alike.content_encoding
         properties = {**alike.properties, "correlation_id": mark}
@@ -199,7 +199,7 @@ class Frames:
         write(1, self.channel_id, spec.Basic.Publish, arguments, message)
         head, _, rest = bytes(frames).partition(dumps("F", ({mark: None},)))
         middle, _, end = rest.partition(dumps("s", (mark,)))
-        # Around each frame are eight bytes; the second one begins with class, weight and size.
+        # Each frame adds eight bytes; the second frame begins with class, weight and size.
         first = 8 + 4 + len(arguments)
         return head[:first], head[first + 7 + 12 :], middle, end[:-1]
 

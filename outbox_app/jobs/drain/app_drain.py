@@ -1,6 +1,6 @@
 """The drain of one Celery app: its rows, its broker, and its own back-off.
 
-A broker that is away stops the drain of its own app and of no other, however long its backlog
+An unreachable broker stops the drain of its own app and of no other, however long its backlog
 grows.
 """
 
@@ -24,7 +24,7 @@ class AppDrain:
         self.name = name
         self.backoff = Backoff(self)
         self._reader = BatchReader(using=using, app=name, batch_size=batch_size)
-        #: Every row of the batch before was accepted, and deleted.
+        #: Whether every row of the last batch was accepted, and deleted.
         self.all_left = False
         self._publisher: Publisher | None = None
 
@@ -32,7 +32,7 @@ class AppDrain:
         return f"broker of Celery app {self.name!r}"
 
     def open(self) -> None:
-        """Connect to the broker; one that is away is noted, and no error."""
+        """Connect to the broker. If it is unreachable, back off; that is no error."""
         publisher = self._find_publisher()
         try:
             if publisher is not None:
@@ -59,13 +59,13 @@ class AppDrain:
             f"{', '.join(map(repr, loaded)) or 'none'}. Import its module in the project's "
             "__init__.py, then requeue the job."
         )
-        # Where no app is loaded at all, the deployment is wrong, and no job is at fault: all wait.
+        # If no app is loaded at all, the deployment is wrong and no job is at fault: all jobs wait.
         if loaded:
             return PublishResult(refused=[(row, error) for row in rows])
         return PublishResult(error=error)
 
     def send_events(self, result: PublishResult, keep_alive: Callable[[], object]) -> None:
-        """Tell Celery's monitors of what was accepted."""
+        """Send Celery's monitors the events of accepted jobs."""
         if self._publisher is not None:
             self._publisher.send_events(result, keep_alive)
 

@@ -1,9 +1,9 @@
-"""Batches of the job table: select what is ready, delete what was taken. Autocommit, no locks.
+"""Batches of the job table: select ready rows, delete published ones. Autocommit, no locks.
 
-The ids of each shard are found by its own index range of ``(app, shard, available_at, id)``, with
-stale statistics too, so their cost does not depend on what lies in other shards, on held
-rows, on the length of the backlog, or on another Celery app whose broker is away. There is no floor
-under the ranges: a row that commits late with a low id is the first of its shard at the next look.
+A look (one query for ids) scans one range of the index ``(app, shard, available_at, id)`` for each
+shard, even if statistics are stale. So its cost does not depend on other shards, on held rows, on
+the length of the backlog, or on another Celery app whose broker is unreachable. The ranges have no
+lower bound: a row that commits late with a low id is the first of its shard at the next look.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from django.db.models import Model
 from ...models import DatabaseNow, StagedJob
 from ...models.collation import COLLATIONS
 
-#: Messages up to this size are read with their batch, larger ones one by one, in bytes.
+#: Messages up to this many bytes are read with their batch, larger ones one by one.
 SMALL_BYTES = 64 * 1024
-#: A batch is cut where its messages reach this size, in bytes.
+#: A batch ends when its messages reach this many bytes.
 BUDGET_BYTES = 32 * 1024 * 1024
-#: Ids that a look takes of a shard: so many at first, and twice as many after one that was used up.
+#: Ids that a look takes from each shard: FEW at first, doubled up to MOST while all get used.
 FEW, MOST = 250, 1000
-#: For how many times as long as it took a look may serve.
+#: How long the ids of a look may be used, as a multiple of the time that the look took.
 SERVES = 20
-#: Rows of one SELECT by ids. MariaDB makes a join of a list of a thousand.
+#: Rows of one SELECT by ids. MariaDB turns a list of a thousand ids into a join.
 READ_AT_ONCE = 900
 #: Rows of one DELETE.
 DELETED_AT_ONCE = 2000
@@ -37,9 +37,9 @@ _NAMES = ("id", "shard", "ordering_key", "app", "task", "task_id", "queue")
 _MESSAGE = ("body", "envelope")
 _IS_SMALL = f"LENGTH(body) + LENGTH(envelope) <= {SMALL_BYTES}"
 _COLUMNS = ", ".join([*_NAMES, *(f"CASE WHEN {_IS_SMALL} THEN {name} END" for name in _MESSAGE)])
-#: PostgreSQL counts the characters of a text for its LENGTH; its size in bytes is known.
+#: On PostgreSQL LENGTH counts the characters of a text; OCTET_LENGTH need not read them.
 _FAST_COLUMNS = _COLUMNS.replace("LENGTH", "OCTET_LENGTH")
-#: Seconds from one time to another, as a number: no driver makes a datetime of it.
+#: SQL for the seconds between two times, as a number: no driver has to make a datetime.
 _SECONDS = {
     "postgresql": "DATE_PART('epoch', {now}) - DATE_PART('epoch', {then})",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, {then}, {now}) / 1e6",
@@ -59,10 +59,10 @@ class Row(NamedTuple):
     queue: str
     body: bytes
     envelope: str
-    #: Seconds for which it had been ready when it was read: since it was staged, or held until. 0
-    #: where that was edited by hand into nonsense.
+    #: For how many seconds the row had been ready when it was read: since it was staged, or since
+    #: its hold ended. 0 if that time was edited by hand into nonsense.
     waited: float = 0.0
-    #: Its own process was to publish it: see ``jobs.immediate``.
+    #: Whether the process that staged it was to publish it: see ``jobs.immediate``.
     is_immediate: bool | None = None
 
     def __str__(self) -> str:
@@ -72,8 +72,8 @@ class Row(NamedTuple):
 class BatchReader:
     """Reads batches of one Celery app's jobs, from the shards that a drainer owns.
 
-    One look takes the ids of many batches, an equal share of every shard; each batch is then read
-    by its ids. So the deleted rows that an open snapshot keeps are passed once for all of them, and
+    One look takes the ids of many batches, an equal share from every shard; each batch is then read
+    by its ids. So deleted rows that an open snapshot keeps are scanned once for many batches, and
     one deep shard starves no other.
     """
 
@@ -81,13 +81,13 @@ class BatchReader:
         self.using = using
         self.app = app
         self.batch_size = batch_size
-        #: What the last look found and no batch had yet, and until when it serves.
+        #: The ids of the last look that no batch has used yet, and until when they may be used.
         self._ids: list[int] = []
         self._until = 0.0
         self._owned: set[int] = set()
         self._but: Container[int] = ()
         self._share, self._found = FEW, 0
-        #: Where a later job of a key was found, the earlier one was, too.
+        #: Whether the ids are complete: with a job of a key, all its earlier jobs were found, too.
         self._is_cut = False
 
     def read(
@@ -96,21 +96,21 @@ class BatchReader:
         """Return the next rows, in id order; [] when none is ready or due.
 
         Args:
-            shards: Those that the drainer owns.
+            shards: The shards that the drainer owns.
             but: Ids to leave out.
-            go_on: Every row of the batch before has left, so that the last look may still serve.
-                Where a row stays, a new look finds it before the later jobs of its ordering key.
+            go_on: Every row of the last batch has left, so the ids of the last look may be used. If
+                a row stayed, a new look finds it before the later jobs of its ordering key.
         """
         owned, self._but = set(shards), but
-        # Of a shard that was given up, and is back, the look has passed over earlier jobs.
+        # For a shard that was given up and is back, the look may have skipped earlier jobs.
         go_on, self._owned = go_on and owned <= self._owned, owned
         rows = self._next(owned) if go_on and time.monotonic() < self._until else []
         if not rows:
             self._look_anew(owned)
             rows = self._next(owned)
         if not self._is_cut and any(row.ordering_key for row in rows):
-            # MariaDB's read view is no atomic cut: it may show a job and not the one of its key
-            # that was committed before it. A later look finds that one.
+            # MariaDB's read view is no atomic cut: it may show a job, but not a job of the same
+            # key that was committed before. A later look finds that job.
             found = [*(row.id for row in rows), *self._ids]
             while _has_earlier(again := self._look(owned), found):
                 found = again
@@ -140,7 +140,7 @@ class BatchReader:
         rows: list[Row] = []
         while self._ids and not rows:
             some = self._ids[: self.batch_size]
-            # Under an id there may be another job by now: see ``delete``.
+            # The id may belong to another job by now: see ``delete``.
             found = [row for row in self._fetch(some) if row.app == self.app]
             rows = self._within_budget([row for row in found if row.shard in shards])
             last = rows[-1].id if rows else some[-1]
@@ -152,13 +152,13 @@ class BatchReader:
         rows: list[Row] = []
         with connection.cursor() as cursor:
             for start in range(0, len(ids), READ_AT_ONCE):
-                # With parameters, if none: the percent signs of the time are doubled.
+                # Pass parameters, though empty: the SQL of the time has doubled percent signs.
                 cursor.execute(_rows(connection, ids[start : start + READ_AT_ONCE]), [])
                 rows += map(Row._make, cursor.fetchall())
         return sorted(rows, key=attrgetter("id"))
 
     def _within_budget(self, rows: list[Row]) -> list[Row]:
-        """Read the large messages, and leave the rest for later where they are too many at once."""
+        """Read the large messages, and leave the rest for later when the budget is used up."""
         kept: list[Row] = []
         weight = 0
         for row in rows:
@@ -176,7 +176,7 @@ class BatchReader:
 
 
 def _has_earlier(again: list[int], found: list[int]) -> bool:
-    """Say whether there are new ids below the last one that was found."""
+    """Return whether ``again`` has new ids below the last id of ``found``."""
     known, last = set(found), found[-1]
     return any(id < last and id not in known for id in again)
 
@@ -195,15 +195,15 @@ def delete(
 ) -> int:
     """Delete rows that the broker took, by id and task id, even of shards that were lost meanwhile.
 
-    An id alone may be another job's by now: a fail-over, a restored backup, a crash that loses
-    commits and TRUNCATE … RESTART IDENTITY give ids out again. Under one id *and* one task id only
-    the same task can be staged again, by a caller that chooses its task ids: its message was sent.
+    The id may belong to another job by now: after a fail-over, a restored backup, a crash that
+    loses commits or TRUNCATE … RESTART IDENTITY, ids are given out again. The same id *and* task id
+    can only be the same task, staged again by a caller that chooses its ids: it was sent.
     """
     return _each(published, "DELETE {j} FROM {rows} WHERE {found}", using=using, model=model)
 
 
 def release(held: Sequence[tuple[int, str]], *, using: str) -> None:
-    """Make rows ready that are held for immediate delivery, unless a drainer has done so."""
+    """End the hold of rows for immediate delivery, unless a drainer has ended it."""
     sql = (
         "UPDATE {rows} SET available_at = NULL, is_immediate = NULL WHERE {found} AND is_immediate"
     )
@@ -213,10 +213,10 @@ def release(held: Sequence[tuple[int, str]], *, using: str) -> None:
 def _each(
     rows: Sequence[tuple[int, str]], statement: str, *, using: str, model: type[Model]
 ) -> int:
-    """Execute a statement for rows of a model. Returns how many it found.
+    """Execute a statement for rows of a model. Returns how many rows it found.
 
-    Those that another transaction has locked, to cancel them, say, count as not found: it may be
-    open for long.
+    Rows that another transaction has locked (to cancel them, for example) count as not found, as
+    that transaction may stay open for long.
     """
     count = 0
     connection: Any = connections[using]
@@ -225,12 +225,12 @@ def _each(
     lock = f" {connection.ops.for_update_sql(skip_locked=True)}" if skips else ""
     for start in range(0, len(rows), DELETED_AT_ONCE):
         some = rows[start : start + DELETED_AT_ONCE]
-        # Integers of our own are written out, for one look-up each; no engine's limit on parameters
-        # applies: MySQL's driver writes them out, too, and the others get one.
+        # The ids, integers of our own, are written into the SQL, so that each is one look-up. No
+        # limit on parameters applies: MySQL's driver writes them out, too, and others get one.
         if connection.vendor == "mysql":
-            # A scan would wait for the rows of others' open transactions, and MySQL scans where the
-            # ids are most of the table, or many. A forced join in this order looks up each. Without
-            # LIMIT it would make one join of the two, and skip nothing.
+            # MySQL would scan if there are many ids, or most of the table's; a scan waits for rows
+            # that other transactions have locked. A forced join in this order looks up each row.
+            # Without LIMIT MySQL would merge the two joins, and skip no locked rows.
             listed = " UNION ALL SELECT ".join(f"{id:d} AS id, %s AS task_id" for id, _ in some)
             compared = COLLATIONS[connection.mysql_is_mariadb]
             forced = f"STRAIGHT_JOIN {table} AS {{0}} FORCE INDEX (PRIMARY) ON {{0}}.id = {{1}}.id"
@@ -245,7 +245,7 @@ def _each(
         else:
             pairs = [f"{id:d}:{task_id}" for id, task_id in some]
             ids = ",".join(f"{id:d}" for id, _ in some)
-            # PostgreSQL gets arrays as text: half the time of lists, in the driver and there.
+            # PostgreSQL gets arrays as text: driver and server take half the time of lists.
             is_sqlite = connection.vendor == "sqlite"
             is_listed = f"IN ({ids})" if is_sqlite else f"= ANY('{{{ids}}}'::bigint[])"
             one_of = "IN (SELECT value FROM json_each(%s))" if is_sqlite else "= ANY(%s::text[])"
@@ -261,7 +261,7 @@ def _each(
 
 
 def _array(texts: list[str]) -> str:
-    """Return the text of an array of PostgreSQL. NUL, which no text has there, parts its items."""
+    """Return the text of a PostgreSQL array. Joins with NUL, which no text there contains."""
     escaped = "\0".join(texts).replace("\\", "\\\\").replace('"', '\\"')
     return '{"' + escaped.replace("\0", '","') + '"}'
 
@@ -272,13 +272,13 @@ def _now(using: str) -> str:
 
 
 def _ids(connection: Any, app: str, shards: list[int], share: int) -> tuple[str, list[Any]]:
-    """Return a statement for the ids of each shard's jobs that are ready, and that are due."""
+    """Return a statement that selects the ids of ready jobs and of due jobs of each shard."""
     table = connection.ops.quote_name(StagedJob._meta.db_table)
     index = StagedJob._meta.indexes[0].name
     conditions = ("available_at IS NULL", f"available_at <= {_now(connection.alias)}")
     if connection.vendor == "postgresql":
-        # LATERAL is one index scan a shard. The order names the whole index: no other index gives
-        # it.
+        # LATERAL makes one index scan per shard. The order names the whole index, so that the
+        # planner can use no other.
         each = (
             f"(SELECT id FROM {table} t WHERE t.app = %s AND t.shard = s.shard AND {{}} "
             f"ORDER BY t.app, t.shard, t.available_at, t.id LIMIT {share:d})"
@@ -291,7 +291,7 @@ def _ids(connection: Any, app: str, shards: list[int], share: int) -> tuple[str,
     is_mysql = connection.vendor == "mysql"
     hint = f"FORCE INDEX ({index})" if is_mysql else f"INDEXED BY {index}"
     parts: list[str] = []
-    # The order of the index from where the range begins. MariaDB sorts the shard if told all of it.
+    # Order by the columns after the fixed ones: with all columns MariaDB would sort the shard.
     for condition, order in zip(conditions, ("id", "available_at, id"), strict=True):
         part = (
             f"(SELECT id FROM {table} {hint} "
@@ -303,7 +303,7 @@ def _ids(connection: Any, app: str, shards: list[int], share: int) -> tuple[str,
 
 
 def _rows(connection: Any, ids: list[int]) -> str:
-    """Return a statement for those of some rows that are ready or due."""
+    """Return a statement that selects the rows with these ids that are ready or due."""
     table = connection.ops.quote_name(StagedJob._meta.db_table)
     now = _now(connection.alias)
     since = "COALESCE(available_at, staged_at)"
@@ -314,7 +314,7 @@ def _rows(connection: Any, ids: list[int]) -> str:
         columns, one_of = _FAST_COLUMNS, f"= ANY('{{{listed}}}'::bigint[])"
     elif connection.vendor == "mysql":
         hint = "FORCE INDEX (PRIMARY) "
-    # The app and the shard are left to Python: with them an index of theirs may look cheaper.
+    # Python checks app and shard: as conditions they could make the planner choose their index.
     return (
         f"SELECT {columns}, COALESCE({waited}, 0), is_immediate FROM {table} {hint}"
         f"WHERE id {one_of} AND COALESCE(available_at <= {now}, TRUE)"

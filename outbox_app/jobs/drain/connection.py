@@ -1,7 +1,7 @@
 """The drain's own connection to the broker of one Celery app, made anew after every error.
 
-Every wait on it is bounded. A broker that is set up to lose messages is refused, and after a send
-that failed it is asked whether it takes any. Of each error it says whether the row is to blame.
+Every wait on it is bounded. It refuses a broker that is configured to lose messages, and probes a
+broker after a failed send. For each error it decides whether the row or the broker is at fault.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class BrokerConnection:
         self.timeout = timeout
         self.connection: Any = None
         self.producer: Any = None
-        #: What was declared on this connection, and since the last publish began.
+        #: Names declared on this connection, and those declared since the last publish began.
         self._declared: set[str] = set()
         self._fresh: set[str] = set()
         self._returned: Exception | None = None
-        #: Exchanges of ``Broadcast`` queues: to have no listener is no error.
+        #: Exchanges of ``Broadcast`` queues, at which a message may have no listener.
         self._broadcasts: set[str] = set()
         self._has_confirms = False
         #: Exchanges that have taken a message on this connection.
         self._known_exchanges: set[str] = set()
-        #: A send failed: see ``brokers.probe``.
+        #: Whether the last send failed, so that the broker is probed: see ``brokers.probe``.
         self._doubtful = False
         self._wire = Wire(timeout=timeout)
         self._transactions = Transactions()
@@ -59,7 +59,7 @@ class BrokerConnection:
         )
         try:
             connection.ensure_connection(
-                errback=lambda *_: keep_alive(),  # type: ignore[arg-type]  # what it returns is unused
+                errback=lambda *_: keep_alive(),  # type: ignore[arg-type]  # its result is unused
                 max_retries=max(0, len(connection.alt) - 1),
                 interval_start=0,
                 interval_step=0,
@@ -70,7 +70,7 @@ class BrokerConnection:
                 self._wire.has_probed()
             self._doubtful = False
             if driver_type == "redis":
-                # A declaration would ask for it, in a MULTI, which may be refused.
+                # A declaration would ask for the size in a MULTI, which Redis may refuse.
                 channel._size = lambda queue: 0  # type: ignore[attr-defined]
         except BaseException as error:
             unavailable = self._is_lost(error) or brokers.broker_at_fault(error)
@@ -84,13 +84,13 @@ class BrokerConnection:
         self.producer = Producer(channel, auto_declare=False, **heard)
 
     def close(self) -> None:
-        """Drop the connection without a word to the broker."""
+        """Drop the connection without notice to the broker."""
         connection, self.connection, self.producer = self.connection, None, None
         self._declared, self._known_exchanges = set(), set()
         if connection is not None:
             try:
                 connection.collect()
-            except Exception as error:  # a broken one may fail in any way while it is dropped
+            except Exception as error:  # a broken connection may fail in any way
                 logger.debug("Dropping a connection failed error=%r", error)
 
     def _send(self, item: PreparedMessage) -> None:
@@ -103,7 +103,7 @@ class BrokerConnection:
         self._returned = error
 
     def _fail(self, error: Exception, items: list[PreparedMessage]) -> NoReturn:
-        """Drop the connection where the broker, not a row, has failed."""
+        """Drop the connection after a failure of the broker, and raise ``BrokerUnavailable``."""
         answer = None if self._is_lost(error) else error
         if answer is None or brokers.is_foreign(answer) or len(items) > 1:
             self._wire.has_failed(items, answer)
@@ -111,19 +111,19 @@ class BrokerConnection:
         self.close()
         if isinstance(error, BrokerUnavailable):
             raise error
-        # Not its repr: that of redis-py leaves the words out.
+        # Not the repr of the error: redis-py's leaves out the message.
         what = f"The broker of Celery app {self.app.main!r} failed"
         raise BrokerUnavailable(f"{what}: {type(error).__name__}: {error}") from error
 
     def _is_row_error(self, error: BaseException, item: PreparedMessage | None = None) -> bool:
-        """Say whether the row is to blame: the broker is there, and in a state to take others."""
+        """Return whether the row is at fault: the broker answers, and could take other rows."""
         if item and brokers.has_no_route(error) and not item.declare.keys() <= self._fresh:
-            return False  # its queue has gone meanwhile: the next connection declares it anew
+            return False  # the queue was deleted meanwhile: the next connection declares it
         is_brokers = self._is_lost(error) or brokers.broker_at_fault(error)
         return brokers.row_at_fault(error) or not is_brokers
 
     def _is_lost(self, error: BaseException) -> bool:
         connection = self.connection or self.app.connection_for_write()
-        # kombu counts KeyError among the errors of a connection to Redis; here a row makes it.
+        # kombu counts KeyError among the connection errors of Redis; here a row causes it.
         lost = tuple(e for e in connection.connection_errors if not issubclass(e, LookupError))
         return isinstance(error, (*lost, OSError, OperationalError, BrokerUnavailable))

@@ -4,9 +4,9 @@
 
     own shards -> select a batch -> publish it -> delete what the broker took -> next
 
-Every step is a statement of its own in autocommit; no transaction is open while the broker is
-spoken to. A crash between publish and delete publishes a batch again, which the drainer that takes
-the shards over records as an incident; nothing is ever lost. The database or a broker may go away
+Every step is a statement of its own in autocommit; no transaction is open while messages are sent.
+After a crash between publish and delete, the drainer that takes the shards over records an incident
+and publishes the batch again; nothing is ever lost. The database or a broker may become unavailable
 at any point: the same process backs off, and recovers when it is back.
 """
 
@@ -45,7 +45,7 @@ from .tracing import trace_batch
 
 logger = get_logger("outbox_app.drain")
 
-#: Seconds after a stop in which a drainer may finish the batch that it has begun.
+#: For how many seconds after a stop a drainer may go on with the batch that it has begun.
 FINISH_SECONDS = 5.0
 
 
@@ -55,7 +55,7 @@ class DrainStats:
 
     published: int = 0
     dead: int = 0
-    #: Those of them that another process was to publish: see ``jobs.immediate``.
+    #: Jobs that another process was to publish immediately: see ``jobs.immediate``.
     swept: int = 0
 
     @property
@@ -65,7 +65,7 @@ class DrainStats:
 
 
 class Stopping(OutboxError):
-    """The rest of the batch is left, because the drainer stops."""
+    """The drainer stops, and leaves the rest of the batch."""
 
 
 class Drain(ProcessLoop):
@@ -111,10 +111,10 @@ class Drain(ProcessLoop):
         self._apps: dict[str, AppDrain] = {}
         self._unsettled = Unsettled(using=self.using)
         self._backoff = Backoff(self)
-        #: With ``once``: the last row that was there at the start, and since when nothing was done.
+        #: With ``once``: the highest id at the start, and when the drainer was last busy.
         self._last: int | None = None
         self._idle_since = 0.0
-        #: The turn before found nothing.
+        #: Whether the last turn found nothing.
         self._is_idle = False
 
     def __str__(self) -> str:
@@ -130,18 +130,18 @@ class Drain(ProcessLoop):
         return "; ".join(each.text for each in backoffs if each.text)
 
     def open_brokers(self) -> None:
-        """Connect to the brokers of the apps of this process. One that is away is no error."""
+        """Connect to the brokers of this process's apps. An unreachable broker is no error."""
         for app in staging_apps():
             self._app_drain(app.main or "").open()
 
     def run(self, *, once: bool = False) -> DrainStats:
-        """Drain until ``stop()``; with ``once``, until what is there now has left.
+        """Drain until ``stop()``; with ``once``, until the rows that exist now have left.
 
-        With ``once`` it leaves to live drainers what is in their shards, and takes over from dead
-        ones. A broker that is away is waited for.
+        With ``once`` it leaves the shards of live drainers alone, takes over those of dead ones,
+        and waits for a broker that is unreachable.
 
         Returns:
-            What was done.
+            The counts of this drainer.
 
         Raises:
             UnsafeBroker: The broker is configured to lose messages.
@@ -167,7 +167,7 @@ class Drain(ProcessLoop):
     def run_once(self) -> bool:
         """Do one turn. Returns whether there was anything to do."""
         self._beat_if_due()
-        # Before shards may be given up: their next owner must not find what was published.
+        # Before sharing may give shards up: their next owner must not find published rows.
         self._settle_all()
         if self.holder.sharing_is_due():
             self.holder.share()
@@ -175,7 +175,7 @@ class Drain(ProcessLoop):
         self._counters.keep()
         self._shadow.keep()
         busy = False
-        # A poll of an empty table is this one look-up; elsewhere it would be one a shard.
+        # While idle, this one look-up is the whole poll; reading would take one for each shard.
         known = len(self._apps)
         waiting = self._find_apps() if self._is_idle else list(self._apps)
         for app in list(self._apps.values()):
@@ -216,7 +216,7 @@ class Drain(ProcessLoop):
         if self._last is not None:
             rows = [row for row in rows if row.id <= self._last]
         if not rows:
-            if app.backoff.text:  # others may have sent what it failed with
+            if app.backoff.text:  # other drainers may have sent the rows that failed
                 app.open()
             return False
         failpoint("claimed")
@@ -233,7 +233,7 @@ class Drain(ProcessLoop):
         now = aware(self.holder.now() or timezone.now(), using=self.using)
         try:
             result = app.publish(rows, now=now, may_send=self._may_send)
-        except BaseException as ended:  # it ends the drainer, between any two sends
+        except BaseException as ended:  # it ends the drainer at any point of the send
             self._unsettled.record_unknown(rows, drainer=str(self), detail=repr(ended))
             raise
         self._settle(app, result)
@@ -266,7 +266,7 @@ class Drain(ProcessLoop):
         self._bury(result.refused)
 
     def _bury(self, refused: Iterable[tuple[Row, Exception]]) -> None:
-        """Move rows to the dead table. That takes its time: the lease is renewed meanwhile."""
+        """Move rows to the dead table. As that may take long, renew the lease meanwhile."""
         for row, error in refused:
             self._beat_if_due()
             if move_to_dead(row, error, using=self.using):
@@ -277,7 +277,7 @@ class Drain(ProcessLoop):
         answers = True
 
         def keep_alive() -> None:
-            nonlocal answers  # a database that is away is asked once, not for each receiver
+            nonlocal answers  # after a failure the database is not tried for each receiver
             answers = answers and self._ignore_database_errors(self._beat_if_due)
 
         announce(result, sender=Drain, using=self.using, keep_alive=keep_alive)
@@ -285,7 +285,7 @@ class Drain(ProcessLoop):
         trace_batch(result)
 
     def _may_send(self, seconds: float = 0.0) -> float:
-        """Renew the lease where a send needs it. Returns the seconds that one may take."""
+        """Renew the lease if a send needs it. Return how many seconds the send may take."""
         if self._stop.is_set_for(FINISH_SECONDS):
             raise Stopping("The rest of the batch is left, because the drainer stops.")
         self._beat_if_due(at_once=seconds > self.holder.remaining)
@@ -311,13 +311,13 @@ class Drain(ProcessLoop):
         return busy
 
     def _nothing_left(self) -> bool:
-        """Say whether what was there has left, or belongs to drainers that have proved to live."""
+        """Return whether the rows have left, or belong to drainers that are proved to be alive."""
         left = StagedJob.objects.using(self.using).filter(id__lte=self._last)
         if not left.filter(available_at=None).exists() and not left.due().exists():
             return True
         if any(app.backoff.text for app in self._apps.values()):
             return False
-        # Our own shards are empty. By this time a dead drainer's are ours.
+        # Our own shards are empty. By this time we would own the shards of a dead drainer.
         return time.monotonic() - self._idle_since > self.holder.lease_seconds * 1.5
 
     def _record_takeover(self, owner: UUID, shards: list[int]) -> None:
@@ -326,8 +326,8 @@ class Drain(ProcessLoop):
     def _leave(self) -> None:
         for app in self._apps.values():
             app.close()
-        # While something is unsettled the shards are not handed back, but taken over: that is
-        # recorded.
+        # While something is unsettled the shards are not handed back: another drainer takes them
+        # over, and records an incident.
         self._hand_back(self._give_up_shards, self._backoff)
 
     def _give_up_shards(self) -> None:

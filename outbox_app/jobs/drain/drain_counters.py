@@ -1,9 +1,9 @@
-"""What a drainer counts, and the samples that one of them takes.
+"""The counters of each drainer, and the samples that one drainer takes for all.
 
 Counting costs a batch some memory and no statement. Once a minute the drainer that owns shard 0
-looks at the job table for all of them: a number of statements that depends on the Celery apps only,
-through indexes, counting up to a limit. It also removes what was kept for long enough, an hour's
-worth at once. Nothing here raises: while the database refuses a sample, there is none.
+samples the job table for all of them: through indexes, counting up to a limit, with a number of
+statements that depends only on the number of Celery apps. It also deletes counters that are older
+than the retention, an hour's worth at once. Nothing here raises: a sample that fails is left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DrainCounters(Counters):
         self._sampled: datetime | None = None
 
     def reading(self) -> None:
-        """Begin a batch: from here on its rows are delayed further."""
+        """Begin a batch: the delay of its rows grows from here on."""
         self._read_at = time.monotonic()
 
     def count(self, name: str, jobs: int) -> None:
@@ -50,7 +50,7 @@ class DrainCounters(Counters):
             minute.add(name, jobs)
 
     def accepted(self, rows: Sequence[Row]) -> None:
-        """The broker has taken these rows of the batch, just now."""
+        """Count rows of the batch that the broker has just accepted."""
         minute = self.of(self._holder)
         if minute is None or not rows:
             return
@@ -65,7 +65,7 @@ class DrainCounters(Counters):
         minute.put(counters.READ_ID, self._highest_id)
 
     def keep(self) -> None:
-        """Sample and write what is due. Between batches, with no transaction open."""
+        """Sample and write what is due. Call it between batches, with no transaction open."""
         if SAMPLER in self._holder.owned:
             self._sample_if_due()
         self.write_if_due()
@@ -87,7 +87,7 @@ class DrainCounters(Counters):
     def _samples(self) -> dict[str, float]:
         using = self.using
         apps = apps_with_rows(using=using)
-        # What was read is behind: it need not be looked for again, beyond rows that are deleted.
+        # Start above the ids that were read, so that the query does not scan deleted rows.
         jobs = StagedJob.objects.using(using)
         newer = jobs.filter(id__gt=self._highest_id)
         self._highest_id = newer.aggregate(id=Max("id"))["id"] or self._highest_id

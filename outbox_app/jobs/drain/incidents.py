@@ -1,13 +1,13 @@
-"""What the drain writes besides deleting rows: dead jobs and incidents; and what is unsettled.
+"""What the drain writes besides deleting rows: dead jobs, incidents, and retries of both writes.
 
-A row moves to the dead table in one transaction, and only if it was still there: of two drainers
-that hold it, one moves it. Incidents are for people: the drain adds them, and never reads any.
-``Unsettled`` keeps what has to be written until it is, whatever fails in between. Meanwhile a
-drainer reads nothing, gives up no shard and hands nothing back: a row that was published must not
-be read again, and an extra publish must not happen before its incident is written. What a killed
-drainer kept is covered by the incident of its shards' takeover. That incident ends with the rows
-that were there: a drainer that lives and learns that it has lost its shards adds what it has sent
-since.
+A row moves to the dead table in one transaction, and only if it still exists: if two drainers hold
+it, one of them moves it. Incidents are for people: the drain adds them, and never reads any.
+``Unsettled`` keeps deletions and incidents until they are written, through any failure. Meanwhile
+the drainer reads nothing, gives up no shard and hands nothing back: a row that was published must
+not be read again, and an extra publish must not happen before its incident is written. If a drainer
+is killed, the incident of its shards' takeover covers what it had kept. That incident covers only
+rows that existed then: a drainer that lives, and finds that it has lost its shards, records an
+incident for the rows that it has sent since.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | Non
     staged = StagedJob.objects.using(using).filter(pk=row.id, task_id=row.task_id)
     found = staged.first()  # before the transaction: see ``staged._run``
     with atomic_with_lock_wait(LOCK_SECONDS, using=using):
-        # The one step that is conditional: of two drainers that hold the row, one deletes it.
+        # The one conditional step: if two drainers hold the row, one of them deletes it.
         if found is None or not staged._raw_delete(using):
             return None
         kind = type(error)
@@ -48,9 +48,9 @@ def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | Non
 
 
 def blocked_by_dead(rows: Sequence[Row], *, using: str) -> list[tuple[Row, Exception]]:
-    """Where a dead job blocks its ordering key, return the key's later jobs, which die after it.
+    """Return the rows whose ordering key is blocked by an earlier dead job: they are moved to dead.
 
-    They stay in order, in sight, and cost the drain nothing; a person requeues the key as a whole.
+    There they stay in order, in sight, and cost the drain nothing; a person requeues the whole key.
     """
     keys = {row.ordering_key for row in rows if row.ordering_key}
     if outbox_settings().DEAD_KEY != "block" or not keys:
@@ -71,10 +71,10 @@ def blocked_by_dead(rows: Sequence[Row], *, using: str) -> list[tuple[Row, Excep
 
 
 def record_takeover(owner: str, shards: set[int], *, using: str, by: str) -> None:
-    """Write down that shards were taken from a drainer whose lease had run out.
+    """Record that shards were taken from a drainer whose lease had run out.
 
-    It may have published any row of theirs that is there now, and may yet do so with those in its
-    hand. If it lives and publishes one that commits later, it records that itself: ``record_loss``.
+    That drainer may have published any row that they have now, and may still be publishing some. If
+    it lives and publishes a row that commits later, it records this itself: ``record_loss``.
     """
     ids = StagedJob.objects.using(using).aggregate(first=Min("id"), last=Max("id")).values()
     if None not in ids:
@@ -84,21 +84,21 @@ def record_takeover(owner: str, shards: set[int], *, using: str, by: str) -> Non
 
 
 def record_run_out(rows: Sequence[Row], *, using: str, by: str) -> None:
-    """Write down that holds of immediate delivery ran out, before their rows are published."""
+    """Record that holds of immediate delivery ran out, before the drain publishes the rows."""
     detail = f"Taken over by {by}: the process that committed did not say whether it sent them."
     with transaction.atomic(using=using):
         shards, ids = {row.shard for row in rows}, [row.id for row in rows]
         record_incident(Incident.Kind.UNKNOWN, shards=shards, ids=ids, detail=detail, using=using)
-        # Once, however often they are tried.
+        # No longer immediate: one incident is enough, however often the drain tries the rows.
         release([(row.id, row.task_id) for row in rows], using=using)
 
 
 def record_requeue(
     *, shards: set[int], ids: Collection[int], by: str, same_as: int | None = None, using: str
 ) -> int:
-    """Write down that a person has requeued jobs, in the transaction that does it.
+    """Record that a person has requeued jobs, in the transaction that requeues them.
 
-    ``same_as``: the incident of the batch before, where both are one call: it is widened. Returns
+    ``same_as``: the incident of the previous batch of the same call, which is then widened. Returns
     the id of the incident.
     """
     detail = "Dead jobs requeued" + (f" by {by}." if by else ".")
@@ -117,7 +117,7 @@ def record_requeue(
 def record_incident(
     kind: str, *, shards: set[int], ids: Collection[int], detail: str, drainer: str = "", using: str
 ) -> Incident:
-    """Write down a cause of extra publishes, with the shards and the ids it may concern."""
+    """Record a cause of extra publishes, with the shards and the ids that it may concern."""
     incident = Incident.objects.using(using).create(
         kind=kind,
         drainer=drainer[:300],
@@ -137,9 +137,9 @@ class Unsettled:
         self.using = using
         self._published: list[tuple[int, str]] = []
         self._incidents: list[dict[str, Any]] = []
-        #: Ids of those that were published, and cannot be deleted at present.
+        #: Ids of published rows that cannot be deleted, as another transaction has locked them.
         self.locked: set[int] = set()
-        #: What was sent since the last heartbeat: its shards, its first and its last id.
+        #: Rows sent since the last heartbeat: their shards, the first and the last id.
         self._shards: set[int] = set()
         self._span: list[int] = []
 
@@ -160,11 +160,11 @@ class Unsettled:
             self._span = [min(ids), max(ids)]
 
     def note_heartbeat(self) -> None:
-        """Forget what was sent: until now the shards had not been taken over."""
+        """Forget the rows sent so far: the shards had not been taken over when they were sent."""
         self._shards, self._span = set(), []
 
     def record_loss(self, *, drainer: str) -> None:
-        """Record that the shards are lost, and that their next owner may have sent the same."""
+        """Record that the shards were lost: their next owner may have sent the same rows."""
         if not self._span:
             return
         detail = "Sent after its last heartbeat by a drainer that had lost its shards and lived."
@@ -178,8 +178,8 @@ class Unsettled:
     def flush(self) -> None:
         """Write the incidents, then delete. After a ``django.db.Error`` the rest is kept.
 
-        So are rows that another transaction has locked: they are not read again, and an incident
-        tells that the next owner of their shards may do so.
+        Rows that another transaction has locked are kept, too: this drainer does not read them
+        again, and an incident records that the next owner of their shards may do so.
         """
         while self._incidents:
             record_incident(**self._incidents[0], using=self.using)

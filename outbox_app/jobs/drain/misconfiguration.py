@@ -1,8 +1,8 @@
-"""Brokers that waiting will not heal: the URL, the library, the user or the virtual host is wrong.
+"""Errors that no retry will heal: the URL, the library, the user or the virtual host is wrong.
 
-Each is reported in one sentence: what is wrong, with which URL, and what to do. A URL is shown
-without its password and its options, and the errors of those who read URLs without their words,
-which may hold a part of the password. The drainer keeps trying: a broker can be corrected, too.
+Each error is reported in one sentence: what is wrong, with which URL, and what to do. A URL is
+shown without its password and options. An error of parsing a URL is shown without its text, which
+may hold a part of the password. The drainer keeps trying, as the broker may be corrected.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from kombu import Producer
 
 from ...exceptions import BrokerUnavailable
 
-#: What kombu raises where the library of a transport is not there.
+#: What kombu raises if the library of a transport is not installed.
 LIBRARY_MISSING = (ImportError, AttributeError, NameError)
-#: What transports raise while they connect, where the URL or a transport option is wrong.
+#: What transports raise on connecting if the URL or a transport option is wrong.
 WRONG_OPTION = (ImportError, LookupError, TypeError, ValueError)
 
 
 def find_transport(app: Celery) -> Any:
-    """Return the transport of an app's broker. Nothing is connected to."""
+    """Return the transport of an app's broker, without connecting."""
     try:
         app.conf.broker_write_url  # noqa: B018  # loads the configuration
     except Exception as error:  # any error of the project's configuration
@@ -38,7 +38,7 @@ def find_transport(app: Celery) -> Any:
 
 
 def without_batches() -> str:
-    """Return what to say about a kombu that publishes each message singly; empty for others."""
+    """Return a hint if this kombu publishes each message singly, else an empty string."""
     if hasattr(Producer, "batch"):
         return ""
     return (
@@ -65,10 +65,10 @@ def unusable(app: Celery, error: Exception) -> tuple[str, str]:
 
 
 def unreachable(app: Celery, error: BaseException) -> BrokerUnavailable:
-    """Return what is raised where a broker cannot be connected to, with advice where it helps."""
+    """Return the exception for a broker that cannot be reached, with advice if there is any."""
     advised = _advice(error)
     where = f" at {public_url(app)}" if advised else ""
-    # Not its repr: that of redis-py leaves the words out.
+    # Not the repr of the error: redis-py's leaves out the message.
     words = f"{type(error).__name__}: {error}"
     if advised:
         words = words.rstrip(".") + "."
@@ -78,7 +78,7 @@ def unreachable(app: Celery, error: BaseException) -> BrokerUnavailable:
 
 
 def public_url(app: Celery) -> str:
-    """Return an app's ``broker_url`` without passwords and options, if it can be read or not."""
+    """Return an app's ``broker_url`` without passwords and options, even if it is malformed."""
     return ";".join(map(_public, _urls(app)))
 
 
@@ -91,7 +91,7 @@ def _advice(error: BaseException) -> str:
     code = getattr(error, "reply_code", None)
     if code == 403 or any(cls.__name__ == "AuthenticationError" for cls in type(error).__mro__):
         return " Correct the user and the password in broker_url, or the user's permissions."
-    if code == 530 and "limit" not in str(error):  # of connections: some will end
+    if code == 530 and "limit" not in str(error):  # the limit of connections: some will end
         return " Correct the virtual host in broker_url, or create it and let this user use it."
     if "DB index" in str(error):
         return " Correct the number of the database in broker_url."
@@ -106,7 +106,7 @@ def _urls(app: Celery) -> list[str]:
 
 
 def _split(url: str) -> tuple[str, str, str]:
-    """Return scheme, user with password, and the rest. An unquoted password may hold anything."""
+    """Return scheme, user with password, and the rest. A password may hold any character."""
     scheme, rest = url.split("://", 1) if "://" in url else ("", url)
     user, _, place = rest.rpartition("@")
     return scheme and f"{scheme}://", user, place.partition("?")[0]
@@ -121,6 +121,6 @@ def _public(url: str) -> str:
     scheme, user, place = _split(url)
     name, colon, _ = user.partition(":")
     shown = f"{name if colon else ''}:**@" if user else ""
-    # What has no "@" may be a password without a host.
+    # Text without "@" may be a password without a host.
     readable = re.fullmatch(r"[^:/]*(:\d*)?(/[^:]*)?", place)
     return f"{scheme}{shown}{place if readable else '**'}"

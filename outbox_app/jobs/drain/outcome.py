@@ -1,7 +1,7 @@
-"""Rows on their way to a broker: made ready for kombu, and what became of each.
+"""Rows on their way to a broker: ``prepare`` decodes them for kombu, ``PublishResult`` sorts them.
 
-All that can be wrong with a row by itself is found here, before anything is sent. Expiry goes by
-the database's clock: a wrong clock of the host shortens nothing.
+``prepare`` finds every error in a row itself before anything is sent. Expiry follows the database's
+clock: a wrong clock of the host shortens nothing.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _TYPES: dict[str, type] = {
 _typed = attrgetter(*_TYPES)
 _behind = attrgetter(*Message.__slots__[4:])
 _OPTIONS = ("exchange", "routing_key", "headers", "priority", "content_type", "content_encoding")
-#: As ``Message.dumps`` writes them; and what kombu marks values with that it decodes by itself.
+#: Keys as ``Message.dumps`` writes them, and the mark of values that only kombu can decode.
 _HEADERS, _PROPERTIES, _MARKED = '"headers": ', ', "properties": ', '"__type__"'
 _decode = json.JSONDecoder().raw_decode
-#: Runs of a batch: where there are more, too little is alike.
+#: The most runs (messages with a common envelope) of a batch: beyond, too little is alike.
 MAX_RUNS = 100
-#: kombu decodes them to plain data.
+#: Content types that kombu decodes to plain data, without running code.
 _SAFE = ["application/json", "application/x-yaml", "application/x-msgpack"]
 
 
 @dataclass(slots=True)
 class PublishResult:
-    """What became of the rows of one call. A row in none of the lists was not sent."""
+    """The outcome of one call for its rows. A row in none of the lists was not sent."""
 
     accepted: list[Row] = field(default_factory=list)
     refused: list[tuple[Row, Exception]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class PublishResult:
     unknown: list[Row] = field(default_factory=list)
     #: Why not all rows were sent; None when they were.
     error: Exception | None = None
-    #: What was to be published, from when on, in nanoseconds since 1970, and for how long.
+    #: The messages to publish; when that began, in nanoseconds since 1970; how long it took.
     prepared: list[PreparedMessage] = field(default_factory=list)
     began: int = 0
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class PublishResult:
         answers: Iterable[list[Any]],
         is_row_error: Callable[[BaseException, PreparedMessage], bool],
     ) -> Exception | None:
-        """Sort messages by a broker's answers; return the first error that is no row's fault."""
+        """Sort messages by the broker's answers; return the first error that is no row's fault."""
         failure = None
         for item, given in zip(sent, answers, strict=False):
             errors = [answer for answer in given if isinstance(answer, Exception)]
@@ -83,7 +83,7 @@ class PublishResult:
                 self.refuse(item.row, of_row)
             else:
                 failure = failure or errors[0]
-                # Of several queues one may have taken it.
+                # One of several queues may have taken it.
                 if len(errors) < len(given) or not all(map(brokers.refused_for_certain, errors)):
                     self.unknown.append(item.row)
         return failure
@@ -94,7 +94,7 @@ class PublishResult:
         return [item for item in messages if item.row.id in ids]
 
     def blocks(self, row: Row) -> bool:
-        """Say whether a row has to stay: an earlier one of its ordering key was refused."""
+        """Return whether a row has to stay, as an earlier row of its ordering key was refused."""
         is_later = self._dead_keys.get(row.ordering_key, row.id) < row.id
         return is_later and outbox_settings().DEAD_KEY == "block"
 
@@ -105,18 +105,18 @@ class PreparedMessage:
 
     row: Row
     message: Message
-    #: What is to be declared before, by a name of its own.
+    #: What to declare before (queues, exchanges), by a key that identifies each.
     declare: dict[str, Declaration]
     size: int
-    #: Seconds until it expires; None: it does not, or has done so.
+    #: Seconds until the message expires; None if it does not, or has expired.
     expiration: float | None = None
-    #: The JSON of its headers, and a message that is like it but for headers, body and id.
+    #: The headers as JSON, and a message that differs only in headers, body and id.
     headers: str = ""
     alike: Message | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """What ``Producer.publish`` takes beside the body."""
+        """The arguments of ``Producer.publish`` besides the body."""
         given = {name: getattr(self.message, name) for name in _OPTIONS}
         expiration = {} if self.expiration is None else {"expiration": self.expiration}
         return {**self.message.properties, **given, **expiration}
@@ -125,7 +125,7 @@ class PreparedMessage:
 def prepare(
     rows: Iterable[Row], app: Celery, *, now: datetime, outcome: PublishResult
 ) -> list[PreparedMessage]:
-    """Make rows ready; those that are damaged go into ``outcome``."""
+    """Decode rows for kombu; damaged rows are refused in ``outcome``."""
     prepared = []
     runs: dict[tuple[str, str], PreparedMessage | None] = {}
     for row in rows:
@@ -150,12 +150,12 @@ def _by_itself(row: Row) -> PreparedMessage:
 def _of_run(
     row: Row, runs: dict[tuple[str, str], PreparedMessage | None]
 ) -> PreparedMessage | None:
-    """Decode the headers; of envelopes that are alike but for them and the id, the rest once."""
+    """Decode the headers; decode the rest once for envelopes that differ only in headers and id."""
     before, _, rest = row.envelope.partition(_HEADERS)
     text, is_found, after = rest.rpartition(_PROPERTIES)
     if not is_found or _MARKED in row.envelope:
         return None
-    # NUL is in no JSON: where these are equal, the id stands at the same place.
+    # NUL occurs in no JSON: if two keys are equal, the id is at the same place in both.
     key = before, after.replace(row.task_id, "\0")
     try:
         if key not in runs and len(runs) < MAX_RUNS:
@@ -165,7 +165,7 @@ def _of_run(
             return None
         headers, end = _decode(text)
     except (TypeError, ValueError, AttributeError):
-        return None  # the envelope was cut at a wrong place, or is damaged: the whole says it
+        return None  # cut at a wrong place, or damaged: decoding it as a whole will tell
     if end != len(text) or type(headers) is not dict:
         return None
     like = first.message
@@ -176,7 +176,7 @@ def _of_run(
 
 
 def _first_of_run(row: Row) -> PreparedMessage | None:
-    """Decode what is common to a run; None if more than one id makes the difference."""
+    """Decode the common part of a run; return None if the id is not its only difference."""
     item = _by_itself(row)
     message = item.message
     is_whole = json.loads(row.envelope).get("headers") == {}
@@ -187,8 +187,8 @@ def _first_of_run(row: Row) -> PreparedMessage | None:
 
 
 def _seconds_left(message: Message, app: Celery, now: datetime) -> float | None:
-    # One that is over goes without: the broker would drop it, and a worker has to say that it is
-    # revoked.
+    # An expired message is sent without an expiry: the broker would drop it, but a worker has to
+    # report it as revoked.
     expires = moment(message.expires, app)
     left = (expires - now).total_seconds() if expires else 0.0
     return left if left > 0 else None
@@ -201,9 +201,9 @@ def announce(
     using: str,
     keep_alive: Callable[[], object] = lambda: None,
 ) -> None:
-    """Fire what plain Celery fires after a publish, and our own signal, for what was accepted.
+    """Send the signals of plain Celery after a publish, and our own, for the accepted jobs.
 
-    Receivers may take their time: call it when the rows are settled.
+    Receivers may be slow: call this when the rows are settled.
     """
     if not (jobs := outcome.accepted):
         return
@@ -226,7 +226,7 @@ def _announce_to_celery(item: PreparedMessage) -> None:
 
 
 def _check_types(message: Message) -> None:
-    """Refuse what a broker may take all the same, and a worker cannot read."""
+    """Refuse a message that a broker may take, but no worker can read."""
     kinds = map(type, _typed(message))
     for (name, expected), kind in zip(_TYPES.items(), kinds, strict=True):
         if kind is not expected and (name, kind) != ("sent_event", NoneType):
@@ -236,7 +236,7 @@ def _check_types(message: Message) -> None:
 
 
 def _decoded(item: PreparedMessage) -> Any:
-    """Return the body as Celery gives it to receivers; as bytes where decoding may run code."""
+    """Return the body as Celery passes it to receivers, or as bytes if decoding could run code."""
     message = item.message
     try:
         compression = message.headers.get("compression")
@@ -250,5 +250,5 @@ def _decoded(item: PreparedMessage) -> Any:
             return {**body, "args": tuple(body["args"])}
         args, *rest = body
         return (tuple(args), *rest)
-    except Exception:  # another serializer, or edited by hand; the broker took it as it is
+    except Exception:  # another serializer, or a body edited by hand
         return item.row.body

@@ -1,12 +1,12 @@
-"""Hands batches to a broker through kombu, and says of every row what became of it.
+"""Hands batches to a broker through kombu, and reports the outcome of every row.
 
 A row is *accepted* when the broker said so: the reply to its command on Redis, the confirm of a
 mandatory message on RabbitMQ, the return of ``publish`` on other transports. A row that fails by
-itself is *refused* with the exception. When the broker fails, the rows that may have gone are
+itself is *refused* with the exception. When the broker fails, the rows that may have left are
 *unknown*, and the connection is dropped: a late confirm on it could be credited to another message.
-Nothing is retried here, except where RabbitMQ closes the channel because of one message of a batch:
-those without a confirm are unknown, and go again one by one. Every wait is bounded. The lease is
-renewed between two sends, and no batch may take longer than it lasts.
+Nothing is retried here, with one exception: if RabbitMQ closes the channel because of one message
+of a batch, the messages without a confirm are unknown, and are sent again one by one. Every wait is
+bounded. The lease is renewed between two sends, and no batch may take longer than the lease lasts.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ logger = get_logger("outbox_app.drain")
 
 class Publisher(BrokerConnection):
     def publish(self, rows: Sequence[Row], *, now: datetime, may_send: MaySend) -> PublishResult:
-        """Publish rows of the app in the given order. They expire by ``now``.
+        """Publish rows of the app in the given order. Their expiry is computed from ``now``.
 
-        ``may_send`` is called before each send with the seconds that it would like to have; it
-        returns those that it may take, or raises. An error ends up in the result and is never
-        raised: what the broker has taken by then has to be settled.
+        Each send calls ``may_send`` first, with the seconds that it wants; ``may_send`` returns the
+        seconds that the send may take, or raises. An error is returned in the result and never
+        raised, as the rows that the broker has taken by then have to be settled.
         """
         outcome = PublishResult(began=time.time_ns())
         started = time.monotonic()
@@ -66,7 +66,7 @@ class Publisher(BrokerConnection):
         return outcome
 
     def send_events(self, outcome: PublishResult, keep_alive: Callable[[], object]) -> None:
-        """Send the events of Celery's monitors for what was accepted, once its rows are settled."""
+        """Send Celery's monitors the events of accepted jobs, once their rows are settled."""
         wanted = [item for item in outcome.prepared if item.message.sent_event]
         for item in outcome.taken(wanted) if wanted else []:
             keep_alive()
@@ -88,7 +88,7 @@ class Publisher(BrokerConnection):
     def _declare(
         self, prepared: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
     ) -> list[PreparedMessage]:
-        """Declare each queue once a connection, and check the route where no broker does."""
+        """Declare each queue once per connection, and check routes that no broker checks."""
         ready = []
         checked: set[tuple[str, str]] = set()
         for item in prepared:
@@ -96,7 +96,7 @@ class Publisher(BrokerConnection):
             is_declared = item.declare.keys() <= self._declared
             is_plain = not self._has_confirms or brokers.is_plain(item.row.envelope)
             if is_declared and route in checked and self.producer and is_plain:
-                ready.append(item)  # as one before it in the batch
+                ready.append(item)  # like an earlier message of the batch
                 continue
             if not is_declared:
                 may_send(self.timeout)
@@ -130,8 +130,8 @@ class Publisher(BrokerConnection):
         except Exception as error:
             if self._is_lost(error) or not brokers.refuses_declaration(error, self.connection):
                 raise
-            # The queue exists with other arguments, say, or we may not declare it. It can still be
-            # published to: whether a queue takes the message, the broker says of each.
+            # For example, the queue exists with other arguments, or the user may not declare it.
+            # Publishing may still work: the broker tells for each message whether a queue took it.
             logger.warning(
                 "Declaring failed, publishing all the same queue=%s error=%r", name, error
             )
@@ -148,14 +148,14 @@ class Publisher(BrokerConnection):
         return error is not None
 
     def _takes_batches(self) -> bool:
-        # Other transports may take batches, but tell nothing of each message in one.
+        # Other transports may take batches, but do not report the outcome of each message.
         if self._has_confirms:
             return hasattr(self.producer, "batch")  # since kombu 5.7
         is_redis = self.connection.transport.driver_type == "redis"
         return is_redis and getattr(self.producer, "supports_batch_publish", False)
 
     def _goes_alone(self, item: PreparedMessage) -> bool:
-        """Say whether RabbitMQ is likely to close the channel because of a message."""
+        """Return whether RabbitMQ is likely to close the channel because of a message."""
         return item.message.exchange not in self._known_exchanges or item.size > SMALL_BYTES
 
     def _publish_batches(
@@ -195,7 +195,7 @@ class Publisher(BrokerConnection):
                 batch = AmqpBatch(channel, seconds=seconds, optional=self._broadcasts)
             else:
                 batch = RedisBatch(channel, seconds=seconds, atomic=atomic)
-        except Exception as error:  # it connects anew where the connection was lost
+        except Exception as error:  # a lost connection, which cannot be restored
             self._fail(error, [])
         channel.create_publish_batch = lambda max_size: batch
         sent: list[PreparedMessage] = []
@@ -203,10 +203,10 @@ class Publisher(BrokerConnection):
         began = time.monotonic()
         try:
             self._fill(batch, items, outcome, sent)
-            if not batch.flushed:  # kombu flushes what its producer has published
+            if not batch.flushed:  # kombu has flushed it if its producer published a message
                 batch.flush()
             batch.close()
-        except Exception as error:  # then the connection is dropped
+        except Exception as error:  # the connection is dropped below
             failure = error
         answered = outcome.sort(sent, batch.answers, self._is_row_error)
         failure = failure or answered
@@ -220,12 +220,12 @@ class Publisher(BrokerConnection):
         if atomic and brokers.spans_slots(failure):
             self._transactions.were_refused(failure)
         if self._has_confirms and batch.begun and self._is_row_error(failure):
-            # RabbitMQ closed the channel because of one message, and does not say of which.
+            # RabbitMQ closed the channel because of one message, and does not say which.
             self.close()
             ends = [(item, given[-1]) for item, given in zip(sent, batch.answers, strict=True)]
             again = [item for item, answer in ends if isinstance(answer, Unconfirmed)]
             self._publish_singly(again, outcome, may_send)
-            # Nacked, or without its queue: its key's later jobs are in the next rounds.
+            # Nacked, or without a queue. The later jobs of these keys are in later rounds.
             failed = [end for end in ends if not isinstance(end[1], Unconfirmed | NoneType)]
             stay = [error for item, error in failed if not self._is_row_error(error, item)]
             if not stay:
@@ -240,7 +240,7 @@ class Publisher(BrokerConnection):
         outcome: PublishResult,
         sent: list[PreparedMessage],
     ) -> None:
-        """Put messages into a batch, and into ``sent``; those that cannot be are refused."""
+        """Put messages into a batch and into ``sent``; refuse those that cannot be encoded."""
         with self.producer.batch(max_size=sys.maxsize):
             for item in items:
                 if outcome.blocks(item.row):
@@ -277,11 +277,11 @@ class Publisher(BrokerConnection):
                 if self._is_row_error(error, item):
                     outcome.refuse(item.row, error)
                     if not self._has_confirms:
-                        # What routes by itself knows no exchange on a new connection, and would
-                        # drop what is sent to one.
+                        # On a new connection a transport that routes in the client knows no
+                        # exchange yet, and would drop messages that are sent to one.
                         left = deque(self._declare(list(left), outcome, may_send))
                     continue
-                # Of several queues one may have taken it.
+                # One of several queues may have taken it.
                 at_once = isinstance(error, AccessRefused) or brokers.has_no_route(error)
                 fanned_out = item.message.exchange and not at_once
                 if fanned_out or not brokers.refused_for_certain(error):

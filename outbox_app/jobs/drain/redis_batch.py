@@ -1,11 +1,11 @@
-"""A batch of messages for Redis whose every answer is known, sent as one transaction where asked.
+"""A batch of messages for Redis that keeps every answer; on request, one transaction.
 
-kombu's own batch says that one command failed, not which. And out of memory Redis refuses some
-commands of a pipeline and takes later ones, as consumers free room: jobs of one ordering key would
-overtake each other. A transaction is refused as a whole. kombu lets a channel supply a batch of its
-own, by ``create_publish_batch``.
+kombu's own batch reports that one command failed, but not which. And a Redis without memory refuses
+some commands of a pipeline and takes later ones, as consumers free room: jobs of one ordering key
+would overtake each other. A transaction is refused as a whole. kombu lets a channel supply its own
+kind of batch, through ``create_publish_batch``.
 
-The whole batch, its answers included, has one bound in time. Nothing is sent a second time.
+One time limit covers the whole batch and its answers. Nothing is sent a second time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .outcome import PreparedMessage
 
 logger = get_logger("outbox_app.drain")
 
-#: Seconds for which a Redis that refused MULTI is not asked again.
+#: For how many seconds MULTI is not tried again after Redis refused it.
 NO_MULTI_SECONDS = 60.0
 
 
 class Transactions:
-    """Whether Redis, or a proxy before it, takes MULTI."""
+    """Finds out, and remembers, whether Redis or a proxy before it takes MULTI."""
 
     def __init__(self) -> None:
         self._ask_at = 0.0
@@ -42,7 +42,7 @@ class Transactions:
                 if asked.refusal:
                     raise asked.refusal
                 self._taken = True
-            except Exception as error:  # a proxy may also end the connection for it
+            except Exception as error:  # a proxy may also end the connection because of MULTI
                 self.were_refused(error)
         return self._taken
 
@@ -52,35 +52,35 @@ class Transactions:
 
 
 class RedisBatch:
-    """What kombu asks of a publish batch, for one flush."""
+    """A publish batch as kombu expects it, for one flush."""
 
     def __init__(self, channel: Any, *, seconds: float, atomic: bool) -> None:
         self.channel = channel
         self.atomic = atomic
-        #: Of each message, as far as Redis has answered: for each of its queues the answer, or an
-        #: exception as it came.
+        #: For each message that Redis has answered, the answers of its queues: values or
+        #: exceptions, as Redis sent them.
         self.answers: list[list[Any]] = []
-        #: Something of it may have left.
+        #: ``begun``: a part of the batch may have left.
         self.begun = self.flushed = False
-        #: MULTI was refused: each message was taken or refused by itself.
+        #: The error if MULTI was refused: Redis then took or refused each message by itself.
         self.refusal: Exception | None = None
         self._deadline = time.monotonic() + seconds
-        self._client = channel.client.client()  # one connection of its own, until it is closed
+        self._client = channel.client.client()  # has one connection of its own until close()
         self._pipeline = channel.client.pipeline(transaction=False)
         self._packed: list[bytes] = []
-        #: By queue, the command without its message.
+        #: The LPUSH command of each queue, without its message.
         self._heads: dict[str, bytes] = {}
-        #: Of each message the commands that deliver it: one for each queue. Others set its expiry.
+        #: For each message, the numbers of the commands that deliver it, one per queue; no PEXPIRE.
         self._deliveries: list[list[int]] = []
-        #: The commands of one message, as kombu's channel makes them.
+        #: The commands of the current message, as kombu's channel makes them.
         self._made: list[tuple[str, Any]] = []
-        #: By message that others are alike, their command: see ``_form``.
+        #: The command for similar messages, by the id() of their ``alike``: see ``_form``.
         self._forms: dict[int, tuple[bytes, list[str]]] = {}
-        #: Delivery tags begin with it, and end with the number of the command.
+        #: The first part of each delivery tag, which the number of the command completes.
         self._tag = str(uuid4())[:-8]
 
     def takes(self, item: PreparedMessage) -> bool:
-        """Collect a message of which all is known that kombu's producer would work out."""
+        """Collect a message without kombu's producer; return False if only that can complete it."""
         if item.alike is not None and self._is_filled_in(item, item.alike):
             return True
         message = item.message
@@ -95,7 +95,7 @@ class RedisBatch:
         return self.channel.prepare_message(body, *kinds, headers, {**properties})
 
     def _is_filled_in(self, item: PreparedMessage, alike: Message) -> bool:
-        """Collect a message by filling in what kombu has made of one that is alike."""
+        """Collect a message by filling in the command that kombu made for a similar one."""
         if id(alike) not in self._forms:
             self._forms[id(alike)] = self._form(alike)
         queue_head, parts = self._forms[id(alike)]
@@ -112,9 +112,9 @@ class RedisBatch:
         return True
 
     def _form(self, alike: Message) -> tuple[bytes, list[str]]:
-        """Return the command for messages like this one, in the parts between what differs.
+        """Return the queue's LPUSH command, and the shared parts of a message's text.
 
-        Nothing, where kombu makes anything else of them than one LPUSH.
+        Return no parts if kombu makes anything but a single LPUSH for messages like ``alike``.
         """
         mark = uuid4().hex
         properties = {**alike.properties, "correlation_id": mark}
@@ -131,7 +131,7 @@ class RedisBatch:
         return self._head(queue), [*parts, text] if text else []
 
     def publish(self, message: Any, **options: Any) -> None:
-        """Collect what a message needs; nothing of one that cannot be routed or encoded."""
+        """Collect the commands of a message. One that cannot be routed or encoded adds nothing."""
         made = self._commands(message, **options)
         if not made:
             raise Unroutable("Its queue was unbound meanwhile. Bind it, then requeue the job.")
@@ -146,7 +146,7 @@ class RedisBatch:
         return self._made
 
     def add(self, name: str, *args: Any) -> None:
-        """Note one command; kombu's channel calls it."""
+        """Note one command; kombu's channel calls this."""
         self._made.append((name, args))
 
     def _packed_command(self, name: str, args: Any) -> bytes:
@@ -156,7 +156,7 @@ class RedisBatch:
         return _command(self._head(queue), self._client.connection.encoder.encode(message))
 
     def _head(self, queue: str) -> bytes:
-        """Return the command that pushes to a queue, without its message, which comes last."""
+        """Return the command that pushes to a queue, without the message at its end."""
         if (head := self._heads.get(queue)) is None:
             head = self._pack("lpush", queue, b"").removesuffix(b"$0\r\n\r\n")
             self._heads[queue] = head
@@ -164,11 +164,11 @@ class RedisBatch:
 
     def _pack(self, name: str, *args: Any) -> bytes:
         getattr(self._pipeline, name)(*args)
-        command, _ = self._pipeline.command_stack.pop()  # with the prefix of the channel's keys
+        command, _ = self._pipeline.command_stack.pop()  # its keys have the channel's prefix
         return b"".join(self._client.connection.pack_command(*command))
 
     def flush(self) -> None:
-        """Send it and read the answers. Raises where Redis is lost, or refuses all as a whole."""
+        """Send the batch and read the answers. Raises if Redis is lost, or refuses all of it."""
         self.flushed = True
         connection = self._client.connection
         commands = self._packed
@@ -181,7 +181,7 @@ class RedisBatch:
             raise TimeoutError("The time of a batch was over before it was sent.")
         connection._sock.settimeout(left)
         self.begun = True
-        # One piece: redis-py gives each piece the whole time.
+        # In one piece: redis-py would apply the time-out to each piece anew.
         connection.send_packed_command([b"".join(commands)], check_health=False)
         answers: list[Any] = []
         try:
@@ -194,7 +194,7 @@ class RedisBatch:
         if self.atomic:
             *queued, done = answers
             if isinstance(queued[0], Exception) and not isinstance(done, list):
-                # No transaction began, so each command that followed was one by itself.
+                # No transaction began, so Redis executed each of the following commands by itself.
                 self.refusal = queued[0]
                 self._keep(queued[1:])
                 return
@@ -203,10 +203,10 @@ class RedisBatch:
             self._keep(done)
 
     def discard(self) -> None:
-        """Nothing: kombu calls it where a batch is broken off, which is not flushed."""
+        """Do nothing: kombu calls this for an aborted batch, which is not flushed."""
 
     def close(self) -> None:
-        """Give the connection back. kombu calls it when it has flushed or discarded."""
+        """Give the connection back. kombu calls this after a flush or a discard."""
         self._client.close()
 
     def _keep(self, answers: list[Any]) -> None:
@@ -225,6 +225,6 @@ def _read(connection: Any, deadline: float) -> Any:
     try:
         return connection.read_response()
     except Exception as error:
-        if connection._sock is None:  # redis-py closes what has failed
+        if connection._sock is None:  # redis-py has closed a failed connection
             raise
         return error

@@ -41,16 +41,16 @@ def drain_outbox(
     """Drain in the foreground until SIGTERM or SIGINT, or until ``once`` is done.
 
     Args:
-        using, interval, batch_size, max_jobs: What each ``Drain`` takes.
+        using, interval, batch_size, max_jobs: Arguments of each ``Drain``.
         once: Stop when nothing is left.
-        processes: How many drainers, each a process of its own.
+        processes: The number of drainers, each in a process of its own.
 
     Returns:
-        An exit code: 0, 1 where a drainer process died, 3 where the broker is unsafe.
+        An exit code: 0, 1 if a drainer process died, 3 if the broker is unsafe.
 
     Raises:
         InvalidArgument: An argument is out of bounds, or the alias is unknown.
-        NotMigrated: The tables are not there.
+        NotMigrated: The tables do not exist.
         UnfitSession: The database's sessions cannot be used.
     """
     require_at_least(
@@ -74,7 +74,7 @@ def drain_here(
     listen: Listen = stop_on_signals,
     **options: Any,
 ) -> int:
-    """Run one drainer; ``listen`` is given what stops it, the drain its ``options``."""
+    """Run one drainer with ``options``; ``listen`` gets the function that stops it."""
     drainer = Drain(using=using, **options, on_turn=Progress(_progress, parent=parent))
     listen(drainer.stop)
     begun = "Drainer started database=%s batch_size=%d interval=%g"

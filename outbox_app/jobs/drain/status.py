@@ -1,10 +1,10 @@
-"""How the outbox is doing: what the commands and the admin show of it.
+"""The state of the outbox, as the commands and the admin show it.
 
-Every function makes a number of statements that does not depend on the rows, only on the number of
-Celery apps. Rows are counted up to ``MANY`` and no further, through indexes, and what is listed is
-cut: nothing here counts or sorts a large table. What waits is looked for app by app and shard by
-shard, so that the index ``(app, shard, available_at, id)`` serves, which holds ready rows and held
-ones apart. The figures are read one after the other, not at one moment.
+The number of statements of a function depends only on the number of Celery apps, not on the rows.
+Rows are counted up to ``MANY`` and no further, through indexes, and lists are cut: nothing here
+counts or sorts a large table. Queries for waiting rows go app by app and shard by shard, so that
+they can use the index ``(app, shard, available_at, id)``, in which ready rows and held rows are
+apart. The figures are read one after the other, not at one moment.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ...conf import SHARDS
 from ...models import DatabaseNow, Incident, Lease, Process, StagedJob, counting
 from .batch import apps_with_rows
 
-#: Rows in which ready jobs are counted by task and queue.
+#: In how many of the newest rows ready jobs are counted by task and queue.
 SAMPLE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Jobs on their way."""
+    """The ready jobs: how many, and the age of the oldest."""
 
-    #: Rows, counted up to counting.MANY.
+    #: The number of ready rows, counted up to counting.MANY.
     rows: int
-    #: For how long the oldest row could have left, in seconds: since it was staged, or held until.
-    #: 0 where none could.
+    #: For how many seconds the oldest row has been ready or due: since it was staged, or since its
+    #: hold ended. 0 if there is none.
     oldest_seconds: float
 
     @property
@@ -45,7 +45,7 @@ class Backlog:
 class Held:
     """Jobs that wait for their time, each figure counted up to counting.MANY."""
 
-    #: Their time has come: they leave with the next batches.
+    #: Jobs whose time has come: they leave with the next batches.
     due: int
     within_the_hour: int
     later: int
@@ -60,7 +60,7 @@ class DrainerStatus:
     """One drainer, by the database's clock."""
 
     drainer: Process
-    #: Numbers of the shards that it owns, in their order.
+    #: The numbers of the shards that it owns, in order.
     owned: list[int]
     silent_seconds: float
 
@@ -75,7 +75,7 @@ class DrainerStatus:
 
 
 def backlog(*, using: str) -> Backlog:
-    """Return the backlog of the alias ``using``: held rows are not late before they are due."""
+    """Return the backlog of the alias ``using``. Held rows count as late only once they are due."""
     apps = apps_with_rows(using=using)
     age = oldest_seconds(apps, using=using)
     ready = by_shard(StagedJob.objects.using(using).ready(), apps)
@@ -120,7 +120,7 @@ def drainers(*, using: str) -> list[DrainerStatus]:
             owned=owned.get(row.id, []),
             silent_seconds=max(0.0, (row.now - row.heartbeat_at).total_seconds()),
         )
-        # More than SHARDS have nothing to do.
+        # Only SHARDS drainers can have a shard to own.
         for row in rows.annotate(now=DatabaseNow())[: 2 * SHARDS]
     ]
 
@@ -135,14 +135,14 @@ def incidents(*, using: str) -> list[Incident]:
 
 
 def by_shard(jobs: QuerySet[StagedJob], apps: list[str]) -> QuerySet[StagedJob]:
-    """Return the jobs of these Celery apps, in the words in which the index serves."""
+    """Return the jobs of these Celery apps, by conditions that let the database use the index."""
     return jobs.filter(app__in=apps, shard__in=range(SHARDS))
 
 
 def oldest_seconds(apps: list[str], *, using: str) -> float:
-    """Return for how long the oldest job of these Celery apps could have left; 0: none could."""
+    """Return for how many seconds the oldest job of these apps has been ready or due, or 0."""
     rows = StagedJob.objects.using(using)
-    # The order of the index, in the words in which the planner recognizes it.
+    # The order of the index, in the form that the planner of each database recognises.
     by_id = ["id"] if connections[using].vendor == "mysql" else ["available_at", "id"]
     first = _first_of_each_shard(rows.filter(available_at=None), apps, by_id)
     first += _first_of_each_shard(rows.due(), apps, ["available_at", "id"])
@@ -156,7 +156,7 @@ def oldest_seconds(apps: list[str], *, using: str) -> float:
 def _first_of_each_shard(
     waiting: QuerySet[StagedJob], apps: list[str], order: list[str]
 ) -> list[int]:
-    """Return the first id of each shard: one seek each, past which other rows are not looked at."""
+    """Return the first id of each shard: one index seek for each, which reads no other rows."""
     shards = Lease.objects.using(waiting.db).filter(resource="jobs")
     first: list[int | None] = []
     for app in apps:

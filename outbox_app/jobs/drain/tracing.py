@@ -1,11 +1,11 @@
-"""Spans of OpenTelemetry for what the drain publishes: each job's, in the trace that it came from.
+"""OpenTelemetry spans for published jobs, each in the trace in which its job was staged.
 
-A job's headers carry the context of the request that staged it. Where this process has a tracer
-provider and that trace is sampled, the publish becomes a span there, a child of what staged the
-job; the message itself is not touched, so the worker's span has the same parent. The spans are
-made when all is over and the rows are deleted, of a part of the batch at most and for a second at
-most: an error or a slow exporter stops nothing, and sends nothing twice.
-Without a provider this costs a look-up a batch; the extra ``opentelemetry`` need not be installed.
+A job's headers carry the context of the request that staged it. If this process has a tracer
+provider and that trace is sampled, the publish becomes a span of it, a child of the span that
+staged the job. The message is not changed, so the worker's span has the same parent. The drain
+makes the spans after it has deleted the rows, for a limited number of jobs and for a second at
+most: an error or a slow exporter stops nothing, and causes no second send. Without a provider this
+costs a look-up per batch; the extra ``opentelemetry`` need not be installed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .outcome import PreparedMessage, PublishResult
 
 logger = get_logger("outbox_app.drain")
 
-#: Spans of one batch, at most: those of its first jobs whose traces are sampled.
+#: The most spans of one batch: they go to the first jobs whose traces are sampled.
 MAX_SPANS = 100
-#: Jobs of one batch whose context is looked at, at most.
+#: The most jobs of one batch whose context is read.
 MAX_LOOKS = 1000
-#: Seconds after which a batch gets no more spans: an exporter may take its time over each.
+#: Seconds after which a batch gets no more spans, as an exporter may be slow with each.
 MAX_SECONDS = 1.0
 
 
@@ -54,7 +54,7 @@ def _make_spans(trace: Any, outcome: PublishResult) -> None:
             start_time=outcome.began,
         )
         if error is not None:
-            # Not its words: they may hold an address or a part of the message.
+            # Not the text of the error: it may hold an address or a part of the message.
             span.set_status(trace.StatusCode.ERROR, type(error).__name__)
         span.end(outcome.began + int(outcome.seconds * 1e9))
         made += 1
@@ -63,7 +63,7 @@ def _make_spans(trace: Any, outcome: PublishResult) -> None:
 
 
 def _errors(outcome: PublishResult) -> dict[int, Exception | None]:
-    """Return for each row that was sent what went wrong with it, or None."""
+    """Return the error of each row that was sent, or None if it was accepted."""
     errors: dict[int, Exception | None] = {row.id: outcome.error for row in outcome.unknown}
     errors |= {row.id: error for row, error in outcome.refused}
     return errors | {row.id: None for row in outcome.accepted}

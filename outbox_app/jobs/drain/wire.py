@@ -1,11 +1,11 @@
-"""What is known of the way to a broker: how much it takes at once, and which messages it did not.
+"""What a drainer learns about the way to a broker: how much it takes at once, and what it refuses.
 
-Batches are cut by what the wire took last time; after a failure they are smaller, down to one
-message. A large message that fails alone three times, while in between the broker took others, or
-a probe, is refused: it would be tried for ever. In the meantime it stands behind the others of its
-batch, and the later ones of its ordering key behind it. Small messages are never refused so: what
-delays them is not their size. An error that is not known here, of another transport's library, is
-taken for the fault of a message of any size in the same way.
+The size of a batch follows from how long the last one took; after a failure batches get smaller,
+down to one message. A large message that fails alone three times, while the broker took other
+messages or a probe in between, is refused: it would be tried for ever. Until then it goes after the
+other messages of its batch, and the later messages of its ordering key go after it. A small message
+is never refused for that, as its size is not the cause. An unknown error of another transport's
+library counts as the fault of a message of any size in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...exceptions import Undeliverable
 from .batch import BUDGET_BYTES, SMALL_BYTES
 from .outcome import PreparedMessage
 
-#: What a wire is taken for at first: for the first batch, and for a large message's time.
+#: The assumed speed of a wire, for the size of the first batch and the time of a large message.
 BYTES_PER_SECOND = 256 * 1024
 #: Attempts of a large message.
 ATTEMPTS = 3
@@ -26,13 +26,13 @@ class Wire:
     def __init__(self, *, timeout: float) -> None:
         self.timeout = timeout
         self._limit = timeout * BYTES_PER_SECOND
-        #: How often the broker has taken anything, and of messages that failed alone how often they
-        #: did, that number at the last time, and the answer then. By task id.
+        #: How often the broker has taken anything. For messages that failed alone, by task id: the
+        #: number of attempts, ``_taken`` at the last one, and the broker's answer.
         self._taken = 0
         self.failed: dict[str, tuple[int, int, Exception | None]] = {}
 
     def in_turn(self, items: Iterable[PreparedMessage]) -> list[PreparedMessage]:
-        """Return messages with those last that failed alone, and with each its key's later ones."""
+        """Put messages that failed alone last, each with the later messages of its ordering key."""
         first, last, keys = [], [], set()
         for item in items:
             key = item.row.ordering_key
@@ -49,7 +49,7 @@ class Wire:
         *,
         alone: Callable[[PreparedMessage], bool] | None = None,
     ) -> Iterator[list[PreparedMessage]]:
-        """Cut messages into batches, each as large as the ones before have shown."""
+        """Cut messages into batches, by the size limit that earlier batches have shown."""
         batch: list[PreparedMessage] = []
         size = 0
         for item in items:
@@ -65,7 +65,7 @@ class Wire:
             yield batch
 
     def seconds(self, batch: list[PreparedMessage]) -> float:
-        """Return how long sending may take, were it not for the lease."""
+        """Return how many seconds a batch may take, apart from the limit of the lease."""
         return self.timeout + (batch[0].size / BYTES_PER_SECOND if len(batch) == 1 else 0)
 
     def has_taken(self, batch: list[PreparedMessage], *, seconds: float) -> None:
@@ -75,7 +75,7 @@ class Wire:
         size = sum(item.size for item in batch)
         target = self.timeout / 4
         if seconds > target:
-            # Not below what is little on any wire: a broker that is slow to answer wants no more.
+            # At least a size that is small on any wire: for a slow broker, less would not help.
             self._limit = min(self._limit, max(size * target / seconds, SMALL_BYTES))
         elif seconds < target / 2 and size > self._limit / 2:
             self._limit = min(self._limit * 2, BUDGET_BYTES)
@@ -86,7 +86,7 @@ class Wire:
         self._taken += 1
 
     def has_failed(self, batch: list[PreparedMessage], answer: Exception | None = None) -> None:
-        """Learn from a batch that was cut off, or refused as a whole; or from an unknown answer."""
+        """Learn from a batch that was cut off or refused as a whole, or from an unknown error."""
         if len(batch) > 1:
             self._limit = min(self._limit, sum(item.size for item in batch)) / 4
         elif batch:
@@ -95,7 +95,7 @@ class Wire:
             self.failed[batch[0].row.task_id] = attempts, self._taken, answer
 
     def gives_up(self, item: PreparedMessage) -> Exception | None:
-        """Return why a message is refused: it failed alone too often, and others were taken."""
+        """Return an error if a message failed alone too often, and others were taken meanwhile."""
         attempts, taken, answer = self.failed.get(item.row.task_id, (0, 0, None))
         is_suspect = answer is not None or item.size > SMALL_BYTES
         if not is_suspect or attempts < ATTEMPTS or self._taken <= taken:
@@ -109,10 +109,10 @@ class Wire:
 
 
 def rounds(items: Iterable[PreparedMessage], *, atomic: bool) -> list[list[PreparedMessage]]:
-    """Deal messages out, in their order, so that no two in one round have the same ordering key.
+    """Deal messages into rounds, in order, so that no two of a round have the same ordering key.
 
-    ``atomic``: a round goes as one transaction, and may hold several of a key that go to one queue:
-    Redis then refuses all of them or none.
+    ``atomic``: each round is sent as one transaction, so it may hold several messages of a key that
+    go to one queue: Redis then refuses all of them or none.
     """
     dealt: list[list[PreparedMessage]] = []
     newest: dict[str, tuple[int, object]] = {}
