@@ -207,7 +207,7 @@ def fleet_settings() -> FleetSettings:
         return FleetSettings(**outbox_settings().FLEET)
     except TypeError as error:
         known = ", ".join(each.name for each in fields(FleetSettings))
-        raise ImproperlyConfigured(f"OUTBOX['FLEET'] {error}. Known keys: {known}.") from error
+        raise ImproperlyConfigured(f"OUTBOX['FLEET']: {error}. Known keys: {known}.") from error
 
 
 @receiver(setting_changed, dispatch_uid="outbox_app.conf")

@@ -47,7 +47,7 @@ def health(
         found = outbox_status(using=using)
     except django.db.Error as error:
         logger.warning("Health could not be asked error=%r", error)
-        text = "The database cannot be asked, or has no tables of the outbox."
+        text = "The database cannot be read, or has no outbox tables."
         reason = {"code": "database", "severity": "bad", "text": text}
         return JsonResponse({"status": "unknown", "problems": [reason]}, status=503)
     wrong = problems(found, limits)

@@ -110,7 +110,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         """Refuse ids that no row can have: Django or the database would fail on them."""
         for id in request.POST.getlist(ACTION_CHECKBOX_NAME):
             if not _possible(self.opts.pk, id):
-                raise BadRequest(f"{id[:50]!r} is no id of a {self.opts.verbose_name}.")
+                raise BadRequest(f"{id[:50]!r} is not the id of a {self.opts.verbose_name}.")
         return super().response_action(request, queryset, *args, **kwargs)
 
     def changelist_view(
@@ -182,7 +182,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
             level = messages.ERROR
             outcome = _("Not done: %(error)s") % {"error": shown(error, 1000)}
         if changed:
-            level, words = messages.ERROR, _("Not done, as it is not so any more: %(rows)s.")
+            level, words = messages.ERROR, _("Not done, because it has changed: %(rows)s.")
             outcome = f"{outcome} {words % {'rows': '; '.join(changed)}}"
         log(request, rows, action, outcome, values["reason"])
         self.message_user(request, outcome, level)
@@ -190,8 +190,8 @@ class ConfirmedActionsAdmin(OutboxAdmin):
     def begin(self, request: HttpRequest, rows: Any, action: BulkAction, reason: str) -> Any:
         until = number(request.POST.get("until", ""))
         if until is None:
-            raise BadRequest("The form has no id up to which rows are meant.")
-        outcome = _("Begun, and not finished.")
+            raise BadRequest("The form lacks the highest id that the action may change.")
+        outcome = _("Started, but not finished.")
         entry = log(request, rows, action, outcome, reason)
         order = self.batch_order
         ends = self.get_queryset(request).aggregate(first=Min(order), last=Max(order))

@@ -90,7 +90,7 @@ class DatabaseAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 def _with_database(request: HttpRequest, offered: list[str]) -> HttpResponseRedirect:
     """Redirect to the page of one database. A form that names none, or two, changes nothing."""
     if request.method not in ("GET", "HEAD"):
-        text = _("Nothing was done: the form did not say on which database. Here it does.")
+        text = _("Nothing was done: the form did not name a database. The form here does.")
         messages.error(request, text)
     query = request.GET.copy()
     list_of_row = QueryDict(query.get("_changelist_filters", ""))

@@ -43,19 +43,19 @@ def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -
     rows: dict[str, Row] = {}
     for table, open_ in status.in_flight.items():
         effect = (
-            _("Its jobs leave when it commits; others do not wait.")
+            _("Its jobs leave when it commits; other jobs do not wait.")
             if table == StagedJob._meta.db_table
-            else _("Its events come when it commits; others do not wait.")
+            else _("Its events are read when it commits; other events do not wait.")
         )
         what = _("In flight on %(table)s") % {"table": table}
         # Show each once: MySQL does not tell the table, so every table has the same transactions.
         for row in _transactions(open_, what, effect, may_read):
             rows.setdefault(row[1], row)
-    effect = _("Deleted rows stay in the tables: batches take longer.")
+    effect = _("Deleted rows stay in the tables, and slow the batches down.")
     for row in _transactions(status.snapshots, _("Held snapshot"), effect, may_read):
         rows.setdefault(row[1], row)
     columns = {_("What"): "", _("Who"): WORDS, _("For"): SHORT, _("Query or error"): WORDS,
-               _("What it does"): WORDS}  # fmt: skip
+               _("Effect"): WORDS}  # fmt: skip
     group = Group(columns, [*_subjects(found), *rows.values()])
     return Table(_("What blocks"), [group], anchor="blocking", empty=_("Nothing."))
 

@@ -39,8 +39,8 @@ REQUEUE = BulkAction(
     _("Requeue dead jobs"),
     _("Requeue the job"),
     _(
-        "They are staged again with the same task ids, in the order in which they were staged "
-        "first. A worker may get a job that it had already."
+        "The jobs are staged again with the same task ids, in the order in which they were first "
+        "staged. A worker may receive a job that it has already executed."
     ),
     run_for=_decided(dead.requeue_for),
     outcome=ngettext_lazy("%d dead job was requeued.", "%d dead jobs were requeued."),
@@ -50,7 +50,7 @@ DISCARD = BulkAction(
     "discard_deadjob",
     _("Discard dead jobs for good"),
     _("Discard the job for good"),
-    _("They are deleted and never sent. This cannot be undone."),
+    _("The jobs are deleted and never sent. This cannot be undone."),
     run_for=_decided(dead.discard_for),
     outcome=ngettext_lazy("%d dead job was discarded.", "%d dead jobs were discarded."),
     destroys=True,
@@ -123,5 +123,5 @@ def _dead_row(site: str, row: DeadRow, column: str) -> tuple[Any, ...]:
 def _more(is_all: bool) -> str:
     if is_all:
         return ""
-    words = gettext("There are more. Shown: the most frequent of the newest %(many)d.")
+    words = gettext("There are more. Shown: the most frequent of the newest %(many)d jobs.")
     return words % {"many": counting.MANY}

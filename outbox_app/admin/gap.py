@@ -63,9 +63,8 @@ class GapAdmin(ConfirmedActionsAdmin):
             _("Skip gaps"),
             _("Skip the gap"),
             _(
-                "What is missing is given up: the subscription continues without it. If it comes "
-                "later, it is not handled. What an audit has found is accepted: later audits leave "
-                "it out."
+                "The subscription continues without the missing events. If they arrive later, they "
+                "are not handled. If an audit has found the gap, later audits no longer report it."
             ),
             _skip,
             listed_only=True,
@@ -75,7 +74,7 @@ class GapAdmin(ConfirmedActionsAdmin):
     @admin.display(description=_("in the log now"))
     def evidence(self, row: Gap) -> SafeString:
         if given(row, "log") != Event._meta.db_table:
-            return format_html("{}", gettext("It is a gap of another log."))
+            return format_html("{}", gettext("The gap is in another log."))
         rows: QuerySet[Any] = Event.objects.using(row._state.db)
         column = "id"
         if row.kind == Gap.Kind.VERSION:

@@ -76,7 +76,7 @@ class JobAdmin(ConfirmedActionsAdmin):
 def carried(model_admin: OutboxAdmin, row: Any, part: Part) -> SafeString:
     """Return a part of a row's payload as HTML, or for other users the permission it needs."""
     if not getattr(row, "may_be_seen", False):
-        words = gettext("Hidden: it takes the permission outbox_app.%(permission)s.")
+        words = gettext("Hidden: this needs the permission outbox_app.%(permission)s.")
         return format_html("<p>{}</p>", words % {"permission": model_admin.payload_permission})
     note = format_html("<p>{}</p>", part.note) if part.note else SafeString()
     if part.text is None:

@@ -239,7 +239,7 @@ def figures(
     if "subscriptions" in parts:
         late = max((each.oldest_seconds for each in facts.subscriptions), default=0.0)
         link = address(site, "subscription")
-        yield _("Subscriptions behind"), duration(late), _("the latest"), link
+        yield _("Subscriptions behind"), duration(late), _("the slowest"), link
     if "gaps" in parts:
         yield _("Open gaps"), shown_count(facts.gaps), "", address(site, "gap", state="open")
     if facts.prepared:

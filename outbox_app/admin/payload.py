@@ -87,7 +87,7 @@ def difference_of(before: Any, after: Any) -> Part:
     if lines:
         return Part("", "\n".join(lines))
     same = _("No difference.")
-    return Part(same if before == after else _("They differ in what is masked or not shown."))
+    return Part(same if before == after else _("They differ in values masked or not shown."))
 
 
 def _body(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> Part:
@@ -132,7 +132,7 @@ def _as_it_is(note: str, text: object) -> Part:
     given = _text(text)
     if may_be_sensitive(given[: LIMIT + 100]):
         return Part(
-            f"{note} {_('Not shown: it is no JSON that can be masked, and may be sensitive.')}"
+            f"{note} {_('Not shown: it is not JSON that can be masked, and may be sensitive.')}"
         )
     return Part(note, _cut(given))
 

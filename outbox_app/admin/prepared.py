@@ -47,7 +47,7 @@ def _decide(rows: Any, state: str, values: dict[str, Any], by: str) -> str:
 def _check(rows: Any, values: dict[str, Any], by: str) -> str:
     count = operations.check(rows)
     text = ngettext("Asked now: %d event.", "Asked now: %d events.", count) % count
-    return f"{text} {gettext('Answers come to manage.py run_prepared.')}"
+    return f"{text} {gettext('manage.py run_prepared receives the answers.')}"
 
 
 ACTIONS = (
@@ -57,8 +57,8 @@ ACTIONS = (
         _("Ask senders now"),
         _("Ask the sender now"),
         _(
-            "A process of manage.py run_prepared asks what became of the transactions, and decides "
-            "what is answered. Events that are decided stay as they are."
+            "A process of manage.py run_prepared asks the senders what became of the transactions, "
+            "and decides by their answers. Events that are already decided do not change."
         ),
         _check,
         form=Reason,
@@ -70,9 +70,9 @@ ACTIONS = (
         _("Confirm prepared events"),
         _("Confirm the event"),
         _(
-            "They are published, and their jobs staged. This cannot be undone. It is a guess, "
-            "unless you know that the sender's transaction has committed: if it was rolled back, "
-            "what is published never happened. Events that are decided stay as they are."
+            "The events are published, and their jobs staged. This cannot be undone. It is a "
+            "guess, unless you know that the sender's transaction has committed: if it was rolled "
+            "back, the event never happened. Events that are already decided do not change."
         ),
         lambda rows, values, by: _decide(rows, State.CONFIRMED, values, by),
         listed_only=True,
@@ -83,9 +83,9 @@ ACTIONS = (
         _("Cancel prepared events"),
         _("Cancel the event"),
         _(
-            "They are never published. This cannot be undone. It is a guess, unless you know that "
-            "the sender's transaction was rolled back: if it has committed, its event is lost. "
-            "Events that are decided stay as they are."
+            "The events are never published. This cannot be undone. It is a guess, unless you know "
+            "that the sender's transaction was rolled back: if it has committed, its event is "
+            "lost. Events that are already decided do not change."
         ),
         lambda rows, values, by: _decide(rows, State.CANCELLED, values, by),
         destroys=True,
@@ -97,8 +97,8 @@ ACTIONS = (
         _("Extend prepared events"),
         _("Extend the event"),
         _(
-            "Their senders are asked for another day (OUTBOX['PREPARED_DECIDE_BY']) before their "
-            "policy decides. Undecided ones are prepared again."
+            "The senders are asked for another day (OUTBOX['PREPARED_DECIDE_BY']) before the "
+            "policy of the events decides. Undecided events are prepared again."
         ),
         lambda rows, values, by: operations.extend(rows, by=by, reason=values["reason"]),
         outcome=ngettext_lazy("%d event was extended.", "%d events were extended."),
@@ -196,7 +196,7 @@ class PeerForm(forms.ModelForm):  # type: ignore[type-arg]
         """Check the name on the outbox's alias; Django would check it on the default alias."""
         others = Peer.objects.using(outbox_alias()).exclude(pk=self.instance.pk)
         if others.filter(name=self.instance.name).exists():
-            self.add_error("name", gettext("There is a peer of this name."))
+            self.add_error("name", gettext("A peer of this name exists."))
 
 
 @admin.register(Peer)

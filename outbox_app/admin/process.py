@@ -96,8 +96,8 @@ class ServerAdmin(ConfirmedActionsAdmin):
             _("Drain servers"),
             _("Drain the server"),
             _(
-                "They are given no more calls, and finish those that they have. It holds until "
-                "their processes end, or a weight is set."
+                "The servers receive no more calls, and finish the calls that they have. This "
+                "lasts until their processes end, or a weight is set."
             ),
             lambda rows, values, by: change(rows, draining=True),
             outcome=CHANGED,
@@ -107,7 +107,7 @@ class ServerAdmin(ConfirmedActionsAdmin):
             "change_server",
             _("Set the weight of servers"),
             _("Set the weight of the server"),
-            _("They are given so many parts of the calls, drained or not; 0: none."),
+            _("Each server receives this share of the calls, drained or not; 0: none."),
             lambda rows, values, by: change(rows, draining=False, weight=values["weight"]),
             outcome=CHANGED,
             form=Weight,

@@ -35,8 +35,8 @@ CANCEL = BulkAction(
     _("Cancel staged jobs"),
     _("Cancel the job"),
     _(
-        "They are deleted and never sent. This cannot be undone. One that a drainer is publishing "
-        "at this moment leaves all the same."
+        "The jobs are deleted and never sent. This cannot be undone. A job that a drainer is "
+        "publishing at this moment is sent all the same."
     ),
     run_for=lambda rows, reason, **options: staged.cancel_for(rows, **options),
     outcome=ngettext_lazy("%d staged job was cancelled.", "%d staged jobs were cancelled."),
@@ -48,8 +48,8 @@ RELEASE = BulkAction(
     _("Release held jobs now"),
     _("Release the job now"),
     _(
-        "They leave with the next batches, and a worker runs them when it has them: the time that "
-        "they were to wait for is taken away. Those that are not held stay as they are."
+        "The time until which the jobs are held is removed: they leave with the next batches, and "
+        "a worker runs them when it receives them. Jobs that are not held do not change."
     ),
     run_for=lambda rows, reason, **options: staged.release_for(rows, **options),
     outcome=ngettext_lazy("%d held job was released.", "%d held jobs were released."),
@@ -60,10 +60,10 @@ BURY = BulkAction(
     _("Move staged jobs to dead"),
     _("Move the job to dead"),
     _(
-        "They do not leave; they wait among the dead jobs, with your reason, until they are "
-        "requeued or discarded. One that a drainer is publishing at this moment leaves all the "
-        "same, and may then be both published and dead: look before you requeue it. Where dead "
-        "jobs block their ordering key, the later jobs of its key die after it."
+        "The jobs do not leave; they wait among the dead jobs, with your reason, until they are "
+        "requeued or discarded. A job that a drainer is publishing at this moment is sent all the "
+        "same, and may then be both published and dead: check before you requeue it. If dead jobs "
+        "block their ordering key, the later jobs of the key die after them."
     ),
     run_for=staged.move_to_dead_for,
     outcome=ngettext_lazy("%d job was moved to dead.", "%d jobs were moved to dead."),

@@ -38,13 +38,13 @@ class ReplayForm(RequiredReason):
     place = forms.CharField(
         label=_("From"),
         max_length=40,
-        help_text=_("beginning, now, a position, or a time as 2026-01-31T12:00"),
+        help_text=_("beginning, now, a position, or a time such as 2026-01-31T12:00"),
     )
     skip_ahead = forms.BooleanField(
         label=_("Skip events not yet handled"),
         required=False,
         help_text=_(
-            "Without this, a move that passes over events is refused, and says which they are."
+            "Without this, a move that passes over events is refused; the error names them."
         ),
     )
     field_order = ("place", "skip_ahead", "reason")
@@ -61,7 +61,7 @@ class Position(RequiredReason):
         label=_("Position"),
         min_value=1,
         max_value=2**63 - 1,
-        help_text=_("The event that it fails at, as its page says."),
+        help_text=_("The position at which the subscription fails, as its page shows."),
     )
     field_order = ("position", "reason")
 
@@ -104,8 +104,8 @@ def _each(act: Callable[..., str | None], words: Any, *, between: str = ", ") ->
 
 RELEASED = ngettext_lazy("%d stream was released.", "%d streams were released.")
 RELEASE = _(
-    "The events from the one that failed on are handled, in their order. A stream whose handler "
-    "fails again stays parked, with the new error."
+    "The events of each stream are handled in order, from the event that failed on. If the handler "
+    "fails again, the stream stays parked, with the new error."
 )
 
 
@@ -131,7 +131,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             "pause_subscription",
             _("Pause subscriptions"),
             _("Pause the subscription"),
-            _("No event is handled until they are resumed; none is lost."),
+            _("They handle no event until they are resumed; no event is lost."),
             _each(lambda row, *_: control.pause(row.name, using=row._state.db), _("Paused: %s.")),
             form=Reason,
         ),
@@ -140,7 +140,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             "pause_subscription",
             _("Resume subscriptions"),
             _("Resume the subscription"),
-            _("They continue from their positions."),
+            _("The subscriptions continue from their positions."),
             _each(lambda row, *_: control.resume(row.name, using=row._state.db), _("Resumed: %s.")),
             form=Reason,
         ),
@@ -150,10 +150,10 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Replay subscriptions"),
             _("Replay the subscription"),
             _(
-                "Their handlers get the events from a place in the log on, those again that they "
-                "have handled. What they have done is not undone: a view that counts would count "
-                "twice; manage.py outbox_rebuild makes such a view anew. A later place than where "
-                "they stand may pass over events: that leaves a row among the gaps."
+                "The handlers receive the events from a place in the log on, even those that they "
+                "have handled. Their effects are not undone: a view that counts would count twice; "
+                "rebuild such a view with manage.py outbox_rebuild. A place ahead of the current "
+                "position may pass over events, which are then recorded as a gap."
             ),
             _each(_replay, _("Moved: %s."), between=" | "),
             form=ReplayForm,
@@ -173,7 +173,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             "skip_event",
             _("Skip the event that fails"),
             _("Skip the event that fails"),
-            _("The handler does not get this event; it continues with the next one."),
+            _("The handler never receives this event; it continues with the next one."),
             _each(_skip, _("Skips the event: %s.")),
             form=Position,
             destroys=True,
@@ -208,7 +208,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             )
             for each in lags
         ]
-        return Table(gettext("Cursors"), [Group(columns, rows)], empty=gettext("It has never run."))
+        return Table(gettext("Cursors"), [Group(columns, rows)], empty=gettext("Has never run."))
 
     def _error(self, cursor: Cursor) -> SafeString:
         error = shown(masked_text(cursor.error[:4000]), 1000) or "-"
@@ -238,7 +238,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             "skip_event",
             _("Skip the first event"),
             _("Skip the first event"),
-            _("The event that failed is given up; those behind it are handled."),
+            _("The event that failed is never handled; the events after it are."),
             _each(_skip_first, _("Skipped: %s."), between="; "),
             destroys=True,
             listed_only=True,
@@ -248,7 +248,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             "skip_event",
             _("Discard streams"),
             _("Discard the stream"),
-            _("What the streams have missed is given up; their later events are handled."),
+            _("The parked events are never handled; later events of the streams are."),
             _each(_discard, _("Discarded: %s."), between="; "),
             destroys=True,
             listed_only=True,

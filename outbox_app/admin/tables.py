@@ -140,8 +140,8 @@ def entities(facts: OutboxStatus, commands: series.Commands, types: Collection[s
         (_("Commands per minute"), number(commands.recorded)),
         (_("Conflicts per minute"), number(commands.conflicts)),
         (_("Waiting now"), number(commands.waiting)),
-        (_("Commands of a batch, 50 % and 95 % have at most"), sizes),
-        (_("Time of a batch's transaction, 50 % and 95 % take at most"), times),
+        (_("Commands per batch, p50 and p95"), sizes),
+        (_("Time of a batch's transaction, p50 and p95"), times),
     ]
     hottest = {
         name: count for name, count in commands.hottest.items() if name.partition(":")[0] in types
@@ -153,8 +153,8 @@ def entities(facts: OutboxStatus, commands: series.Commands, types: Collection[s
     ]
     if facts.slices or commands.passed_on or commands.elsewhere:
         figures += [
-            (_("Passed on to the server that leads, per minute"), number(commands.passed_on)),
-            (_("Executed by another server than that, per minute"), number(commands.elsewhere)),
+            (_("Passed on to the leading server, per minute"), number(commands.passed_on)),
+            (_("Executed by a server that does not lead, per minute"), number(commands.elsewhere)),
         ]
         groups.append(_pairs(_("Server"), _("Leads, of 1024 slices"), _numbers(facts.slices)))
     return Table(_("Entities"), groups)
@@ -169,7 +169,7 @@ def sinks(found: list[SinkStatus]) -> Table:
                 (_("Archive"), one_line(each.archive, 200)),
                 (_("Events sink after"), duration(each.days * DAY)),
                 (_("Oldest in the database"), duration(each.oldest_seconds)),
-                (_("Its position"), str(each.position or "-")),
+                (_("Position of the oldest"), str(each.position or "-")),
                 (_("Behind"), duration(each.behind_seconds) if each.behind_seconds else "-"),
                 (_("Waits for"), masked_line(each.waits_for, 200) or "-"),
             ],
@@ -187,7 +187,7 @@ def prepared(facts: PreparedStatus, decisions: series.Decisions) -> Table:
         (_("Oldest prepared"), duration(facts.oldest_seconds) if facts.prepared else "-"),
         (_("Undecided"), shown_count(facts.undecided)),
         (_("Processes that ask senders"), str(facts.processes)),
-        (_("Time to decide, 50 % and 95 % take at most"), times),
+        (_("Time to decide, p50 and p95"), times),
         (_("Contradictions in the last day"), shown_count(facts.contradictions)),
     ]
     routes = {"call": _("by a call"), "answer": _("by an answer"), "policy": _("by its policy"),

@@ -50,11 +50,11 @@ CODES = {
     "trouble": Kind(BAD, ngettext_lazy(
         "%(count)s job waits, and every drainer is in trouble.",
         "%(count)s jobs wait, and every drainer is in trouble.", "n"),
-        _("Repair what the drainers name; they continue by themselves.")),
+        _("Remove the cause that the drainers name; they continue by themselves.")),
     "not_leaving": Kind(BAD, ngettext_lazy(
-        "%(count)s job is ready, for %(age)s.",
+        "%(count)s job has been ready for %(age)s.",
         "%(count)s jobs are ready, the oldest for %(age)s.", "n"),
-        _("None was published in the last minute: read the log of the drainers.")),
+        _("No job was published in the last minute: read the log of the drainers.")),
     "unowned_shards": Kind(BAD, ngettext_lazy(
         "%(count)s shard has no owner: its jobs do not leave until a drainer takes it.",
         "%(count)s shards have no owner: their jobs do not leave until a drainer takes them.", "n"),
@@ -63,8 +63,8 @@ CODES = {
         "%(count)s subscription has stopped.", "%(count)s subscriptions have stopped.", "n"),
         _("Correct the handler, or start manage.py run_subscriptions.")),
     "no_check_back": Kind(BAD, ngettext_lazy(
-        "%(count)s prepared event is to be asked about, and no process asks.",
-        "%(count)s prepared events are to be asked about, and no process asks.", "n"),
+        "%(count)s prepared event waits for a check-back, and no process asks its sender.",
+        "%(count)s prepared events wait for check-backs, and no process asks their senders.", "n"),
         _("Start manage.py run_prepared%(on)s.")),
     "max_age": Kind(
         BAD, _("The oldest ready job is %(age)s s old; the limit is %(limit)s s."),
@@ -78,24 +78,24 @@ CODES = {
         "%(count)s dead jobs; the limit is %(limit)s.", "n"),
         _("Remove the cause, then requeue or discard them.")),
     "late": Kind(WARNING, ngettext_lazy(
-        "%(count)s job is ready, for %(age)s.",
+        "%(count)s job has been ready for %(age)s.",
         "%(count)s jobs are ready, the oldest for %(age)s.", "n"),
         _("Start more drainers, or find out what slows them down.")),
     "drainer_silent": Kind(WARNING, ngettext_lazy(
         "%(count)s drainer is silent beyond its lease: its jobs wait for another drainer.",
         "%(count)s drainers are silent beyond their lease: their jobs wait for another drainer.",
         "n"),
-        _("Start it again, or another one.")),
+        _("Start the drainer again, or another one.")),
     "drainer_trouble": Kind(WARNING, ngettext_lazy(
         "%(count)s drainer is in trouble.", "%(count)s drainers are in trouble.", "n"),
-        _("Repair what it names; it continues by itself.")),
+        _("Remove the cause that the drainer names; it continues by itself.")),
     "paused": Kind(WARNING, ngettext_lazy(
         "%(count)s subscription is paused, and behind.",
         "%(count)s subscriptions are paused, and behind.", "n"),
-        _("Resume it when its pause is over.")),
+        _("Resume the subscription when the reason for its pause is gone.")),
     "parked": Kind(WARNING, ngettext_lazy(
         "%(count)s stream is parked.", "%(count)s streams are parked.", "n"),
-        _("Correct the handler, then release the streams; those with a gap wait for it.")),
+        _("Correct the handler, then release the streams. Streams with a gap wait for it.")),
     "dead": Kind(WARNING, ngettext_lazy(
         "%(count)s job has died in the last hour.",
         "%(count)s jobs have died in the last hour.", "n"),
@@ -103,31 +103,31 @@ CODES = {
     "undecided": Kind(WARNING, ngettext_lazy(
         "%(count)s prepared event is undecided.",
         "%(count)s prepared events are undecided.", "n"),
-        _("Find out whether its sender's transaction has committed, then confirm or cancel.")),
+        _("Find out whether its sender's transaction has committed, then confirm or cancel it.")),
     "sender_silent": Kind(WARNING, ngettext_lazy(
         "%(count)s sender of prepared events does not answer.",
         "%(count)s senders of prepared events do not answer.", "n"),
-        _("Repair what it says; its events are asked about again by themselves.")),
+        _("Remove the cause that is shown; run_prepared asks the sender again by itself.")),
     "peer_clock": Kind(WARNING, ngettext_lazy(
-        "The clock of %(count)s peer is more than a minute away.",
-        "The clocks of %(count)s peers are more than a minute away.", "n"),
-        _("Set its clock, or this host's: requests and answers are refused.")),
+        "The clock of %(count)s peer is wrong by more than a minute.",
+        "The clocks of %(count)s peers are wrong by more than a minute.", "n"),
+        _("Set the clock of the peer, or of this host: requests and answers are refused.")),
     "contradiction": Kind(WARNING, ngettext_lazy(
         "%(count)s contradiction about prepared events in the last day.",
         "%(count)s contradictions about prepared events in the last day.", "n"),
-        _("Read the incidents: an event was decided against what happened.")),
+        _("Read the incidents: an event was decided against its sender's transaction.")),
     "gaps": Kind(WARNING, ngettext_lazy(
         "%(count)s gap is open.", "%(count)s gaps are open.", "n"),
-        _("Look for the events; skip the gaps that stay.")),
+        _("Look for the missing events; skip the gaps that remain.")),
     "sink": Kind(WARNING, ngettext_lazy(
         "%(count)s log does not sink.", "%(count)s logs do not sink.", "n"),
-        _("Repair or start what it waits for; it continues by itself.")),
+        _("Repair or start what the log waits for; its old events then sink by themselves.")),
     "transaction": Kind(
         WARNING, _("A transaction that writes has been open for %(age)s."),
-        _("Its jobs and events wait for its commit: end it if it hangs.")),
+        _("Its jobs and events wait for its commit. End the transaction if it hangs.")),
     "snapshot": Kind(
         WARNING, _("A transaction has been open for %(age)s: it keeps deleted rows in the tables."),
-        _("Batches take longer: end it.")),
+        _("They slow the batches down: end the transaction.")),
 }
 # fmt: on
 #: The text of ``no_drainer`` if no job waits.

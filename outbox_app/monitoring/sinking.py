@@ -13,7 +13,7 @@ from ..models import DatabaseNow, Process
 from ..process.lease import alive
 
 DAY = 86400.0
-NOT_RUN = "no process of run_subscriptions or run_outbox"
+NOT_RUN = "a process of run_subscriptions or run_outbox; none is running"
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def test_the_trace_is_shown_where_it_is_one(alias, superuser, trace, shown):
 def test_cancel(alias, superuser):
     job, other = staged_jobs(2, using=alias)
     question, answer = decide(superuser, "cancel_selected", job)
-    assert "One that a drainer is publishing at this moment leaves all the same." in text(question)
+    assert "A job that a drainer is publishing at this moment is sent all" in text(question)
     assert said(answer) == ["1 staged job was cancelled."]
     assert left(alias) == [other.task_id]
 

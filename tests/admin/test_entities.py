@@ -117,7 +117,7 @@ def test_a_difference_is_masked_and_in_the_order_of_keys():
     before, after = {"b": 1, "a": 2, "token": SECRET}, {"a": 2, "token": "new", "b": 3}
     shown = difference_of(before, after).text
     assert [line for line in shown.split("\n") if line[0] in "+-"] == ['-  "b": 1,', '+  "b": 3,']
-    unseen = "They differ in what is masked or not shown."
+    unseen = "They differ in values masked or not shown."
     assert difference_of({"token": SECRET}, {"token": "new"}).note == unseen
     assert difference_of(["x" * 20_000, 1], ["x" * 20_000, 2]).note == unseen
     assert difference_of(None, None).note == "No difference."
@@ -138,7 +138,7 @@ def test_what_they_carry_takes_a_permission(account, version):
     for address, times in ((entity(), 1), (version(1), 4), (version(2), 5)):
         shown = text(client.get(address))
         assert (
-            shown.count("Hidden: it takes the permission outbox_app.view_payload_event.") == times
+            shown.count("Hidden: this needs the permission outbox_app.view_payload_event.") == times
         )
         assert "ann" not in shown
         assert "balance" not in shown.replace("account.balance", "")

@@ -15,7 +15,7 @@ from .test_lists import listed
 from .test_subscriptions import publish
 
 SECRET = "hunter-2"
-HIDDEN = "Hidden: it takes the permission outbox_app."
+HIDDEN = "Hidden: this needs the permission outbox_app."
 
 
 def job(alias, rows=staged_jobs, **given):

@@ -92,7 +92,7 @@ class TestVerdict:
         age(alias, job, minutes=185)
         assert verdict(superuser.get(OVERVIEW)) == (
             "bad", "Work is not leaving: 3 jobs are ready, the oldest for 3 h 5 min. "
-            "None was published in the last minute: read the log of the drainers.")  # fmt: skip
+            "No job was published in the last minute: read the log of the drainers.")  # fmt: skip
 
     def test_a_job_that_was_held_is_late_from_when_it_was_due(self, alias, superuser):
         own(alias, drainer(alias))
@@ -103,7 +103,7 @@ class TestVerdict:
         hold(alias, job, minutes=-185)
         page = superuser.get(OVERVIEW)
         assert verdict(page)[0] == "bad"
-        assert "Work is not leaving: 1 job is ready, for 3 h 5 min." in verdict(page)[1]
+        assert "Work is not leaving: 1 job has been ready for 3 h 5 min." in verdict(page)[1]
         assert "Oldest ready 3 h 5 min" in text(page)
 
     def test_a_held_job_is_not_late(self, alias, superuser):
@@ -161,7 +161,7 @@ class TestSections:
             there = superuser.get(link.replace("&amp;", "&"))
             assert len(re.findall('class="field-task_id', body(there))) == int(count)
         monkeypatch.setattr(counting, "LISTED", 1)
-        more = "There are more. Shown: the most frequent of the newest 100000."
+        more = "There are more. Shown: the most frequent of the newest 100000 jobs."
         assert more in text(superuser.get(OVERVIEW))
 
     def test_drainers_with_what_they_own(self, alias, superuser):
@@ -395,7 +395,7 @@ def test_what_has_sunk(alias, superuser, settings):
     page = text(superuser.get(OVERVIEW))
     shown = "Archive /srv/archive Events sink after 90 d 0 h Oldest in the database 91 d 2 h "
     assert shown in page
-    assert "Behind 1 d 2 h Waits for no process of run_subscriptions or run_outbox " in page
+    assert "Behind 1 d 2 h Waits for a process of run_subscriptions or run_outbox; none" in page
     Process.objects.using(alias).create(
         id=uuid4(),
         resource="sink:outbox_event",
@@ -421,11 +421,11 @@ class TestEntities:
         for words in (
             "Commands per minute 1,234",
             "Conflicts per minute 3",
-            "Passed on to the server that leads, per minute 70",
-            "Executed by another server than that, per minute 6",
+            "Passed on to the leading server, per minute 70",
+            "Executed by a server that does not lead, per minute 6",
             "Waiting now 5",
-            "50 % and 95 % have at most 1, 20",
-            "50 % and 95 % take at most 2 ms, -",
+            "p50 and p95 1, 20",
+            "p50 and p95 2 ms, -",
             "Code of rejections Per minute bal<b>ance 9 - 1",
             "Last 5 minutes entities.Account:a<b> 900 entities.Stock:s 7",
         ):

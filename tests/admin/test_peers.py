@@ -73,9 +73,9 @@ def test_what_the_checks_would_refuse_is_refused(alias, superuser, changes, said
 
 
 def test_a_name_is_there_once(alias, superuser, peer):
-    assert "There is a peer of this name." in text(superuser.post(ADD, FIELDS))
+    assert "A peer of this name exists." in text(superuser.post(ADD, FIELDS))
     other = Peer.objects.using(alias).create(name="other")
-    assert "There is a peer of this name." in text(superuser.post(page(other), FIELDS))
+    assert "A peer of this name exists." in text(superuser.post(page(other), FIELDS))
     assert superuser.post(page(peer), FIELDS).status_code == 302
 
 

@@ -93,7 +93,7 @@ def test_a_line_is_there_before_the_first_batch(alias, superuser, monkeypatch):
     monkeypatch.setattr(dead, "run_for", die)
     with pytest.raises(MemoryError):
         begin(superuser, DEAD, "requeue_selected", job)
-    assert "Begun, and not finished." in LogEntry.objects.get().get_change_message()
+    assert "Started, but not finished." in LogEntry.objects.get().get_change_message()
 
 
 def test_the_page_works_without_javascript_and_goes_on_by_itself_with_it(alias, superuser):

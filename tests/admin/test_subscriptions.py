@@ -151,7 +151,7 @@ def test_nothing_is_done_by_get_or_without_a_token(alias, shop, log_in, action):
 
 def test_pause_and_resume(alias, shop, superuser):
     question, answer = decide(superuser, SUBSCRIPTIONS, "pause_selected", shop[0], reason="<b>x")
-    assert "No event is handled until they are resumed" in text(question)
+    assert "They handle no event until they are resumed" in text(question)
     assert said(answer) == ["Paused: shop."]
     assert "paused" in text(superuser.get(SUBSCRIPTIONS))
     publish(alias, "e")
@@ -170,7 +170,7 @@ def test_pause_and_resume(alias, shop, superuser):
 
 def test_replay_asks_from_where_and_why(alias, shop, superuser):
     question, answer = decide(superuser, SUBSCRIPTIONS, "replay_selected", shop[0], place="now")
-    assert "What they have done is not undone" in text(question)
+    assert "Their effects are not undone" in text(question)
     assert "This field is required" in text(answer)  # the reason
     _, answer = decide(
         superuser, SUBSCRIPTIONS, "replay_selected", shop[0], place="<i>", reason="why"
@@ -447,7 +447,7 @@ def test_the_event_that_fails_is_shown_and_skipped(alias, superuser, log_in):
     _, answer = decide(superuser, SUBSCRIPTIONS, "skip_selected", row, **wrong)
     assert said(answer)[0].startswith("Not done: Subscription")
     question, answer = decide(superuser, SUBSCRIPTIONS, "skip_selected", row, **form)
-    assert "The handler does not get this event" in text(question)
+    assert "The handler never receives this event" in text(question)
     assert said(answer) == ["Skips the event: fails."]
     assert run("fails") == 1
     gap = Gap.objects.using(alias).get()
@@ -503,7 +503,7 @@ def test_an_event_that_was_not_asked_about_is_not_given_up(alias, superuser, act
     for _ in range(3):
         run("parks")
     answer = superuser.post(PARKED, {**hidden(question), "confirmed": "yes", "reason": "why"})
-    assert "Not done, as it is not so any more: a@1 of parks." in said(answer)[-1]
+    assert "Not done, because it has changed: a@1 of parks." in said(answer)[-1]
     assert "a@1 of parks" in LogEntry.objects.latest("id").get_change_message()
     assert ParkedStream.objects.using(alias).get().version == 2
     assert not Gap.objects.using(alias).exists()

@@ -41,7 +41,7 @@ def test_the_page_shows_what_was_called_and_why_it_failed(superuser, failed):
 
 def test_without_the_permission_it_is_hidden(log_in, failed):
     shown = text(log_in("staff", permissions=["view_taskresult"]).get(page(failed)))
-    assert "it takes the permission outbox_app.view_payload_taskresult" in shown
+    assert "this needs the permission outbox_app.view_payload_taskresult" in shown
     assert "OSError" not in shown
 
 

@@ -37,7 +37,7 @@ def test_older_rows_are_reached_by_a_link(alias, superuser, rows, url):
     assert link(newest, "Newest rows") is None
     older = superuser.get(url + link(newest, "Older rows"))
     assert listed(older) == ids[3:6]
-    words = f"Looked through 3 rows, from {jobs[1].pk} up to those before {jobs[4].pk}."
+    words = f"Looked through 3 rows, from {jobs[1].pk} on, before {jobs[4].pk}."
     assert words in text(older)
     oldest = superuser.get(url + link(older, "Older rows"))
     assert listed(oldest) == ids[6:]
@@ -71,7 +71,7 @@ def test_all_that_match_are_those_outside_too_and_the_question_says_so(alias, su
     question = superuser.post(url, selection("discard_selected", jobs[4], select_across=1))
     shown = text(question)
     assert "Number of jobs: 1+ , counted among the newest 3 rows." in shown
-    assert "All that match the filter are meant, older ones too." in shown
+    assert "The action changes all that match the filter, older ones too." in shown
     superuser.post(url, {**hidden(question), "confirmed": "yes", "reason": "why"})
     assert not DeadJob.objects.using(alias).filter(task="a").exists()
     assert DeadJob.objects.using(alias).filter(task="b").count() == 2
@@ -161,4 +161,4 @@ def test_a_gap_is_shown_with_what_is_around_it(alias, superuser, new_log, kind):
     shown = text(superuser.get(page(row)))
     assert "Before: nothing Inside: 0 After: nothing" in shown
     Gap.objects.using(alias).update(log="their_log")
-    assert "It is a gap of another log." in text(superuser.get(page(row)))
+    assert "The gap is in another log." in text(superuser.get(page(row)))

@@ -17,7 +17,7 @@ def test_health_answers_503_with_a_reason(away, caplog):
     assert response.status_code == 503
     assert response.content == (
         b'{"status": "unknown", "problems": [{"code": "database", "severity": "bad", "text": '
-        b'"The database cannot be asked, or has no tables of the outbox."}]}'
+        b'"The database cannot be read, or has no outbox tables."}]}'
     )
     [record] = caplog.records
     assert (record.name, record.levelno) == ("outbox_app.views", logging.WARNING)

@@ -237,7 +237,7 @@ def test_so_does_that_of_a_log_on_another_alias(alias, monkeypatch):
 
 
 def test_every_metric_is_documented_with_its_labels():
-    rows = re.findall(r"^\| `(outbox_\w+)` \| (.*?) \|", REFERENCE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(outbox_\w+)` \|(.*?)\|", REFERENCE.read_text(), re.MULTILINE)
     documented = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     assert documented == {name: labels for name, (_, labels) in METRICS.items()}
     assert [name for name, _ in rows] == list(METRICS)
