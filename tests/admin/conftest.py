@@ -36,7 +36,7 @@ ROLES = {
 
 @pytest.fixture
 def log_in():
-    """``log_in(role)``: a test client that checks CSRF tokens where it is told to."""
+    """``log_in(role)``: a test client for a user of this role. Options go to ``Client``."""
 
     def make(role, *, permissions=(), **options):
         client = Client(**options)

@@ -1,4 +1,4 @@
-"""Requeue and discard in the admin: asked first, done once, logged; forged forms are refused."""
+"""Requeue and discard in the admin: confirmed, done once, and logged; forged forms are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backlog: found, explained, and decided on, whatever a drainer does at the same moment."""
+"""The backlog: shown, explained, and changed, while a drainer works on the same rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts: holes stay holes, text is escaped, and the figures can be read without seeing."""
+"""Charts: missing minutes stay gaps, text is escaped, and screen readers can read the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several outboxes in one admin: a page shows that of its address, and changes no other."""
+"""Several outboxes in one admin: a page shows and changes only the outbox that its URL names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a row holds is shown harmlessly: escaped, cut, visible, and only JSON is decoded."""
+"""The admin shows any content of a row safely: escaped, cut, visible; it decodes only JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entities in the admin: who sees what, harmlessly, and how two states differ."""
+"""Entities in the admin: permissions, escaping, and the differences between two states."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ask(alias):
 
 @pytest.fixture
 def account(ask):
-    """Account a at version 3, of which the last is a rejection."""
+    """Account a at version 3. The last version is a rejection."""
     ask("a", "open", {"owner": {"name": "ann", "password": SECRET}, "balance": 10})
     ask("a", "withdraw", {"amount": 4})
     ask("a", "withdraw", {"amount": 99})
@@ -63,7 +63,7 @@ def account(ask):
 
 @pytest.fixture
 def version(alias):
-    """``version(2)``: the address of a version of account a."""
+    """``version(2)``: the URL of a version of account a."""
 
     def address(number, id="a"):
         row = Account.history(id, using=alias).get(version=number)

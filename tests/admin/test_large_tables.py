@@ -1,7 +1,7 @@
-"""No list counts, sorts or reads a large table: each statement, as the server has carried it out.
+"""No list counts, sorts or reads a large table: the server's plans of all statements show it.
 
-``ADMIN_ROWS`` says how many rows are planted in each table; with a million and more, counting stops
-where it does outside of tests. What is looked for is rare and old, where a filter costs the most.
+``ADMIN_ROWS`` is the number of rows planted in each table. With a million or more, counting stops
+at the same limit as in production. The filters look for rare, old values, which cost the most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lists: right, filtered, and made of a bounded number of bounded statements."""
+"""Lists show the right rows, filtered, with a bounded number of bounded statements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows carry is shown to those who may see it, and sensitive values to nobody."""
+"""Only users with permission see the content of rows, and no user sees sensitive values."""
 
 from __future__ import annotations
 

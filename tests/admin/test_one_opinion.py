@@ -1,4 +1,4 @@
-"""Every problem, of real rows and sessions: overview, command, health and metrics say the same."""
+"""Every problem, caused by real rows and sessions: overview, command, health and metrics agree."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LIMITS = {
 
 @pytest.fixture
 def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, settings):
-    """Returns what has a problem happen, by its code; a drainer that is well owns all shards."""
+    """Functions that cause each problem, by its code. A healthy drainer owns all shards."""
     worker = drainer(shards=128)
     drainers, leases = Process.objects.using(alias), Lease.objects.using(alias)
 

@@ -1,4 +1,4 @@
-"""The overview from the address to the text: what it says, to whom, and at what cost."""
+"""The overview, from its URL to its text: the content, the permissions, and the cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers in the admin: the one form there is, which refuses what the checks would refuse."""
+"""Peers in the admin: its only form, which refuses the values that the checks would refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may see and do what: every address, role and method."""
+"""The permissions of every role, for every URL and method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepared events in the admin: found where they are undecided, decided with a reason and a log."""
+"""Prepared events in the admin: undecided ones are listed, and decided with a reason and a log."""
 
 from __future__ import annotations
 

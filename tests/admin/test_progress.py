@@ -1,4 +1,4 @@
-"""Decisions on many rows: in slices that a web server waits for, whole batches, one honest line."""
+"""Actions on many rows: short slices of whole batches, and one honest line about the progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .pages import DEAD, STAGED, body, hidden, said, selection, text
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """A slice is one batch of two rows, or one look at three."""
+    """A slice is one batch of two rows, or one query for three."""
     monkeypatch.setattr(actions, "SECONDS", 0)
     monkeypatch.setattr(bulk, "STEP", 3)
     monkeypatch.setattr(bulk, "BATCH_SIZE", 2)

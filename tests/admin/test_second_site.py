@@ -1,4 +1,4 @@
-"""A project with two admin sites: links stay on the site whose page one looks at."""
+"""A project with two admin sites: the links of a page stay on the page's site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers of the fleet in the admin: what each leads, who drains them, and what calls see of it."""
+"""Servers of the fleet in the admin: their slices, who may drain them, and the effect on calls."""
 
 from __future__ import annotations
 

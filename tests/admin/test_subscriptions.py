@@ -1,6 +1,6 @@
 """Events, subscriptions, parked streams and gaps in the admin.
 
-Shown harmlessly; decided on by those who may, by POST, with a reason in the log.
+They are shown escaped. Only users with permission decide, by POST, with a reason in the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results of ``django.tasks`` in the admin: what they carry is for those who may see it."""
+"""Results of ``django.tasks`` in the admin: only users with permission see their content."""
 
 from __future__ import annotations
 

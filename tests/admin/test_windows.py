@@ -1,4 +1,4 @@
-"""Lists look at a window of their table, say so, and lead to what lies before it."""
+"""Lists show a window of their table, say so, and link to the rows before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the admin asks for pages that there are, and for all of its lists."""
+"""The benchmark of the admin requests existing pages, and all lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each benchmark of ``all`` that has parts runs in its smallest size, and its results are told."""
+"""Each benchmark of ``all`` with ``scale`` runs in its smallest size, and prints its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the archive has committed which rows, as the benchmark ``follow`` reads it."""
+"""The benchmark ``follow`` reads from an archive when each row was committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks of the log run, and their harness sees what is lost, repeated or turned round."""
+"""The benchmarks of the log run, and their harness finds lost, repeated and inverted rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The soak can fail: what is lost, leaked, doubled, unexplained or inverted is found."""
+"""The soak can fail: its judge finds lost, leaked, doubled, unexplained and inverted jobs."""
 
 from __future__ import annotations
 

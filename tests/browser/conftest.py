@@ -64,8 +64,8 @@ def seen(project: Project, chromium: Browser) -> dict[str, Seen]:
 def open_page(project: Project, chromium: Browser) -> Iterator[Callable[..., Any]]:
     """``open_page(permissions=None, **options)``: a page of a new session.
 
-    Without permissions the user is a superuser; with ``permissions=()`` staff without any. What
-    goes wrong on the page fails the test, up to a ``page.watch.end()``.
+    Without ``permissions`` the user is a superuser; with ``permissions=()`` staff without any. An
+    error on the page fails the test, until ``page.watch.end()``.
     """
     with contextlib.ExitStack() as sessions:
         troubles = []
@@ -90,7 +90,7 @@ def page(open_page: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots go: the folder that ``make screenshots`` names, else one for this run."""
+    """The folder of screenshots: that of ``make screenshots``, else a folder of this run."""
     folder = os.environ.get("SCREENSHOTS")
     return ROOT / folder if folder else tmp_path_factory.mktemp("pictures")
 

@@ -1,4 +1,4 @@
-"""Each decision, made in the browser as a person makes it, and what becomes of it.
+"""Each action, made in the browser as a person makes it, and its effect.
 
 The drainer, the worker and the subscriptions are running: a job that is requeued is executed.
 """

@@ -1,4 +1,4 @@
-"""What strangers write into rows does nothing in the browser: it is escaped, visible and cut."""
+"""Hostile text in rows does nothing in the browser: it is escaped, visible and cut."""
 
 from __future__ import annotations
 

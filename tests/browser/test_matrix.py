@@ -1,8 +1,8 @@
-"""Who may open what: every address of our admin, every role, every method.
+"""The permissions of every URL of our admin, for every role and every method.
 
-The addresses come from ``admin.site.urls``: one that is new fails here until it has its row. A role
-is what somebody may do besides entering the admin: nothing, look at one kind of row, one action
-alone, everything. Nothing that is asked here changes a row.
+The URLs come from ``admin.site.urls``: a new one fails here until it has a row. A role is a set of
+permissions besides entering the admin: none, to see one kind of row, to do one action, or all. No
+request of these tests changes a row.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Refusals by the hundred are what is asked for here."""
+    """Do not log refusals: these tests cause hundreds of them."""
     caplog.set_level(logging.CRITICAL, "django.request")
     caplog.set_level(logging.CRITICAL, "django.security")
 
@@ -181,7 +181,7 @@ def test_every_model_and_action_has_its_row() -> None:
 
 @pytest.fixture
 def read_once(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    """Who somebody is, and what they may do, is read once a test, not once a request."""
+    """Read each user and their permissions once per test, not once per request."""
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.cache"
     get_user = functools.cache(ModelBackend().get_user)
     monkeypatch.setattr(ModelBackend, "get_user", lambda _, user_id: get_user(user_id))

@@ -1,4 +1,4 @@
-"""The overview answers what one asks in the night, and keeps itself up to date without a reload."""
+"""The overview answers an on-call engineer's questions, and updates itself without a reload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each page of the outbox in the admin: it opens, under a strict policy, and says what it is.
+"""Each page of the outbox in the admin opens under a strict policy, and has its title.
 
 ``page`` fails a test for any error on the console, any violation of the policy, any request that
 fails, and any request to another host.

@@ -1,4 +1,4 @@
-"""Without a mouse and without eyes: everything is reached by Tab and seen there, and has a name."""
+"""Keyboard and screen reader: Tab reaches every control visibly, and every control has a name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A picture of each page, light and dark, for the documentation; ``make screenshots`` keeps them.
 
-Every run takes them, into a folder of its own, so that they can be taken when they are wanted.
+Every run takes the pictures, into a temporary folder, so that ``make screenshots`` always works.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same pages on PostgreSQL and MariaDB, and what only these can tell: who makes others wait."""
+"""The same pages on PostgreSQL and MariaDB, and the sessions there that make others wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=["postgres", "mariadb"])
 def served(request: pytest.FixtureRequest, tmp_path: Path, chromium: Browser) -> Iterator[Project]:
-    """The example on a server, in a database of its own."""
+    """The example on a database server, in its own database."""
     url = _service(VARIABLES[request.param])
     name = f"browser_{os.getpid()}"
     with _database(request.param, url, name):

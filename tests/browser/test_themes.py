@@ -1,4 +1,4 @@
-"""Light and dark: by the system's preference and by the admin's own switch, all of it readable."""
+"""Light and dark, by the system's preference and by the admin's switch: all text is readable."""
 
 from __future__ import annotations
 

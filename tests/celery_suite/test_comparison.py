@@ -1,4 +1,4 @@
-"""The comparison of two runs; the runs themselves need a registry."""
+"""The comparison of two runs. The runs themselves need a package registry."""
 
 from __future__ import annotations
 

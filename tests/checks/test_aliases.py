@@ -1,4 +1,4 @@
-"""Where jobs are staged and where the business is written; how those connections are kept."""
+"""Checks of the aliases of the outbox and of the business rows, and of their connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of brokers that `check --deploy` speaks of; no broker is asked."""
+"""Checks of broker settings with `check --deploy`; they connect to no broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ids(app):
 
 @pytest.fixture(autouse=True)
 def nothing_of_other_tests(monkeypatch):
-    """Leave out their apps, and what ``@shared_task`` defined for every app."""
+    """Hide the apps of other tests, and the tasks that ``@shared_task`` defined for every app."""
     monkeypatch.setattr(_state, "_apps", WeakSet())
     monkeypatch.setattr(Producer, "batch", None, raising=False)  # kombu 5.7 has it
     own = {each for each in _state._on_app_finalizers if each.__module__ == "celery.app.builtins"}
@@ -41,7 +41,7 @@ def nothing_of_other_tests(monkeypatch):
 
 @pytest.fixture
 def make(make_app):
-    """``make(url, **conf)``: an app of which nothing is to be said."""
+    """``make(url, **conf)``: an app without findings, apart from these settings."""
 
     def make(url, **conf):
         options = {"redis": REDIS, "amqp": AMQP}.get(re.match("[a-z]*", url)[0], {})

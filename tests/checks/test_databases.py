@@ -1,4 +1,4 @@
-"""What ``manage.py check --database`` finds in a real database."""
+"""The findings of ``manage.py check --database`` in a real database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ids(messages):
 
 @pytest.fixture
 def run(alias):
-    """``run(sql)`` on the alias."""
+    """``run(sql)``: execute a statement on the alias."""
 
     def run(sql):
         with connections[alias].cursor() as cursor:
@@ -146,7 +146,7 @@ class TestMySQL:
 class TestSQLite:
     @pytest.fixture
     def connection(self, tmp_path, monkeypatch):
-        """A database file as Django configures it by default, with one table of the outbox."""
+        """An SQLite file with Django's default options, and one table of the outbox."""
         settings = {**connections["default"].settings_dict, "NAME": str(tmp_path / "db.sqlite3")}
         connection = DatabaseWrapper({**settings, "OPTIONS": {}}, alias="plain")
         connection.cursor().execute("CREATE TABLE outbox_stagedjob (id integer)")

@@ -1,4 +1,4 @@
-"""Entity types that are declared wrongly are named by ``manage.py check``."""
+"""``manage.py check`` names entity types with wrong declarations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.entities.models import Account, AccountVersion
 
 @pytest.fixture
 def found(monkeypatch, settings):
-    """``found(*types)``: ids and texts of what is said of these types."""
+    """``found(*types)``: the ids and texts of the findings about these types."""
     settings.OUTBOX = {**settings.OUTBOX, "DATABASE": None}
 
     def check(*types):

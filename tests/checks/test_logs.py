@@ -1,5 +1,5 @@
 # ruff: noqa: DJ008
-"""Logs that could not be read exactly: said by a check, and refused when a subscription starts."""
+"""Logs that cannot be read exactly: a check reports them, and subscriptions refuse to start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ids(messages):
 class TestModels:
     @pytest.fixture(autouse=True)
     def apps(self, monkeypatch):
-        """Models that a test defines are the only ones, beside those of the package."""
+        """Only the models of the package and of the test are registered."""
         with isolate_apps("tests") as apps:
             found = lambda **options: [Event, *apps.get_models(**options)]  # noqa: E731
             monkeypatch.setattr("outbox_app.checks.logs.apps.get_models", found)
@@ -175,7 +175,7 @@ def start(alias: str) -> str:
 
 @pytest.fixture
 def run(alias):
-    """``run(sql)`` on the alias."""
+    """``run(sql)``: execute a statement on the alias."""
 
     def run(*statements):
         with connections[alias].cursor() as cursor:
@@ -187,7 +187,7 @@ def run(alias):
 
 @pytest.fixture
 def changed(run):
-    """``with changed(sql, back):`` the schema is another for the time of the block."""
+    """``with changed(sql, back):`` change the schema for the time of the block."""
 
     @contextmanager
     def change(sql, back):

@@ -1,4 +1,4 @@
-"""Declarations that cannot work."""
+"""Checks of declarations in models that cannot work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def app(make_app):
 
 @pytest.fixture
 def check(app, monkeypatch):
-    """``check(outbox, **fields)``: the ids for a model that declares it."""
+    """``check(outbox, **fields)``: the ids of the findings for a model with this declaration."""
 
     def check(outbox, **fields):
         with isolate_apps("tests.mixin"):

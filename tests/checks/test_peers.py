@@ -1,4 +1,4 @@
-"""Peers whose keys are not valid now, and rows that are no peers, are said by ``check``."""
+"""``check`` reports peers whose keys are not valid now, and rows that are not valid peers."""
 
 from __future__ import annotations
 

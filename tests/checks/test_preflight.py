@@ -64,7 +64,7 @@ class Outcome:
 
 @pytest.fixture
 def check(tmp_path, environment):
-    """``check(alias, *options, broker=…, conf=…, …)``: run the command in a project of its own."""
+    """``check(alias, *options, broker=…, conf=…, …)``: run the command in a separate project."""
     (tmp_path / "preflight.py").write_text(SETTINGS)
 
     def check(alias, *options, broker, conf=GOOD, kept=None, silenced=(), **variables):
@@ -91,7 +91,7 @@ def check(tmp_path, environment):
 
 @pytest.fixture
 def server(private_redis):
-    """A client of the private server, which is as usual again afterwards."""
+    """A client of the private server. The server's settings are restored after the test."""
     with redis.Redis.from_url(private_redis.url) as client:
         yield client
         client.config_set("maxmemory-policy", "noeviction")

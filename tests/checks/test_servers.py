@@ -1,4 +1,4 @@
-"""What real brokers say of themselves, and brokers that do not answer."""
+"""Checks of the settings that real brokers report, and of brokers that do not answer."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def ids(app):
 
 @pytest.fixture(autouse=True)
 def apps_of_this_test(monkeypatch):
-    """Those of others may be alive, and their brokers not."""
+    """Check only the apps of this test: apps of other tests may be alive without their brokers."""
     monkeypatch.setattr(_state, "_apps", WeakSet())
 
 
 @pytest.fixture
 def server(private_redis):
-    """A client of the private server, which is as usual again afterwards."""
+    """A client of the private server. The server's settings are restored after the test."""
     with redis.Redis.from_url(private_redis.url) as client:
         client.flushall()
         yield client

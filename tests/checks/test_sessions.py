@@ -1,4 +1,4 @@
-"""What PostgreSQL says of a session: directly, through a pooler, and on a standby."""
+"""Checks of a PostgreSQL session: direct, through a pooler, and on a standby."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_standby(standby, settings, role):
 
 @pytest.fixture(scope="module")
 def servers(django_db_blocker):
-    """A standby's address: of a PostgreSQL that was migrated."""
+    """The address of a standby of a migrated PostgreSQL."""
     if "postgres" not in connections:
         pytest.skip("no postgres")
     with PostgreSQL() as primary, django_db_blocker.unblock():

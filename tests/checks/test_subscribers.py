@@ -1,4 +1,4 @@
-"""What ``manage.py check`` says of subscriptions that read by time."""
+"""The findings of ``manage.py check`` about subscriptions that read by time."""
 
 from __future__ import annotations
 

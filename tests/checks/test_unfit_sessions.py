@@ -1,4 +1,4 @@
-"""Sessions that cannot be worked with: said by the checks, and when a command starts."""
+"""Sessions with unusable settings: the checks report them, and so do commands when they start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIT = [
 
 @pytest.fixture
 def session(alias):
-    """``session(setting)``: sessions of the alias have it from now on."""
+    """``session(setting)``: new sessions of the alias have this setting."""
     options = connections.settings[alias]["OPTIONS"]
     before = dict(options)
 
@@ -112,7 +112,7 @@ class TestMySQL:
 class TestSQLite:
     @pytest.fixture
     def plain(self, alias, tmp_path, monkeypatch):
-        """``plain(**options)``: the outbox's database is a file with these options."""
+        """``plain(**options)``: the outbox's database is an SQLite file with these options."""
         made = []
 
         def make(**options):

@@ -1,4 +1,4 @@
-"""The guide that moves a project task by task: its commands and settings, in its order."""
+"""The guide to moving a project task by task: its commands and settings run in its order."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The Python code of the README and of each page runs, in order, in one namespace per page.
 
-A block that cannot run has a comment that no reader sees in the line before it: ``<!-- not run:
-REASON -->``. What is staged on a page is rolled back: the page runs inside one transaction.
+A block that cannot run has an invisible comment in the line before it: ``<!-- not run: REASON
+-->``. Each page runs inside one transaction, which is rolled back with its staged jobs.
 
 A page on prepared events has an alias "billing", with a table of fences. It runs as in a
-``TestCase``, whose transactions are no caller's.
+``TestCase``, whose transactions do not count as the caller's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def blocks(page: Path) -> list[types.CodeType]:
 
 @pytest.fixture
 def keep_current_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A page may define a Celery app and shared tasks; nothing of them stays."""
+    """Remove the Celery app and the shared tasks that a page defines."""
     monkeypatch.setattr(_state, "_apps", WeakSet())
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
     default, current = _state.default_app, getattr(_state._tls, "current_app", None)

@@ -1,6 +1,6 @@
-"""``compose.yaml`` of the example: it starts what there is, with settings that are read.
+"""``compose.yaml`` of the example: its commands and settings exist.
 
-No container is run here; the same commands, on the same servers, run in other tests.
+These tests run no container. Other tests run the same commands on the same servers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The example that the README begins with runs as it says."""
+"""The example at the beginning of the README runs as described there."""
 
 from __future__ import annotations
 

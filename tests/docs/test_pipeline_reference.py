@@ -1,4 +1,4 @@
-"""The reference of the pipeline names what there is, in its order, and nothing else."""
+"""The reference of the pipeline lists everything that exists, in order, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is promised is said in one place, each with its condition, and the README leads there."""
+"""The promises are in one place, each with its condition, and the README links to them."""
 
 from __future__ import annotations
 

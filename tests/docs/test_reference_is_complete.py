@@ -1,6 +1,6 @@
-"""The reference names all that there is: options, columns, indexes, signals, public names.
+"""The reference lists all options, columns, indexes, signals and public names.
 
-Each is looked for in the section that is about it. (Settings and checks have tests of their own.)
+The tests look for each in its own section. (Settings and checks have separate tests.)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The tutorials, typed: their files, commands and sessions of the shell, in their order.
 
-The database and the broker are those of the test; Spark's chapter, which starts it five times, is
-typed on SQLite, and with ``ALL_DATABASES=1`` on the others too. Left out: the virtual environment,
-stopping the broker, and the pages of the admin. Ids of processes, days and seconds are those of the
-test's, and what takes a while in a terminal is looked at until it is there.
+The database and the broker are the test's. The chapter on Spark starts Spark five times, so it runs
+on SQLite only, unless ``ALL_DATABASES=1``. The tests leave out the virtual environment, stopping
+the broker, and the pages of the admin. They replace process ids, days and seconds by their own, and
+wait for output that takes a while in a terminal.
 """
 
 from __future__ import annotations

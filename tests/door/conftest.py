@@ -9,10 +9,10 @@ from outbox_app.door import clocks
 
 @pytest.fixture(autouse=True)
 def no_clock_is_noted() -> None:
-    """As in a process that has met no peer."""
+    """Forget the clocks of peers, as in a process that has met no peer."""
     clocks._noted.clear()
 
 
 @pytest.fixture(autouse=True)
 def calls_end(one_way_calls_end: None) -> None:
-    """Of every test here."""
+    """One-way calls end with each test of this folder."""

@@ -1,9 +1,9 @@
 """Two projects under chaos: what is published is what was committed, each event once.
 
 Payers, doors and check-backs are killed and stopped; the database servers of both projects are
-killed and restarted; all four connections (to each door, to each database) are cut, refused, and
-swallow what is sent, for longer than anybody waits. ``PREPARED_CHAOS=100000`` has as many events
-(default: 300).
+killed and restarted; all four connections (to each door, to each database) are cut, refused, or
+drop all bytes, for longer than any process waits. ``PREPARED_CHAOS=100000`` sets the number of
+events (default: 300).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class World:
 
 @pytest.fixture
 def sender() -> str:
-    """The alias of billing; the shop has the other one."""
+    """The alias of billing. The shop has the other alias."""
     return random.choice(["mariadb", "postgres"])
 
 

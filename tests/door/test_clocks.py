@@ -1,4 +1,4 @@
-"""A peer's clock that is wrong: seen from what it signs, and told by the one diagnosis."""
+"""A peer's wrong clock is noticed from its signatures, and reported by the diagnosis."""
 
 from __future__ import annotations
 

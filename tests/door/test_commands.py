@@ -51,7 +51,7 @@ def granted(both: None, settings: Any, peers: dict[str, Any]) -> None:
 
 @pytest.fixture
 def send(granted: None, peers: dict[str, Any]) -> Callable[..., Any]:
-    """``send("withdraw", {"amount": 5})``: what billing sends for account a, signed by hand."""
+    """``send("withdraw", {"amount": 5})``: a request of billing for account a, signed by hand."""
     pem = peers["billing"]["shop"]["keys"][0]["private"].removeprefix("file:")
     signer = rfc9421.by_ed25519(Path(pem).read_bytes())
 

@@ -1,4 +1,4 @@
-"""Answers that are not as they should be, each built by hand: silence, and nothing is decided."""
+"""Invalid answers, each built by hand: they count as silence, and decide no event."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ Reply = Callable[[Any], None]
 
 @pytest.fixture
 def signer(peers: dict[str, Any]) -> Callable[[bytes], bytes]:
-    """The key of billing, which the shop asks."""
+    """The key of billing, whom the shop asks."""
     path = peers["billing"]["shop"]["keys"][0]["private"].removeprefix("file:")
     return rfc9421.by_ed25519(Path(path).read_bytes())
 
 
 @pytest.fixture
 def server(ports: dict[str, int]) -> Iterator[Callable[[str, Reply], list[str]]]:
-    """``server(project, reply)``: replies; returns what it is asked."""
+    """``server(project, reply)``: a server with this reply; returns the requests that it gets."""
     servers = []
 
     def start(project: str, reply: Reply) -> list[str]:

@@ -1,4 +1,4 @@
-"""Requests that are not as they should be, each built by hand: refused, and nothing is changed."""
+"""Invalid requests, each built by hand: they are refused, and change nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def signer(peers: dict[str, Any]) -> Callable[[bytes], bytes]:
 
 @pytest.fixture
 def send(signer: Any) -> Callable[..., Any]:
-    """``send(body)``: what billing sends, but for what is given; ``sent_…`` differs on the way."""
+    """``send(body)``: billing's request with these changes; ``sent_…`` change after signing."""
 
     def run(
         body: bytes = body_of(EVENT),

@@ -1,4 +1,4 @@
-"""What passes through the door, on each database: this process is both services."""
+"""Messages through the door, on each database. This process is both services."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Handler(WSGIRequestHandler):
 
 @pytest.fixture
 def served(settings: Any, both: None, ports: dict[str, int]) -> Iterator[Callable[..., None]]:
-    """``served(**changes)``: the door of both, with changes to how the shop knows billing."""
+    """``served(**changes)``: the door of both, with changes to billing's entry at the shop."""
     known = settings.OUTBOX["PEERS"]
 
     def change(**changes: Any) -> None:

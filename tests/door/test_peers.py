@@ -1,4 +1,4 @@
-"""How a peer may be declared: what cannot work is an error of ``manage.py check``."""
+"""Declarations of peers: those that cannot work are errors of ``manage.py check``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sender without Django, as the how-to shows it, and a keeper."""
+"""The sender without Django from the how-to, with a real keeper."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = ROOT / "docs" / "howto" / "prepared-without-django.md"
 def plain(
     tmp_path: Path, ports: dict[str, int], peers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """The module that the page shows, with its door open."""
+    """The module from the page, with its door open."""
     text = PAGE.read_text()
     code = "".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     file = tmp_path / "plain_sender.py"

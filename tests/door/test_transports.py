@@ -1,4 +1,4 @@
-"""The door under ASGI, and over TLS: a certificate of nobody that is known is not trusted."""
+"""The door under ASGI, and over TLS: a certificate of an unknown authority is not trusted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = [
 
 @pytest.fixture
 def new_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process has called no peer yet."""
+    """Forget all clients, as in a process that has called no peer yet."""
     loops: dict[int, Any] = {}
     monkeypatch.setattr(client, "_loops", loops)
     yield
@@ -149,7 +149,7 @@ def test_names_that_are_long_looked_up_keep_no_other_one_waiting(
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate for 127.0.0.1 that nobody has signed but itself, with its key."""
+    """A self-signed certificate for 127.0.0.1, with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shop")])
     now = datetime.now(UTC)
@@ -169,7 +169,7 @@ def certificate(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tls(both: None, certificate: Path, ports: dict[str, int], settings: Any) -> Iterator[None]:
-    """The shop is served by TLS, and billing knows it so."""
+    """The shop is served over TLS, and billing's settings have its https address."""
     known = settings.OUTBOX["PEERS"]
     shop = known["shop"] | {"address": f"https://127.0.0.1:{ports['shop']}/outbox/"}
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": known | {"shop": shop}}

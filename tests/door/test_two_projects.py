@@ -1,4 +1,4 @@
-"""Two projects with two databases, as processes, over real sockets; either is killed anywhere."""
+"""Two projects with two databases, as processes, over real sockets. Each is killed anywhere."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = [
 
 @pytest.fixture
 def pay(variables: Any, sender: str) -> Any:
-    """``pay(*dies)``: processes of billing pay, and die at these places; returns what they said."""
+    """``pay(*dies)``: processes of billing pay, and die at these points; returns their output."""
 
     def run(*dies: str, **more: str) -> str:
         command = [sys.executable, "-m", "tests.door.payer", sender]
@@ -57,7 +57,7 @@ def pay(variables: Any, sender: str) -> Any:
 
 @pytest.fixture
 def check_back(variables: Any, alias: str) -> Any:
-    """``check_back()``: a process of the shop asks until nothing is due."""
+    """``check_back()``: run a check-back of the shop in a process, until no event is due."""
 
     def run(**more: str) -> int:
         command = [sys.executable, "manage.py", "run_prepared", "--once"]

@@ -1,4 +1,4 @@
-"""The client without a library, and the vectors of its page: both are what a server believes."""
+"""The client without a library, and the test vectors of its page: a server accepts both."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parameters(text: str) -> str:
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module that the page shows."""
+    """The module from the page."""
     monkeypatch.setenv("APP_SECRET", SECRET)
     file = tmp_path / "plain_client.py"
     [code] = re.findall(r"^```python\n(import .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

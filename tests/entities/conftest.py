@@ -32,7 +32,7 @@ def account(ask):
 
 @pytest.fixture
 def rows(alias):
-    """``rows()``: version, command, rejected and state of each version of account a."""
+    """``rows()``: the version, command, rejection and state of each version of account a."""
 
     def read(id="a"):
         found = Account.history(id, using=alias)
@@ -58,7 +58,7 @@ def withdraw(alias):
 
 @pytest.fixture
 def held():
-    """``held.wait()``: the first batch stands at its first point, until ``held.go.set()``."""
+    """``held.wait()``: wait for the first batch, which stops at a point until ``held.go``."""
 
     class Held:
         def __init__(self):
@@ -82,9 +82,9 @@ def held():
 
 @pytest.fixture
 def break_off(alias):
-    """``break_off(b"COMMIT")``: this thread sends it at its next COMMIT, and ends without a reply.
+    """``break_off(b"COMMIT")``: at its next COMMIT this thread sends it, and ends before the reply.
 
-    As by a signal. Django hides it: the connection that it leaves raises an error of its own.
+    It ends as by a signal. Django hides the cause: its broken connection raises another error.
     """
 
     def prepare(sql):

@@ -1,4 +1,4 @@
-"""What a caller is answered, on each database: first answers, replays, rejections, errors."""
+"""The answers to callers, on each database: first answers, replays, rejections, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error from outside, which may come at any line, as that of Celery's soft time limit does."""
+"""An error raised from outside at any line, as by Celery's soft time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of N is N batches of one: versions, states and answers, with whatever is mixed in."""
+"""A batch of N equals N batches of one: versions, states and answers, with any mix of commands."""
 
 from __future__ import annotations
 

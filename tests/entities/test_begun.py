@@ -1,7 +1,7 @@
-"""Commands that may have been executed: no error says that nothing of them was written.
+"""Commands that may have been executed: no error says that they were not.
 
-A batch of three is committed, and broken off before its answers: its leader has ended. The others
-do what it left, one at a time.
+A batch of three is committed, and its leader ends before the answers. The other callers do the
+rest of its work, one at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def broken_off(account, withdraw, held, fresh, monkeypatch):
-    """The second command of the batch is under way again, up to ``go``, and the third one waits."""
+    """The second command of the batch is in progress again, up to ``go``; the third one waits."""
     there, go = threading.Event(), threading.Event()
 
     def end():

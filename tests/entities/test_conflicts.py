@@ -1,4 +1,4 @@
-"""Commands that meet: twins, races, lost connections, killed processes, other isolation levels."""
+"""Commands that conflict: twins, races, lost connections, killed processes, isolation levels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=Tru
 
 @pytest.fixture
 def elsewhere(alias):
-    """``elsewhere("withdraw", {"amount": 1}, "x")``: the same command, as another process does."""
+    """``elsewhere("withdraw", {"amount": 1}, "x")``: execute a command as another process does."""
 
     def execute(command, arguments, command_id):
         def run():
@@ -47,7 +47,7 @@ def elsewhere(alias):
 
 @pytest.fixture
 def at_point():
-    """``at_point("entity_loaded", action)``: do it at the first pass only."""
+    """``at_point("entity_loaded", action)``: call ``action`` at the first pass of the failpoint."""
     points = []
 
     def once(name, action):
@@ -65,7 +65,7 @@ def at_point():
 
 @pytest.fixture(params=["as it is", "strictest"])
 def isolation(request, alias):
-    """Connections of the alias at the server's strictest level that Django knows, too."""
+    """The default isolation level, and the strictest level that Django knows for the server."""
     strictest = {"postgresql": 4, "mysql": "serializable"}
     connection = connections[alias]
     if request.param == "as it is" or connection.vendor == "sqlite":

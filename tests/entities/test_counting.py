@@ -1,4 +1,4 @@
-"""What a process counts of its commands: the figures, when they are written, and what they cost."""
+"""The counters of commands in a process: their values, when they are written, and their cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def written(alias, monkeypatch):
-    """``written()``: what is in the table when the next write is due, by name and label."""
+    """``written()``: write the counters, and return the rows of the table, by name and label."""
 
     def read():
         monkeypatch.setattr(counters, "EVERY", 0)
@@ -158,7 +158,7 @@ def test_what_an_index_refused_before_a_batch_was_halved_takes_no_conflict_away(
 
 @pytest.fixture
 def one_minute(monkeypatch):
-    """All of a test is counted in its first minute: labels are those of a minute."""
+    """Count everything in a test's first minute, because labels are per minute."""
     original, begun = counters.Counters.at, []
 
     def at(self, now, source):

@@ -1,4 +1,4 @@
-"""Faults around the queue and the transaction: each is its own caller's, or nobody's."""
+"""Faults around the queue and the transaction: each affects only its own caller, or none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def waiting(fresh, count):
 
 @pytest.fixture
 def receive():
-    """``receive(function)``: what versions of accounts are given to, while they are written."""
+    """``receive(function)``: call it with versions of accounts while they are written."""
     receivers = []
 
     def connect(function):
@@ -374,7 +374,7 @@ def test_rows_of_a_command_that_an_index_refuses_are_gone(alias, monkeypatch, in
 
 @pytest.fixture
 def person(alias):
-    """``person("a", "enter", nick="x")``"""
+    """``person("a", "enter", nick="x")``: execute a command of a person."""
     numbers = iter(range(10**6))
 
     def execute(id, command, **state):

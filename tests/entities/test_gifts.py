@@ -1,4 +1,4 @@
-"""Jobs and events that commands give: written with the command, or not at all."""
+"""Jobs and events that commands stage and publish: written with the command, or not at all."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_what_an_atomic_command_gives_goes_with_its_own_savepoints(
 
 @pytest.fixture
 def immediate(settings, publishes):
-    """Jobs leave right after the commit; how many each publish was given."""
+    """Jobs are published right after the commit. A list of the number of jobs in each publish."""
     on = {"IMMEDIATE": True, "IMMEDIATE_TIMEOUT": 20, "IMMEDIATE_HOLD": 600}
     settings.OUTBOX = {**settings.OUTBOX, **on}
     return publishes

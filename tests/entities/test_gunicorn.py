@@ -1,4 +1,4 @@
-"""Under gunicorn: threads of a worker share batches, and what was preloaded does no harm."""
+"""Under gunicorn: threads of a worker share batches, and preloading the app does no harm."""
 
 from __future__ import annotations
 

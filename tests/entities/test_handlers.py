@@ -1,4 +1,4 @@
-"""What handlers do that they should not: it stays theirs, or is refused."""
+"""Handlers that misbehave: the effect is limited to their own commands, or refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ commits = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def moved_once(monkeypatch):
-    """The first attempt of each command meets another one that was ahead."""
+    """The first attempt of each command conflicts with a command that was faster."""
     monkeypatch.setattr(execution, "PAUSE", 0)
 
     def move():

@@ -1,8 +1,8 @@
 """A history of four processes that append to lists, are killed, stopped, and lose connections.
 
-Everything that a caller was told is there, at the version it was told; versions have no hole; a
-list holds the items of its accepted versions, in their order; and each command is answered in
-another process as it was before. ``ENTITIES_HISTORY=200000`` appends as many (default: 400).
+Every answered command is in the history, at the version of its answer; versions have no gaps; a
+list holds the items of its accepted versions, in their order; and another process gives each
+command the same answer again. ``ENTITIES_HISTORY=200000`` sets the number of items (default: 400).
 """
 
 from __future__ import annotations

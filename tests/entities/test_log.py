@@ -1,4 +1,4 @@
-"""The versions of an entity type are a log: what reads and keeps logs works on them."""
+"""The versions of an entity type are a log: readers, pruning and archives of logs work on them."""
 
 from __future__ import annotations
 

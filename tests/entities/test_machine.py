@@ -1,6 +1,6 @@
 """Commands in any order, alone and in batches, against a pure model; COMMITs whose reply is lost.
 
-``HYPOTHESIS_PROFILE=long`` takes many other steps each time, as in ``tests.machine``.
+``HYPOTHESIS_PROFILE=long`` takes many different steps in each run, as in ``tests.machine``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``manage.py outbox_entities``: what it shows, compares, repairs, imports and erases."""
+"""``manage.py outbox_entities``: it shows, compares, repairs, imports and erases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TYPE = "entities.Account"
 
 @pytest.fixture
 def command(alias):
-    """``command("list")``: exit code, and what was written."""
+    """``command("list")``: the exit code and the output."""
 
     def call(*arguments):
         out = StringIO()
@@ -58,7 +58,7 @@ def command(alias):
 
 @pytest.fixture
 def by_hand(alias):
-    """``by_hand("DELETE FROM account")``: SQL that no command has written."""
+    """``by_hand("DELETE FROM account")``: execute SQL, past all commands."""
 
     def execute(sql):
         with connections[alias].cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Commands that another server leads: what goes there, in how many requests, and what stays."""
+"""Commands for entities that another server leads: which are forwarded, in how many requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def routed(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def requests(account: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The commands of each request to the leader, who answers with what the last of them says."""
+    """The commands of each request to the leader, who answers with the first command's ``item``."""
     made: list[Any] = []
 
     def call(peer: Any, method: str, path: str, payload: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Each statement of a command is an index lookup, with many versions, whatever statistics say."""
+"""Each statement of a command is an index lookup, with many versions and any statistics."""
 
 from __future__ import annotations
 

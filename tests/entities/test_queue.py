@@ -1,4 +1,4 @@
-"""The queue of a hot entity: who leads, who waits, and what becomes of the rest."""
+"""The queue of a hot entity: which caller leads, which callers wait, and all ways to end."""
 
 from __future__ import annotations
 

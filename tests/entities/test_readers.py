@@ -1,4 +1,4 @@
-"""What reads a log reads versions, with the answers that they hold."""
+"""Readers of logs can read versions, with the answers in them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def ledger():
-    """``ledger(partitions=2)``: declares a subscription to versions. Returns what it is given."""
+    """``ledger(partitions=2)``: subscribe to versions. Returns the list that the handler fills."""
     seen = []
 
     def make(**options):

@@ -1,4 +1,4 @@
-"""Rules, and columns with constraints: whoever comes second is rejected, and nobody else."""
+"""Rules, and columns with constraints: the second command is rejected, and no other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ commits = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def enter(alias):
-    """``enter("a", email="x")``"""
+    """``enter("a", email="x")``: create a person."""
 
     def execute(id, **state):
         return Person.execute(id, "enter", state, command_id="enter", using=alias)
@@ -34,7 +34,7 @@ def enter(alias):
 
 @pytest.fixture
 def change(alias):
-    """``change("a", email="x")``"""
+    """``change("a", email="x")``: change a person."""
     numbers = iter(range(10**6))
 
     def execute(id, **state):

@@ -1,7 +1,7 @@
-"""Entities that take one another's unique values at once, from threads of their own.
+"""Entities that swap unique values at the same time, each from its own thread.
 
-On PostgreSQL an index whose function sleeps stands before the unique one. It holds both updates
-open between the row and the index, so that they wait for one another each time.
+On PostgreSQL an index with a sleeping function precedes the unique index. It keeps both updates
+open between the row and the unique index, so that they wait for one another every time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def slow(alias):
 
 @pytest.fixture
 def conflicts(monkeypatch):
-    """The errors after which a transaction was done anew."""
+    """The errors after which a transaction was repeated."""
     found = []
     original = execution.is_conflict
 

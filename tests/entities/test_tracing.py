@@ -1,4 +1,4 @@
-"""A batch's span: one for all its callers, linked to theirs, and of no consequence."""
+"""A batch's span: one for all callers, linked to theirs; a failing exporter costs no answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def exporter(monkeypatch):
-    """Keeps the spans; the provider is this test's, as that of a process is set once."""
+    """Collects spans. The test has its own provider: a process can set one only once."""
     made, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(made))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
