@@ -11,7 +11,7 @@
     ├── PreparedError: KeeperUnavailable, FencedOut, UnknownPrepared, Contradiction
     │   └── PrepareRefused: InvalidPrepared, PreparedConflict
     ├── PeerError: InvalidPeer, PeerUnavailable
-    ├── ReadRefused: DamagedCursor, ForeignCursor, UnsafeLog, TooManyGaps
+    ├── ReadRefused: DamagedCursor, UnsafeLog, TooManyGaps, ForeignCursor: LogSetBack
     ├── PipelineError: NoSpark, InvalidOption, InvalidSchema, Unreachable, ArchiveRefused
     └── SentInTransaction, StillStaged, InvalidArgument, NotMigrated, UnfitSession,
         BrokerUnavailable, UnsafeBroker, LeaseLost, InboxError, StatementRefused,
@@ -287,6 +287,10 @@ class DamagedCursor(ReadRefused):
 
 class ForeignCursor(ReadRefused):
     """The cursor was made in another database cluster, or after the backup that was restored."""
+
+
+class LogSetBack(ForeignCursor):
+    """The log was emptied, or restored alone: positions behind the cursor are given out again."""
 
 
 class UnsafeLog(ReadRefused):

@@ -20,7 +20,7 @@ from django.db.models.expressions import Col
 from django.utils.module_loading import import_string
 
 from ..conf import outbox_settings
-from ..exceptions import ForeignCursor
+from ..exceptions import LogSetBack
 from ..models import EventLog
 from .filter import EventFilter
 from .insert import own_values
@@ -57,10 +57,6 @@ _raw_decode = json.JSONDecoder().raw_decode
 def reads_by_time(state: str) -> bool:
     """Return whether a stored state belongs to a reader by time."""
     return state.startswith('{"window":"time"')
-
-
-#: How the error of a cursor begins if its positions were given out again, or will be.
-SET_BACK = (f"{ForeignCursor.__name__}: Positions of ", f"{ForeignCursor.__name__}: The cursor has")
 
 
 class Events(NamedTuple):
@@ -120,8 +116,8 @@ class LogReader:
 
         Once new positions have reached the cursor's place, only this error shows it.
         """
-        if error.startswith(SET_BACK):
-            raise ForeignCursor(error.partition(": ")[2])
+        if error.startswith(LogSetBack.__name__):
+            raise LogSetBack(error.partition(": ")[2])
 
     def verify(self, state: WindowState) -> None:
         """Check the log's requirements, and that the state is the log's. Raises ``ReadRefused``."""
@@ -184,7 +180,7 @@ class LogReader:
         if known and there == known:
             return
         if known and there and there[0] == known[0]:
-            raise ForeignCursor(
+            raise LogSetBack(
                 f"Positions of {self.table} that were read hold other events now: it was emptied, "
                 "and they were given out again, or it was restored. Replay the subscription from "
                 f"the beginning, or run manage.py outbox_rebase --log {self.table} --last-id N; N "

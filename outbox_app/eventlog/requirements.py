@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..exceptions import ForeignCursor, UnsafeLog
+from ..exceptions import LogSetBack, UnsafeLog
 from .window import Run
 
 _VARIABLES = (
@@ -39,9 +39,9 @@ def require_exact(vendor: str, table: str, run: Run) -> None:
 
 
 def require_given_out(table: str, position: int, used: int) -> None:
-    """Raise ``ForeignCursor`` if a cursor is past the highest position that was given out."""
+    """Raise ``LogSetBack`` if a cursor is past the highest position that was given out."""
     if position > used:
-        raise ForeignCursor(
+        raise LogSetBack(
             f"The cursor has read {table} up to position {position}, but the last position that "
             f"the database gave out is {used}: it was restored. Run manage.py outbox_rebase."
         )

@@ -72,7 +72,7 @@ def test_a_log_that_is_emptied(alias, log, looks, start):
             turn()
         if alias != "postgres":  # rows are told by their transactions there
             cursor = Cursor.objects.using(alias).get()
-            assert cursor.error.startswith("ForeignCursor")
+            assert cursor.error.startswith("LogSetBack")
             assert len(seen) == 30
             partition.close()  # another process, which has not seen the old log, goes no further
             partition = Partition(subscriber_named("all"), 0, clock=lambda: now[0])

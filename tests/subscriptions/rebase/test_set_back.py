@@ -96,7 +96,7 @@ def test_the_log_alone_was_restored(alias, published, run, seen, published_befor
     last = events[1].pk or Event.objects.using(alias).order_by("id")[1].pk
     cut(alias, last)
     assert run("all") == 0
-    assert "ForeignCursor" in Cursor.objects.using(alias).get().error
+    assert "LogSetBack" in Cursor.objects.using(alias).get().error
     arguments = []
     if published_before:  # so many that nothing would tell any more
         published(*"uvwxyz")
