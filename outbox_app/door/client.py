@@ -1,11 +1,10 @@
-"""Calls to a peer: one signed request, one answer that is verified before anything of it counts.
+"""Calls to a peer: one signed request, and one answer that is verified before it is used.
 
-Only registered addresses are called, by https (http for this machine alone); no redirect, cookie or
-proxy of the environment is followed. A call has a time in all, which a peer that sends a byte a
-second cannot stretch: it runs on an event loop that one thread of the process has for all calls,
-begun with the first one and anew after a fork. What is no verified answer is ``PeerUnavailable``.
-
-Only a call needs the extra ``door``: who makes none imports this without it.
+Only registered addresses are called, by https (by http on this machine alone). The client follows
+no redirect, keeps no cookie and uses no proxy of the environment. The timeout covers the whole
+call, so a peer that sends a byte a second cannot extend it: all calls of a process run on the event
+loop of one thread, which the first call starts; after a fork, the child starts its own. An answer
+that cannot be verified raises ``PeerUnavailable``. Importing this does not need the extra ``door``.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from .peers import VERIFIES, Key, base_url, signing_key, valid_keys
 if TYPE_CHECKING:
     from .signing import httpx2
 
-#: Seconds to connect, and in all by default; bytes of an answer.
+#: Seconds to connect, default seconds of a whole call, and default limit of an answer in bytes.
 CONNECT, SECONDS, BYTES = 3.0, 10.0, 64 * 1024
-#: Names that are looked up at a time. Nothing ends a look-up, and others must not wait behind it.
+#: Concurrent DNS look-ups. A look-up cannot be cancelled, and others must not wait behind it.
 NAMES = 256
 
 
@@ -49,13 +48,13 @@ def call(
     headers: Mapping[str, str] | None = None,
     most: int = BYTES,
 ) -> tuple[int, Any]:
-    """Return status and content of a peer's answer. Raises ``PeerError``.
+    """Return the status and the content of a peer's answer. Raises ``PeerError``.
 
     Args:
-        address: Of one of the peer's servers. Default: the peer's own.
-        seconds: For all of it. The peer reads them, and gives up when the caller has.
-        headers: More of them; those that mean something to the door are covered.
-        most: Bytes that the answer may have.
+        address: The address of one of the peer's servers. Default: the peer's own address.
+        seconds: The timeout of the whole call. The peer learns it, and gives up in time.
+        headers: Additional headers. The signature covers those that the door reads.
+        most: The limit of the answer in bytes.
     """
     from .signing import NotBelieved, adapt_message, httpx2, sign, verify
 
@@ -63,7 +62,7 @@ def call(
     body = b"" if payload is None else written(payload)
     given = {"Content-Type": content_type, "Outbox-Seconds-Left": f"{seconds:.3f}"}
     url = base_url(peer, address) + path
-    # A call has one time in all. Connecting takes less: what cannot be connected to was not sent.
+    # Connecting ends before the whole call does: if it fails, the request was certainly not sent.
     timeout = httpx2.Timeout(None, connect=min(CONNECT, 0.8 * seconds))
     not_sent = httpx2.InvalidURL, httpx2.ConnectError, httpx2.ConnectTimeout
     try:
@@ -107,9 +106,9 @@ async def _exchange(
 
 @contextmanager
 def _of_no_thread() -> Iterator[None]:
-    """Hide the running loop, of which all threads have one under gevent, while others may run.
+    """Hide the running loop while other greenlets may run.
 
-    Django would refuse them its databases.
+    Under gevent they see this loop as theirs, and Django would refuse them database access.
     """
     loop = asyncio.get_running_loop()
     asyncio._set_running_loop(None)
@@ -127,18 +126,18 @@ class _Selector(selectors.DefaultSelector):
 
 class _Loop(asyncio.SelectorEventLoop):
     def run_in_executor(self, *args: Any) -> Any:  # type: ignore[override]
-        with _of_no_thread():  # it may start a thread
+        with _of_no_thread():  # starting a thread lets other greenlets run
             return super().run_in_executor(*args)
 
     async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
         try:
             return await super().getaddrinfo(*args, **options)
-        except RuntimeError:  # the process ends, and the threads that look names up have ended
+        except RuntimeError:  # the interpreter exits, and has ended the executor's threads
             return socket.getaddrinfo(*args, **options)
 
 
 _lock = threading.Lock()
-#: By process: what a fork inherits is left alone, as its parent uses it.
+#: The loop and client of each process id. A child leaves those of its parent, which uses them.
 _loops: dict[int, tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]] = {}
 
 
@@ -152,11 +151,11 @@ def _running() -> tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]:
             headers = {"Accept": JSON, "Accept-Encoding": "identity"}
             monkey = sys.modules.get("gevent.monkey")
             if monkey and monkey.is_module_patched("select"):
-                # Before it takes a kept connection the client looks at it, and others run.
+                # Before it reuses a connection, the client polls it, and other greenlets run.
                 headers["Connection"] = "close"
             client = httpx2.AsyncClient(
                 headers=headers,
-                # Servers close idle connections after two seconds and more.
+                # Servers close idle connections after two seconds at the earliest.
                 limits=httpx2.Limits(keepalive_expiry=1.0),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
                 verify=ssl.create_default_context(),

@@ -1,9 +1,9 @@
-"""By how much the clocks of peers are away, as their signatures say. Needs no extra.
+"""How far the clocks of peers are off, by the times in their signatures. Needs no extra.
 
-A clock is noted in the table of statistics, where every process finds it: at once when it turns out
-wrong, then each minute, and once more when it is right again. A peer whose clock is right costs no
-statement. Only who has the key tells of its clock. Minutes go by the database's clock, as that of
-this host may be the wrong one. Nothing here raises for a write that fails.
+The offset of a wrong clock is written to the table of statistics, where every process finds it: at
+once, then each minute, and once more when the clock is right again. A peer whose clock is right
+costs no statement. Only a message with a valid signature counts. A row's minute is taken from the
+database's clock, because this host's own clock may be the wrong one. A failed write raises nothing.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from ..text import get_logger
 
 logger = get_logger("outbox_app.door")
 
-#: Seconds by which two clocks may differ, and between two notes about one that is wrong.
+#: Seconds by which two clocks may differ, and seconds between two rows about a wrong clock.
 CLOCKS, EVERY = 60, 60.0
-#: How long a note counts that no later one has replaced.
+#: How long a row counts if no later row has replaced it.
 KEPT = timedelta(hours=1)
 
-#: By peer: when this process noted its clock, and by how much it was away.
+#: By peer: when this process last wrote a row about its clock, and the offset in seconds.
 _noted: dict[str, tuple[float, int]] = {}
 
 
 def note_clock(peer: str, seconds: float) -> None:
-    """Note the clock of a peer, whose signature has been verified."""
+    """Record the clock offset of a peer whose signature has been verified."""
     now, away = time.monotonic(), round(seconds) if abs(seconds) > CLOCKS else 0
     at, before = _noted.get(peer, (now, 0))
     if abs(away - before) <= CLOCKS and (not away or now - at < EVERY):
         return
     using = outbox_alias()
-    if connections[using].in_atomic_block:  # the caller's, which may roll back
+    if connections[using].in_atomic_block:  # the caller's transaction may roll back
         return
     _noted[peer] = now, away
     key = {"name": PEER_CLOCK, "dimension": PEER, "label": peer, "source": "door"}
@@ -51,7 +51,7 @@ def note_clock(peer: str, seconds: float) -> None:
 
 
 def wrong_clocks(*, using: str) -> dict[str, int]:
-    """Return the peers whose clocks are away, and by how many seconds."""
+    """Return the peers whose clocks are wrong, each with its offset in seconds."""
     since = DatabaseNow() - KEPT
     rows = Statistic.objects.using(using).filter(name=PEER_CLOCK, minute__gte=since)
     seen = dict(rows.order_by("minute").values_list("label", "value"))

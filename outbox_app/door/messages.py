@@ -1,7 +1,7 @@
-"""What the messages of the door contain: JSON, read strictly, and CloudEvents 1.0.
+"""The content of the door's messages: strict JSON, and CloudEvents 1.0.
 
-A message has one meaning or is refused: UTF-8, no duplicate keys, no NaN, no fields that there are
-not. What is refused says why in a sentence of its own, never with what it was sent.
+A message that could be read in two ways is refused: it must be UTF-8, without duplicate keys, NaN
+or unknown fields. A refusal gives its reason in a fixed sentence, and never quotes the message.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..text import storable
 JSON, PROBLEM = "application/json", "application/problem+json"
 EVENT, EVENTS = "application/cloudevents+json", "application/cloudevents-batch+json"
 
-#: Attributes of an event: those that are fields of ``NewPrepared``, by their names there; all that
-#: mean something here, and those that may be there as well.
+#: Attributes of an event: those that are fields of ``NewPrepared``, with the names of the fields;
+#: all attributes that are read; and the attributes that are allowed and ignored.
 NAMES = {name: name for name in ("type", "data", "log", "topic", "policy", "immune")}
 NAMES |= {"subject": "stream", "decideby": "decide_by"}
 MEANT = {"specversion", "id", "source", "job", "metadata", *NAMES, *TRACE}
@@ -32,7 +32,7 @@ IGNORED = {"time", "datacontenttype", "dataschema"}
 
 
 class MessageRefused(OutboxError):
-    """A message, or an element of it, has no meaning. ``status`` is that of HTTP."""
+    """A message, or an element of it, is invalid. ``status`` is the HTTP status of the answer."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -40,7 +40,7 @@ class MessageRefused(OutboxError):
 
 
 def media_type(value: str) -> str:
-    """Return the media type of a ``Content-Type``, whose charset can only be UTF-8."""
+    """Return the media type of a ``Content-Type``; refuse any charset but UTF-8."""
     name, *parameters = value.lower().split(";")
     if any(p.strip().replace('"', "") not in ("charset=utf-8", "") for p in parameters):
         raise MessageRefused(415, "The charset is UTF-8.")
@@ -72,7 +72,7 @@ def written(value: Any) -> bytes:
 
 
 def objects(value: Any, most: int) -> list[dict[str, Any]]:
-    """Return what a list of 1 to so many objects has."""
+    """Return a list that has 1 to ``most`` elements; refuse anything else."""
     if not isinstance(value, list) or not value:
         raise MessageRefused(400, "The body is a list with an element at least.")
     if len(value) > most:
@@ -81,7 +81,7 @@ def objects(value: Any, most: int) -> list[dict[str, Any]]:
 
 
 def fields(value: Any, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
-    """Return an object that has these fields and no others."""
+    """Return an object that has all required and no unknown fields; refuse anything else."""
     if not isinstance(value, dict) or not set(required) <= value.keys():
         raise MessageRefused(422, "The element lacks a field.")
     if not value.keys() <= {*required, *optional}:
@@ -90,7 +90,7 @@ def fields(value: Any, required: Iterable[str], optional: Iterable[str] = ()) ->
 
 
 def event_id(value: Any) -> UUID:
-    """Return the id of an event, which has one spelling."""
+    """Return the id of an event. Only one spelling of a UUID is accepted."""
     with suppress(ValueError, TypeError, AttributeError):
         id = UUID(value)
         if str(id) == value and id.int:
@@ -99,12 +99,12 @@ def event_id(value: Any) -> UUID:
 
 
 def zoned(at: datetime) -> str:
-    """Return a time of a keeper's table with its zone, also where USE_TZ is off."""
+    """Return a time of the keeper's table in ISO 8601, with its zone even if USE_TZ is off."""
     return aware(at, using=outbox_alias()).isoformat()
 
 
 def cloudevent(row: Any, *, source: str) -> dict[str, Any]:
-    """Return an event, or a job (that has no log), as a CloudEvent. Times are whole seconds."""
+    """Return an event, or a job (a row without a log), as a CloudEvent. Times are whole seconds."""
     event = {
         "specversion": "1.0",
         "id": str(row.event_id),
@@ -119,14 +119,14 @@ def cloudevent(row: Any, *, source: str) -> dict[str, Any]:
         event |= data.pop("headers", {})
         return event | {"job": True, "data": data}
     data, metadata = row.content["data"], row.content["metadata"]
-    # Extensions are no objects in CloudEvents, so the metadata are JSON in a string.
+    # An extension of CloudEvents cannot be an object, so the metadata are JSON in a string.
     given = {"topic": row.topic, "metadata": metadata and written(metadata).decode()}
     event |= {name: value for name, value in given.items() if value}
     return event | {"log": row.log, "subject": row.stream, "data": data}
 
 
 def prepared_fields(event: Any) -> dict[str, Any]:
-    """Return what a CloudEvent says, in the names of ``NewPrepared``."""
+    """Return the attributes of a CloudEvent as fields of ``NewPrepared``."""
     event = fields(event, ("specversion", "id", "source", "type"), MEANT | IGNORED)
     texts = {"specversion", "source", "type", "subject", "log", "topic", "metadata", "policy"}
     texts |= {*TRACE}

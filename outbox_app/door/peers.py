@@ -1,8 +1,8 @@
 """Registered peers, and their keys that are valid now.
 
-The setting ``PEERS`` wins over the table. A key is found by its id, which belongs to one peer: an
-id that two of them have is believed of neither. Secrets are read by reference, each time they are
-used, so a file that is replaced is a key that is rotated. Nothing here needs the extra ``door``.
+The setting ``PEERS`` takes precedence over the table. A key is found by its id. If two peers have
+a key with the same id, neither key is accepted. A secret is read by its reference each time it is
+used, so replacing its file rotates the key. Nothing here needs the extra ``door``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ..conf import outbox_settings
 from ..exceptions import InvalidPeer
 from ..models import Peer
 
-#: What signs, and what verifies, by the key's field. A shared secret does both.
+#: The algorithm of each field of a key, the fields that sign, and the fields that verify.
 ALGORITHMS = {"public": "ed25519", "private": "ed25519", "secret": "hmac-sha256"}
 SIGNS, VERIFIES = ("private", "secret"), ("public", "secret")
 #: The scheme of an address that names a service: "service:shop".
 SERVICE = "service"
-#: Events and bytes of one request, at most; a peer may have less.
+#: The largest request: how many events and how many bytes. A peer's own limits may be lower.
 LIMITS = {"events": 500, "bytes": 4 * 1024 * 1024}
-#: HMAC-SHA256 has no use for a shorter one (RFC 2104, section 3).
+#: The shortest secret: a shorter one would weaken HMAC-SHA256 (RFC 2104, section 3).
 SECRET_BYTES = 32
-#: What is said of a peer, besides its name.
+#: The fields of a peer in the setting, where its name is the key.
 FIELDS = [field.name for field in Peer._meta.fields if field.name not in ("id", "name")]
 
 
@@ -44,7 +44,7 @@ class Key(NamedTuple):
     reference: str
 
     def read(self) -> bytes:
-        """Return the secret, or PEM. Raises ``InvalidPeer``."""
+        """Return the secret, or the PEM text of the key. Raises ``InvalidPeer``."""
         kind, _, name = self.reference.partition(":")
         try:
             if kind == "env":
@@ -72,7 +72,7 @@ def peer_named(name: str, direction: str) -> Peer:
 
 
 def peer_of_key(id: Any, direction: str) -> tuple[Peer, Key] | None:
-    """Return whose valid key an id is."""
+    """Return the peer and its valid key with this id, or None unless exactly one peer has it."""
     for peers in _sources(direction):
         pairs = [(p, key) for p in peers.values() for key in valid_keys(p, VERIFIES)]
         if found := [pair for pair in pairs if pair[1].id == id]:
@@ -81,7 +81,7 @@ def peer_of_key(id: Any, direction: str) -> tuple[Peer, Key] | None:
 
 
 def _sources(direction: str) -> Iterator[dict[str, Peer]]:
-    """Yield the peers of the setting, and then the others: who is found asks no database."""
+    """Yield the peers of the setting, then those of the table: the first need no query."""
     fitting = (direction, Peer.Direction.BOTH)
     given = outbox_settings().PEERS
     names = [name for name, fields in given.items() if fields.get("direction") in fitting]
@@ -91,7 +91,7 @@ def _sources(direction: str) -> Iterator[dict[str, Peer]]:
 
 
 def base_url(peer: Peer, address: str | None = None) -> str:
-    """Return where a peer, or one of its servers, is called. Raises ``InvalidPeer``."""
+    """Return the base URL of a peer, or of one of its servers. Raises ``InvalidPeer``."""
     address = peer.address if address is None else address
     if fault := address_fault(address):
         raise InvalidPeer(f"The address of the peer {peer.name!r} {fault}.")
@@ -99,18 +99,18 @@ def base_url(peer: Peer, address: str | None = None) -> str:
 
 
 def service_of(peer: Peer) -> str:
-    """Return the service that an address names in the place of a URL; empty where it names none."""
+    """Return the service that a peer has as its address in place of a URL, or an empty string."""
     kind, _, name = str(peer.address).partition(":")
     return name if kind == SERVICE and is_name(name) else ""
 
 
 def is_name(name: Any) -> bool:
-    """Say whether this names a peer or a service."""
+    """Return whether this is a valid name of a peer or a service."""
     return isinstance(name, str) and 0 < len(name) <= 80 and not set(":/ \t\r\n") & set(name)
 
 
 def valid_keys(peer: Peer, kinds: Sequence[str]) -> Iterator[Key]:
-    """Yield the keys of some kinds that are valid now, in their order."""
+    """Yield the keys of these kinds that are valid now, in the order of the peer's list."""
     now = datetime.now(UTC)
     for key in peer.keys if isinstance(peer.keys, list | tuple) else ():
         if key_faults(key):
@@ -123,7 +123,7 @@ def valid_keys(peer: Peer, kinds: Sequence[str]) -> Iterator[Key]:
 
 
 def signing_key(peer: Peer) -> Key:
-    """Return the key that signs for a peer: the first that is valid."""
+    """Return the key that signs messages to a peer: the first one that is valid now."""
     for key in valid_keys(peer, SIGNS):
         return key
     raise InvalidPeer(f"No key that signs for the peer {peer.name!r} is valid now.")
@@ -134,14 +134,14 @@ def limit(peer: Peer, name: str) -> int:
 
 
 def is_granted(peer: Peer, *, type: str, topic: str, job: str) -> bool:
-    """Say whether a peer may prepare such an event, or job. No topic needs no grant."""
+    """Return whether a peer may prepare such an event or job. An empty topic needs no grant."""
     if job:
         return _fits(job, peer.jobs)
     return _fits(type, peer.types) and (not topic or _fits(topic, peer.topics))
 
 
 def may_execute(peer: Peer, command: str) -> bool:
-    """Say whether a peer may execute a command, such as "bank.account.withdraw"."""
+    """Return whether a peer may execute a command, such as "bank.account.withdraw"."""
     return _fits(command, peer.commands)
 
 
@@ -150,7 +150,7 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 
 def peer_faults(name: Any, given: Any) -> list[str]:
-    """Say what is wrong with a peer, in the words that follow its name."""
+    """Return the faults of a peer's registration, as predicates that follow its name."""
     if not is_name(name):
         return ["has no name of up to 80 characters without colon, slash and space"]
     if not isinstance(given, Mapping):
@@ -199,7 +199,7 @@ def key_faults(key: Any) -> list[str]:
 
 
 def address_fault(address: Any) -> str:
-    """Say why an address is not one to call: https, or http to this machine."""
+    """Return why an address cannot be called: it must be https, or http to this machine."""
     try:
         parts = urlsplit(address) if isinstance(address, str) else None
         host = parts.hostname if parts and parts.port != 0 else ""

@@ -1,9 +1,9 @@
 """How the door serves a view: signed requests in, signed answers out.
 
-A request is checked in this order: size, key, signature on the bytes as they came, time, content,
-grants. Every answer is signed but those to a caller who is not known (one body for all of them).
-Errors are problem documents (RFC 9457) in sentences of our own. No view has a session, a cookie, or
-a transaction of the request.
+A request is checked in this order: size, key, signature on the raw bytes, time, content, grants.
+Every answer is signed, except the one to an unknown caller (its body is always the same). Errors
+are problem documents (RFC 9457) with fixed sentences. No view has a session, a cookie, or a
+transaction of the request.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from .messages import MessageRefused
 logger = get_logger("outbox_app.door")
 
 SENDER, KEEPER = Peer.Direction.SENDER, Peer.Direction.KEEPER
-#: What ``Outbox-Seconds-Left`` may be.
+#: A valid ``Outbox-Seconds-Left``.
 SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
-#: Status and content of an answer; of a problem what it adds to its status. Headers may follow.
+#: The status and the content of an answer. The content of an error extends its problem document.
 Said = tuple[int, Any]
 View = Callable[..., Said | tuple[int, Any, dict[str, str]]]
 
 
 def door(method: str, direction: str, *types: str) -> Callable[[View], Callable[..., HttpResponse]]:
-    """Serve a view to peers of a direction that sign, and send one of these content types."""
+    """Serve a view to peers of this direction, for signed requests of these content types."""
 
     def wrap(view: View) -> Callable[..., HttpResponse]:
         @wraps(view)
@@ -69,7 +69,7 @@ def _answered(
         return _response(503, {"detail": str(error)})
     try:
         body = request.read(peers.LIMITS["bytes"] + 1)
-    except UnreadablePostError:  # the caller has given up
+    except UnreadablePostError:  # the caller has closed the connection
         return _response(400, {"detail": "The body was broken off."})
     if len(body) > peers.LIMITS["bytes"]:
         return _response(413, {})
@@ -99,7 +99,7 @@ def _answered(
 
 
 def _path_sent(request: HttpRequest) -> str:
-    """Return the path with the escapes that it came with, else with ours: servers may not tell."""
+    """Return the path as it was sent; escape it anew if the server does not provide that."""
     raw = getattr(request, "scope", {}).get("raw_path") or b""
     raw = raw.decode("latin-1") or request.META.get("RAW_URI") or request.META.get("REQUEST_URI")
     path = str(raw).partition("?")[0]
@@ -107,7 +107,7 @@ def _path_sent(request: HttpRequest) -> str:
 
 
 def seconds_left(request: HttpRequest) -> float | None:
-    """Return how long the caller waits; None: it does not say."""
+    """Return the seconds for which the caller still waits, or None if it sent no limit."""
     given = request.headers.get("Outbox-Seconds-Left")
     if given is not None and (not SECONDS.fullmatch(given) or not float(given)):
         raise MessageRefused(400, "Outbox-Seconds-Left is a number of seconds above 0.")

@@ -1,10 +1,10 @@
 """Signatures of requests and of answers: the profile of RFC 9421 that both sides demand.
 
-Each message has one signature: by a key that is registered and valid now, of at most 300 seconds,
-with the tag ``outbox-v1``, over all that says what the message means; an answer's is also over the
-signature of the request that it answers. The body is covered by its digest, as bytes, before any of
-it is parsed. A signature with less coverage is refused. Its time is judged last, so that what is
-noted of a peer's clock was said by who has the key.
+Each message has one signature: by a registered key that is valid now, for at most 300 seconds, with
+the tag ``outbox-v1``. It covers every part that gives the message its meaning; the signature of an
+answer also covers the signature of its request. The digest covers the raw body, and is checked
+before the body is parsed. A signature that covers less is refused. The time is checked last, so a
+peer's clock offset is recorded only from messages whose sender has the key.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ except ImportError as error:
 logger = get_logger("outbox_app.door")
 
 TAG = "outbox-v1"
-#: Seconds for which a signature is valid.
+#: The longest time for which a signature is valid, in seconds.
 VALID = 300
 REQUEST = ("@method", "@authority", "@path", "@query", "content-digest", "content-type")
-#: Headers that mean something, so where one is there it is covered.
+#: Headers that the door reads: the signature must cover each of them that is present.
 MEANT = ("idempotency-key", "if-match", "outbox-seconds-left")
 ANSWER = ("@status", "content-digest", '"@method";req', '"@path";req', '"signature";req')
 ALGORITHMS: dict[str, type[HTTPSignatureAlgorithm]] = {
@@ -60,7 +60,7 @@ class NotBelieved(OutboxError):
 def sign(message: Any, body: bytes, key: Key) -> None:
     """Write digest and signature into the headers of a request, or of an answer.
 
-    Raises ``InvalidPeer`` where the key is none.
+    Raises ``InvalidPeer`` if the key is invalid.
     """
     signer = HTTPMessageSigner(
         signature_algorithm=ALGORITHMS[key.algorithm],
@@ -83,17 +83,17 @@ def sign(message: Any, body: bytes, key: Key) -> None:
 
 
 def verify(message: Any, body: bytes, peer_of: PeerOf) -> Peer:
-    """Check key, signature, digest and time, in this order; return whose it is.
+    """Check key, signature, digest and time, in this order; return the peer that signed.
 
     Args:
-        peer_of: Returns the peer, and the key that is valid now, of an id; or None.
+        peer_of: Returns the peer and the valid key for a key id, or None.
 
     Raises:
-        NotBelieved: It is not signed as the profile demands.
+        NotBelieved: The message is not signed as the profile demands.
     """
     verifier = _Verifier(peer_of)
     try:
-        # Without a tag to expect, the library refuses a message that has two signatures.
+        # As no tag is passed, the library refuses a message that has two signatures.
         verifier.verify(message, max_age=None, require_components=_components(message), body=body)
         verifier.check_time()
     except (HTTPMessageSignaturesException, InvalidPeer) as error:
@@ -108,7 +108,7 @@ def _components(message: Any) -> tuple[str, ...]:
 
 
 class _Verifier(HTTPMessageVerifier):
-    """Of one message: the algorithm is that of its registered key."""
+    """Verifies one message, with the algorithm of its registered key."""
 
     max_clock_skew = timedelta(seconds=CLOCKS)
     peer: Peer
@@ -120,7 +120,7 @@ class _Verifier(HTTPMessageVerifier):
     def validate_created_and_expires(
         self, sig_input: Any, max_age: timedelta | None = None
     ) -> None:
-        """Check the profile; the library calls it first."""
+        """Check the profile. The library calls this before it checks the signature."""
         given = sig_input.params
         found = self.peer_of(given.get("keyid"))
         if found is None:

@@ -1,7 +1,7 @@
-"""Addresses of the door: ``path("outbox/", include("outbox_app.door.urls"))``.
+"""URLs of the door: ``path("outbox/", include("outbox_app.door.urls"))``.
 
-Senders call those of ``prepared/``, keepers call ``check``; who was granted commands calls those of
-``entities/``. The views compose this room with ``prepared`` and ``entities``, where they are.
+Senders call ``prepared/``, keepers call ``check``, and peers with granted commands call
+``entities/``. The views are in ``prepared`` and ``entities``, which use this package.
 """
 
 from __future__ import annotations
