@@ -239,7 +239,7 @@ def counting(now: datetime, *, using: str) -> Iterator[Minute]:
         with shared.lock:
             yield shared.at(now, shared.source)
     except Exception:
-        logger.exception("What was committed is not counted database=%s", using)
+        logger.exception("Committed work was not counted database=%s", using)
 
 
 def write_shared(

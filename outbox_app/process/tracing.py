@@ -47,7 +47,7 @@ def current_trace() -> dict[str, str]:
         if api_with_provider():
             _propagator().inject(carrier)
     except Exception as error:
-        logger.warning("A trace is not carried error=%r", error)
+        logger.warning("Trace context not injected error=%r", error)
     return carrier
 
 
@@ -61,7 +61,7 @@ def span_of(carrier: Any) -> Any:
             context = span.get_span_context()
             return span if context.is_valid and context.trace_flags.sampled else None
     except Exception as error:
-        logger.warning("A trace is not continued error=%r", error)
+        logger.warning("Trace context not extracted error=%r", error)
     return None
 
 
@@ -85,7 +85,7 @@ def start_span(name: str, carriers: Iterable[Any], *, kind: str, **options: Any)
             **options,
         )
     except Exception as error:
-        logger.warning("A span is not made error=%r", error)
+        logger.warning("Span not started error=%r", error)
         return None
 
 
@@ -107,7 +107,7 @@ def inside(span: Any) -> Iterator[None]:
             try:
                 span.end()
             except Exception as error:
-                logger.warning("A span is not exported error=%r", error)
+                logger.warning("Span not exported error=%r", error)
 
 
 def _propagator() -> Any:
