@@ -1,9 +1,9 @@
 """What a model declares: ``outbox = [on_create("shop.tasks.send_receipt"), …]``.
 
-A declaration names the work for a change of a row; ``mixin`` stages it. Nothing is looked up
-before the first change: tasks may be given by name, so models need not import the tasks that import
-them. A name is resolved to the loaded task, with the queue and the other options of its decorator;
-what the app does not know is staged by name. Wrong declarations are system checks.
+A declaration names the work for a change of a row; ``mixin`` stages it. A task may be given by its
+name, which is resolved at the first change: so models need not import tasks that import the models.
+The name resolves to the loaded task, with the queue and the other options of its decorator; a task
+that the app does not know is staged by name. System checks report wrong declarations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Declared:
     options: dict[str, Any]
 
     def jobs(self, instance: models.Model) -> Iterator[tuple[Any, Sequence[Any] | None]]:
-        """Yield what to stage for an instance, each with the arguments to add."""
+        """Yield the jobs to stage for an instance, each with the arguments to add."""
         if self.when is not None and not self.when(instance):
             return
         if isinstance(self.task, str | Signature | Task):
@@ -72,14 +72,14 @@ class Declared:
 def on_create(
     task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
 ) -> Declared:
-    """Declare what is staged when a row is created.
+    """Declare the work to stage when a row is created.
 
     Args:
         task: A task name, a task or a signature, called with the primary key; or a callable that
             takes the instance and returns a signature, a list of them, or None for nothing.
-        when: Takes the instance; nothing is staged where it returns False.
+        when: A callable that takes the instance; if it returns False, nothing is staged.
         ordered: The jobs of one row leave in the order in which they were staged.
-        **options: What ``outbox_app.stage`` takes.
+        **options: Options of ``outbox_app.stage``.
     """
     return Declared("create", task, when, ordered, options)
 
@@ -87,19 +87,19 @@ def on_create(
 def on_update(
     task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
 ) -> Declared:
-    """Declare what is staged when a row is saved again. Takes what ``on_create`` takes."""
+    """Declare the work to stage when a row is saved again; takes the arguments of ``on_create``."""
     return Declared("update", task, when, ordered, options)
 
 
 def on_delete(
     task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
 ) -> Declared:
-    """Declare what is staged when a row is deleted. Takes what ``on_create`` takes."""
+    """Declare the work to stage when a row is deleted; takes the arguments of ``on_create``."""
     return Declared("delete", task, when, ordered, options)
 
 
 def declared(model: type[models.Model], *changes: Change) -> list[Declared]:
-    """Return a model's declarations for the given changes, and nothing that is none."""
+    """Return a model's declarations for the given changes; leave out anything else."""
     given = getattr(model, "outbox", ())
     if not isinstance(given, list | tuple):
         return []
@@ -107,10 +107,10 @@ def declared(model: type[models.Model], *changes: Change) -> list[Declared]:
 
 
 def named(name: str, app: Celery | None = None) -> Task[Any, Any] | str:
-    """Return the task of this name, with the options of its decorator; else the name itself.
+    """Return the task of this name, with the options of its decorator, or else the name itself.
 
-    Where the name is not known, the app's task modules are imported first, as a worker does when it
-    starts. They may fail to import where only workers have what they need.
+    If the app does not know the name, this imports the app's task modules, as a worker does at its
+    start. The import may fail in a process that lacks the libraries of the workers.
     """
     sender: Any = app or current_app._get_current_object()  # type: ignore[attr-defined]
     if name not in sender.tasks:
@@ -127,11 +127,11 @@ _loaded: WeakSet[Celery] = WeakSet()
 
 def load_tasks(app: Celery) -> None:
     """Import the task modules of an app, once."""
-    # A second thread waits: it would find half of the tasks, and stage the others by name.
+    # A second thread waits here: else it would find half of the tasks, and stage others by name.
     with _loading:
         if app not in _loaded:
             _loaded.add(app)
-            # Celery runs the system checks before: from Django 6.1 on, they ask all databases.
+            # Celery would run the system checks first, which query all databases since Django 6.1.
             given = os.environ.get("CELERY_SKIP_CHECKS", "")
             os.environ["CELERY_SKIP_CHECKS"] = "1"
             try:

@@ -1,11 +1,11 @@
-"""The detector: finds what is sent inside a transaction, in development and in CI.
+"""The detector: finds tasks that are sent inside a transaction, in development and in CI.
 
-A worker may get such a task before the commit, or for a rollback. It is found on each Celery app of
-the process, a plain one too, with a transaction of the code open on any alias, savepoints and
-``durable`` included; one of a ``TestCase`` does not count. Not found is what is safe or meant: what
-is staged, ``retry()`` and ``replace()``, and tasks with the attribute ``outbox="send"``. Two
-methods of Celery are wrapped: its signals swallow what a receiver raises, and none fires for a task
-that is eager. Logging and warning break no call.
+A worker may get such a task before the commit, or although it is rolled back. The detector watches
+each Celery app of the process, plain ones too, for a transaction of the code on any alias,
+savepoints and ``durable`` included; a transaction of a ``TestCase`` does not count. It ignores
+calls that are safe or meant: staged ones, ``retry()``, ``replace()``, and tasks with the attribute
+``outbox="send"``. It wraps two methods of Celery, because Celery's signals swallow an exception of
+a receiver, and none is sent for an eager task. To log or to warn breaks no call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .sending import StagingMixin, comes_before_an_error
 logger = get_logger("outbox_app.detector")
 
 Detect = Literal["log", "warn", "raise"]
-#: Packages that may be between the project's line and Celery.
+#: Packages whose frames may be between the project's line and Celery.
 _BETWEEN = {
     *("celery", "kombu", "outbox_app", "django", "asgiref", "sentry_sdk", "opentelemetry"),
     *("ddtrace", "newrelic", "elasticapm", "wrapt", "contextlib", "functools", "concurrent"),
@@ -56,14 +56,14 @@ class Finding(NamedTuple):
         )
 
 
-#: What was found in this process, and how often.
+#: The places found in this process, and how many calls each has made.
 found: Counter[Finding] = Counter()
 _chosen: Detect | None = None
 _installed = False
 
 
 def install(detect: Detect | None = None) -> None:
-    """Look at each call from here on, and do ``detect``, or else what the setting says."""
+    """Watch each call from here on, and react as ``detect`` or else the setting DETECT says."""
     global _chosen, _installed
     _chosen = detect
     if _installed:
@@ -91,7 +91,7 @@ def install(detect: Detect | None = None) -> None:
 
 
 def report(findings: Counter[Finding]) -> Iterable[str]:
-    """Yield the lines of a report by task, those with most calls first."""
+    """Yield the lines of a report by task, the task with most calls first."""
     by_task: Counter[str] = Counter()
     for finding, count in findings.items():
         by_task[finding.task] += count
@@ -135,7 +135,7 @@ def _is_meant(app: Any, name: str, args: Any, kwargs: Any, options: dict[str, An
 
 
 def _caller() -> FrameType:
-    """Return the frame of the project's line."""
+    """Return the frame of the line of the project that makes the call."""
     frame = sys._getframe(2)
     while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN:
         frame = frame.f_back

@@ -1,10 +1,10 @@
-"""Rows on their way into the caller's transaction.
+"""INSERTs of staged rows into the caller's transaction.
 
-Rows of one call (a group, ``stage_many``) are collected and written by one INSERT a chunk, at the
-end of the outermost block: if anything of a call is refused, nothing of it is written. A row that
-is staged in a savepoint inside such a block is written there at once, to share its fate, and so
-before those that wait. Where an INSERT fails (a lock timeout, say) Django marks the open
-transaction for rollback, so the business row cannot be committed without the job.
+The rows of one call (a group, ``stage_many``) are collected and written at the end of the outermost
+block, by one INSERT per chunk: if one row of a call is refused, none is written. A row staged in a
+savepoint inside such a block is written at once, ahead of the collected rows, so that a rollback of
+the savepoint removes it. If an INSERT fails (after a lock timeout, for example), Django marks the
+open transaction for rollback, so the business row cannot be committed without the job.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:  # a project's celery.py is imported before Django's models ma
 #: A multi-row INSERT ends at this many rows or bytes, whichever comes first.
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1024 * 1024
-#: Up to so many bytes fit the packet of any MySQL server, however small it was configured.
+#: So many bytes fit the packet of a MySQL server even if that is configured to be very small.
 ASK_BYTES = 256 * 1024
 
 _size = attrgetter("size")
 
 
 class StagedBatch:
-    """Rows that one call stages, not written yet.
+    """Rows of one call that are not written yet.
 
-    With ``streaming`` they are written as soon as a chunk is full. The caller then holds a
-    savepoint, so that all of it can still be undone. A call inside an ``outer`` one collects its
-    own: they are added to the outer one's when it ends, so that none of a refused call is written.
+    With ``streaming`` each full chunk is written at once; the caller then holds a savepoint, so
+    that all rows of the call can be undone. A call inside another one has a batch of its own, which
+    goes to the ``outer`` batch when the call ends, so that a refused call adds no rows.
     """
 
     def __init__(self, *, streaming: bool = False, outer: StagedBatch | None = None) -> None:
@@ -70,14 +70,14 @@ class StagedBatch:
         self.waiting.setdefault(using, []).extend(jobs)
 
     def write(self) -> None:
-        """Write what was taken, all of it or none."""
+        """Write the collected rows."""
         waiting, self.waiting, self.bytes = self.waiting, {}, 0
         for using, jobs in waiting.items():
             write(jobs, using=using)
 
 
 def _savepoint_of(connection: BaseDatabaseWrapper) -> tuple[bool, list[str]]:
-    """Return where the transaction of a connection stands: inside which savepoints, if at all."""
+    """Return whether a transaction is open on a connection, and inside which savepoints."""
     return connection.in_atomic_block, [sid for sid in connection.savepoint_ids if sid]
 
 
@@ -111,9 +111,9 @@ def add(job: StagedJob, *, using: str) -> None:
 
 
 def write(jobs: list[StagedJob], *, using: str, with_ids: bool = False) -> None:
-    """Write rows into the open transaction, one INSERT a chunk; wake the drainers after it.
+    """Write rows into the open transaction, one INSERT per chunk; wake drainers at its commit.
 
-    ``with_ids``: the jobs have their ids then, where the database returns them.
+    ``with_ids``: set the ids of the jobs, if the database returns ids.
     """
     from ...models import StagedJob
 
@@ -145,7 +145,7 @@ def _insert_with_ids(jobs: list[StagedJob], *, using: str) -> None:
 
 
 def _insert(jobs: list[StagedJob], *, using: str) -> None:
-    """Insert rows without asking for their ids: in less than half of the time of a queryset."""
+    """Insert rows without reading their ids, in less than half of the time of a queryset."""
     from ...models.upsert import insert_rows
 
     connection: Any = connections[using]
@@ -171,14 +171,14 @@ _plain = attrgetter(*_PLAIN)
 
 
 def shard_of(ordering_key: str, task_id: str) -> int:
-    """Return the shard of a job: CRC-32 (as in zlib) of its key, else of its task id."""
+    """Return the shard of a job: CRC-32 (zlib's) of the ordering key, else of the task id."""
     return crc32((ordering_key or task_id).encode()) % SHARDS
 
 
 def chunks(
     items: Iterable[Any], *, rows: int, bytes: int, size: Callable[[Any], int]
 ) -> Iterator[list[Any]]:
-    """Cut items into chunks of so many rows and bytes at most; a larger item is one by itself."""
+    """Cut items into chunks of limited rows and bytes; a larger item is a chunk by itself."""
     chunk: list[Any] = []
     total = 0
     for item in items:
@@ -194,8 +194,8 @@ def chunks(
 def chunk_bytes(jobs: Sequence[Any], *, using: str) -> int:
     """Return how many bytes one INSERT may hold.
 
-    MySQL cuts the connection, and with it the caller's transaction, when a statement is larger than
-    its packet. Escaping may double the bytes. Only much data is worth the question.
+    MySQL closes the connection, and with it the caller's transaction, if a statement is larger than
+    its packet. Escaping may double the bytes. The limit is only queried for large amounts of data.
     """
     connection = connections[using]
     if connection.vendor != "mysql" or sum(map(_size, jobs)) <= ASK_BYTES:

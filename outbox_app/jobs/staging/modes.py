@@ -1,8 +1,8 @@
-"""What becomes of a task's calls: its mode, from its attribute ``outbox``, else the setting.
+"""The mode of a task decides what its calls do: from its attribute ``outbox``, else the setting.
 
-"stage" is the outbox, "send" is Celery as if there were none, and "shadow" is "send", with a record
-that is compared with what was committed: see ``shadow``. What Celery calls for another task
-(``celery.map`` and its like, the poll of a chord) has the mode of that task. A call inside
+"stage" uses the outbox, "send" is plain Celery, and "shadow" is "send" with a record, which is
+compared with what was committed: see ``shadow``. A task of Celery's own that runs another task
+(``celery.map`` and the like, the poll of a chord) has the mode of that task. A call inside
 ``stage()`` is staged in any mode.
 """
 
@@ -21,7 +21,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def mode_of(app: Any, name: str, args: Any = None, kwargs: Any = None) -> Mode:
-    """Return the mode of a call; the arguments tell for whom Celery's own tasks are called."""
+    """Return the mode of a call; its arguments tell which task one of Celery's own tasks runs."""
     name = called_for(name, args, kwargs)
     mode: Mode | None = own_mode(app, name)
     if mode is None:
@@ -37,17 +37,17 @@ def mode_of(app: Any, name: str, args: Any = None, kwargs: Any = None) -> Mode:
 
 
 def is_by_hand(options: Mapping[str, Any]) -> bool:
-    """Say whether a call asks for a producer or a connection, and so to be sent in any mode."""
+    """Return whether a call has its own producer or connection, and so is sent in any mode."""
     return any(options.get(key) for key in ("producer", "publisher", "connection"))
 
 
 def own_mode(app: Any, name: str) -> Any:
-    """Return what a task itself says: ``@app.task(outbox="send")``."""
+    """Return the mode in a task's own declaration: ``@app.task(outbox="send")``."""
     return getattr(loaded_task(app, name), "outbox", None)
 
 
 def loaded_task(app: Any, name: str) -> Any:
-    """Return the task of this name, if the app has it; loads no tasks."""
+    """Return the task of this name if the app has it; load no tasks."""
     try:
         return app._tasks[name]
     except KeyError:
@@ -64,12 +64,12 @@ def called_for(name: str, args: Any, kwargs: Any) -> str:
     try:
         if name == "celery.chord_unlock":
             inner = args[1]
-        elif name in ("celery.chain", "celery.group"):  # the body of a chord may be one
+        elif name in ("celery.chain", "celery.group"):  # a chord's body may be one
             inner = kwargs["tasks"][0]
         elif name in ("celery.map", "celery.starmap"):
             inner = kwargs["task"]
         else:
             return name
         return called_for(inner["task"], inner["args"], inner["kwargs"])
-    except (LookupError, TypeError):  # called by hand, with anything
+    except (LookupError, TypeError):  # called by hand, with any arguments
         return name

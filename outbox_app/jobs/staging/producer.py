@@ -2,9 +2,9 @@
 
 Celery ends every send in ``producer.publish(body, exchange=…, headers=…, …)``. ``StagingProducer``
 is a kombu producer that does all that kombu does (serialize, compress, set the delivery mode) and
-then, where kombu would write to a channel, writes a row. It contacts nothing, and returns as kombu
-does: nothing is raised through functions that others watch. ``after_task_publish`` (but see
-``publish_signals``) and the ``task-sent`` event belong to the drain, which really publishes.
+then writes a row where kombu would write to a channel. It contacts no broker, and returns as kombu
+does: no exception passes through functions that tracing tools wrap. The drain, which really
+publishes, sends ``after_task_publish`` (but see ``publish_signals``) and the ``task-sent`` event.
 """
 
 from __future__ import annotations
@@ -52,28 +52,28 @@ class StagingProducer(Producer):
         self.mode = mode
         self.task = ""
         self.sent_event: dict[str, Any] | None = None
-        #: Queues that the drain declares beside the job's own.
+        #: Queues that the drain declares besides the job's own.
         self.also_declare: list[Any] = []
         self._times: dict[str, Any] = {}
 
-    #: What is touched of a connection while Celery sends: the wrapping of errors, and by Sentry the
-    #: type.
+    #: The parts of a connection that are used while Celery sends: kombu wraps errors, Sentry reads
+    #: the type.
     connection: Any = SimpleNamespace(
         _reraise_as_library_errors=nullcontext, transport=SimpleNamespace(driver_type="outbox")
     )
 
     def publish(self, body: Any, **options: Any) -> None:  # type: ignore[override]
-        """Stage one message; takes what ``kombu.Producer.publish`` takes."""
+        """Stage one message; takes the arguments of ``kombu.Producer.publish``."""
         try:
             self.stage(body, **options)
         except BaseException:
-            # Celery fires it for what was published; a span has to end all the same.
+            # Celery sends this signal only after a publish, but the span of a tracer has to end.
             message = {name: options.get(name) for name in ("headers", "exchange", "routing_key")}
             after_task_publish.send(sender=self.task, body=body, **message)
             raise
 
     def stage(self, body: Any, **options: Any) -> None:
-        # Task protocol 1 has them in the body.
+        # Task protocol 1 has eta and expires in the body.
         self._times = body if isinstance(body, dict) else options.get("headers") or {}
         validation.check_priority(options.get("priority"), self.app)
         super().publish(body, **options)
@@ -111,7 +111,7 @@ class StagingProducer(Producer):
         )
         if message.expires:
             properties.pop("expiration", None)
-        elif "expiration" in properties:  # kombu has made text of the seconds, and does so again
+        elif "expiration" in properties:  # kombu has made milliseconds of it, and will do so again
             properties["expiration"] = int(properties["expiration"]) / 1000
         task_id = validation.check_id(
             headers.get("id") or properties.get("correlation_id") or "", self.app
@@ -143,9 +143,9 @@ class StagingProducer(Producer):
 
 
 def held_until(eta: datetime | None, app: Any, *, using: str) -> datetime | None:
-    """Return until when a job is held, as its row has it; None: it leaves, and a worker holds it.
+    """Return the time for ``available_at`` until which a job is held; None: a worker holds it.
 
-    With quorum queues no worker can hold it.
+    With quorum queues no worker can hold it, so the row is held however near the time is.
     """
     from ...models.clock import stored
 
@@ -158,13 +158,13 @@ def held_until(eta: datetime | None, app: Any, *, using: str) -> datetime | None
 
 
 def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``app.amqp.send_task_message`` so that what follows a publish is left to the drain."""
+    """Wrap ``app.amqp.send_task_message``: when staging, the drain sends signals and events."""
 
     def send_or_stage(producer: Any, name: str, message: Any, **options: Any) -> Any:
         if not isinstance(producer, StagingProducer):
             return send(producer, name, message, **options)
         producer.task, producer.sent_event = name, message.sent_event or producer.sent_event
-        options["retry"] = False  # or a follow-up of a task would be retried by its connection
+        options["retry"] = False  # a retry would need a real connection
         with heard_by(paired=True, task=name):
             return send(producer, name, message._replace(sent_event=None), **options)
 
@@ -173,7 +173,7 @@ def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_quick_reprs(amqp: Any) -> Callable[..., Any]:
-    """Wrap ``app.amqp.create_task_message``: to show a call's arguments took it a quarter of it."""
+    """Wrap ``app.amqp.create_task_message``, which spends a quarter of its time on reprs."""
     create = amqp.create_task_message
     levels = min(amqp.app.conf.get("task_repr_maxlevels", 3) or 3, 3)
 
@@ -193,9 +193,9 @@ def with_quick_reprs(amqp: Any) -> Callable[..., Any]:
 
 
 def quick_repr(value: Any, *, levels: int) -> str:
-    """Return what Celery's ``saferepr`` returns; empty where the value is long or of other types.
+    """Return what Celery's ``saferepr`` returns, or "" if the value is long or of other types.
 
-    Equal as long as it is shorter than what ``saferepr`` is limited to.
+    The two are equal as long as the text is shorter than the limit of ``saferepr``.
     """
     kind = type(value)
     if kind is str:
@@ -218,10 +218,10 @@ def quick_repr(value: Any, *, levels: int) -> str:
 
 
 class LazyProducer:
-    """What ``producer_or_acquire()`` gives while staging: a group hands it to each of its tasks.
+    """What ``producer_or_acquire()`` returns while staging: a group passes it to all of its tasks.
 
-    The tasks of the block are staged together when it ends. For anything else it is a real producer
-    of the app's pool, acquired at first use; with ``strict`` there is no such use.
+    The tasks of the block are staged together when it ends. For any other use it acquires a real
+    producer of the app's pool; with ``strict`` any other use is refused.
     """
 
     def __init__(self, app: Any, *, strict: bool) -> None:

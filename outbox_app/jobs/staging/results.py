@@ -1,14 +1,14 @@
-"""Results while their jobs are staged: backends stay untouched, and endless waits are refused.
+"""Results while their jobs are staged: backends are not contacted, endless waits are refused.
 
 Celery subscribes to a task's result when it sends the task, builds a group or freezes a chain; with
-Redis each opens a connection. A job that was just staged has no result yet, so the subscription is
-deferred: ``get()`` and ``join()`` subscribe first to every deferred result that is referenced
-still. With ``rpc://`` the drain declares the reply queue before it publishes the job, so that an
-early result is kept.
+Redis each of these opens a connection. A job that was just staged has no result yet, so the
+subscription is deferred: ``get()`` and ``join()`` first subscribe to every deferred result that is
+still referenced. With ``rpc://`` the drain declares the reply queue before it publishes the job, so
+that an early result is kept.
 
-To wait for a result inside the transaction that staged its job would never end: the job leaves
+A wait for a result inside the transaction that staged its job would never end, as the job leaves
 after the commit. So ``get()`` and ``join()`` raise at once, as Celery's do inside a task. After the
-rollback of a savepoint nothing is known any more, and waiting waits.
+rollback to a savepoint the ids are no longer known, and a wait is not refused.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from ...exceptions import StillStaged
 from ..context import let
 from .producer import StagingProducer
 
-#: Ids that are kept of one transaction, at most.
+#: The most ids that are kept for one transaction.
 IDS = 10_000
 
-#: True while a result backend notes a part of a chord: it sends the body, and not all of them
-#: (``django-db`` does not) let Celery's own flag say that it is a follow-up.
+#: True while a result backend records a part of a chord, and may send the body. Celery's own flag
+#: for follow-ups is not set by all backends (``django-db`` does not set it).
 is_chord_part: ContextVar[bool] = ContextVar("outbox_app_chord_part", default=False)
 
 
 def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
-    """Make ``backend`` subscribe at the first wait, for results made while ``staging()``.
+    """Make ``backend`` subscribe at the first wait to results that were made while ``staging()``.
 
-    Its waiting methods refuse what could never end; what it sends for a chord is a follow-up.
+    Its waiting methods refuse endless waits; a task that it sends for a chord is a follow-up.
     """
     if hasattr(backend, "_outbox_deferred"):
         return backend
     deferred = WeakValueDictionary[int, Any]()
     if vars(backend).setdefault("_outbox_deferred", deferred) is not deferred:
-        return backend  # another thread is about to
+        return backend  # another thread is wrapping it
     reply_queue = hasattr(backend, "binding")
     on_task_call, note_part = backend.on_task_call, backend.on_chord_part_return
-    subscribe: Any = getattr(backend, "add_pending_result", None)  # not of Celery's class Backend
+    subscribe: Any = getattr(backend, "add_pending_result", None)  # Celery's class Backend has none
     remove: Any = getattr(backend, "remove_pending_result", None)
 
     def on_task_call_unless_staging(producer: Any, task_id: str) -> Any:
@@ -67,10 +67,10 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
         return remove(result)
 
     def subscribing(wait: Callable[..., Any]) -> Callable[..., Any]:
-        # Before Celery looks which results of a group are there: subscribing may find one.
+        # Before Celery checks which results of a group are there: subscribing may find one.
         @wraps(wait)
         def subscribe_and_wait(result: Any, *args: Any, **kwargs: Any) -> Any:
-            # One by one: other threads may stage more meanwhile.
+            # Pop one by one: other threads may add results meanwhile.
             for each in [reference() for reference in deferred.valuerefs()]:
                 if each is not None:
                     deferred.pop(id(each), None)
@@ -95,19 +95,19 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
 
 
 def remember_staged(task_id: str, *, using: str) -> None:
-    """Keep the id of a job that was staged in the open transaction of an alias."""
+    """Remember the id of a job that was staged in the open transaction of an alias."""
     ids = _staged_in(connections[using])
     if len(ids) < IDS:
         ids.add(task_id)
 
 
 def forget_staged(task_ids: Iterable[str], *, using: str) -> None:
-    """Drop the ids of jobs that have left inside their transaction, in a test."""
+    """Forget the ids of jobs that were run or published inside a test's transaction."""
     _staged_in(connections[using]).difference_update(task_ids)
 
 
 def refuse_waiting(wait: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a waiting method of a result backend, so that it refuses what could never end."""
+    """Wrap a waiting method of a result backend, so that it refuses endless waits."""
 
     @wraps(wait)
     def wait_unless_staged(result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,10 +124,10 @@ def refuse_waiting(wait: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _staged_in(connection: Any) -> set[str]:
-    """Return the ids that are kept of a connection's open transaction."""
+    """Return the ids of jobs staged in a connection's open transaction."""
     if not connection.in_atomic_block:
-        return set()  # what was staged is committed, and will leave
-    # Which transaction it is: Django replaces its list of callbacks at each commit and rollback.
+        return set()  # staged jobs are committed, and will leave
+    # Django replaces run_on_commit at each commit and rollback, so it identifies the transaction.
     if getattr(connection, "outbox_staged", (None,))[0] is not connection.run_on_commit:
         connection.outbox_staged = connection.run_on_commit, set()
     ids: set[str] = connection.outbox_staged[1]
@@ -135,7 +135,7 @@ def _staged_in(connection: Any) -> set[str]:
 
 
 def _find(result: Any, staged: set[str]) -> str | None:
-    """Return one of the result, its children and those before it in a chain, however long."""
+    """Return a staged id of the result, its children, or its parents in a chain of any length."""
     waiting = [result]
     while waiting:
         each = waiting.pop()

@@ -1,4 +1,4 @@
-"""Which calls stage and which go straight out: the mixin that replaces ``Celery.send_task``.
+"""Which calls are staged and which are sent: the mixin that replaces ``Celery.send_task``.
 
 =====================================================  ==========================================
 where the call happens                                 what happens
@@ -7,7 +7,7 @@ inside ``atomic()`` on the outbox's alias              staged, in that transacti
 outside any transaction                                ``OUTBOX["OUTSIDE"]``: send, stage or refuse
 inside ``atomic()`` on another alias only              refused: it would not be atomic
 autocommit off, outside ``atomic()``                   refused: it would be sent before the commit
-``producer=`` or ``connection=``, mode not "stage"     sent: it was asked for (see ``modes``)
+``producer=``, ``connection=``; or mode not "stage"    sent: it was asked for (see ``modes``)
 ``retry()``, ``replace()``, the worker's follow-ups    sent: a rollback would lose them
 =====================================================  ==========================================
 """
@@ -42,9 +42,9 @@ from .shadow import ShadowProducer, is_expected
 
 logger = get_logger("outbox_app.shadow")
 
-# Every hook on Celery; each says why where it is made:
+# Every hook on Celery. The code of each says why it exists:
 #
-#   here                Celery.send_task, producer_or_acquire, producer_pool and backend; the class
+#   this module         Celery.send_task, producer_or_acquire, producer_pool and backend; the class
 #                       of a plain app that ``stage()`` was given; Task.on_replace of all apps
 #   results             on_task_call, on_chord_part_return, add_pending_result,
 #                       remove_pending_result, wait_for_pending and iter_native of a result
@@ -59,8 +59,8 @@ logger = get_logger("outbox_app.shadow")
 _AFTER_ARGUMENTS = tuple(signature(Celery.send_task).parameters)[4:-1]
 _OURS = ("ordering_key", "using", "immediate")
 
-#: True while a worker sends what follows a task: links, chain steps, the body of a chord. With a
-#: Celery that does not tell, all that a worker sends outside a transaction is taken for that.
+#: True while a worker sends the follow-ups of a task: links, chain steps, the body of a chord. If
+#: this Celery has no such flag, all that a worker sends outside a transaction counts as follow-up.
 _follow_up: ContextVar[bool] = getattr(
     celery_amqp, "_callback_publish_retry", ContextVar("outbox_app_follow_up", default=True)
 )
@@ -85,7 +85,7 @@ _replacing: ContextVar[bool] = ContextVar("outbox_app_replacing", default=False)
 def force_staging(
     *, using: str, ordering_key: str, immediate: bool | None = None
 ) -> AbstractContextManager[None]:
-    """Stage everything that is sent inside, by whichever app, on the alias ``using``."""
+    """Stage everything that any app sends inside the block, on the alias ``using``."""
     return let(_forced, ForcedStaging(using, ordering_key, immediate))
 
 
@@ -96,17 +96,17 @@ class StagingMixin:
     stages_by_itself = True
 
     def send_task(self, name: str, *args: Any, **options: Any) -> Any:
-        """Stage or send one task; takes what ``Celery.send_task`` takes, and three options more.
+        """Stage or send one task; takes the arguments of ``Celery.send_task`` and three options.
 
-        What the caller passed is passed on, the arguments after the first two by name: a class
+        The arguments of the caller are passed on, those after the first two by name: a class
         between this one and Celery may take fewer by position.
 
         Args:
             ordering_key: Jobs with one key leave in the order in which they were staged. Default:
                 no order.
             using: Database alias to stage on. Default: the outbox's.
-            immediate: Publish it right after the commit. Default: what the task's attribute
-                ``immediate`` says, else OUTBOX["IMMEDIATE"].
+            immediate: Publish the job right after the commit. Default: the task's attribute
+                ``immediate``, else OUTBOX["IMMEDIATE"].
 
         Returns:
             An ``AsyncResult``, as from Celery.
@@ -118,12 +118,12 @@ class StagingMixin:
         """
         by_name = dict(zip(_AFTER_ARGUMENTS, args[2:], strict=False))
         args, options = args[:2], dict(**by_name, **options)
-        stamps = options.get("stamped_headers") or ()  # each is an option, and may have our names
+        stamps = options.get("stamped_headers") or ()  # each is an option, maybe of our names
         ours = {key: options.pop(key) for key in _OURS if key in options and key not in stamps}
         if isinstance(options.get("producer"), LazyProducer):
             del options["producer"]
         if getattr(loaded_task(self, name), "immediate", None):
-            options.setdefault("immediate", False)  # or Celery's would take it for AMQP's
+            options.setdefault("immediate", False)  # else Celery takes the attribute for AMQP's
         by_hand = is_by_hand(options)
         task_args = args[0] if args else options.get("args")
         task_kwargs = args[1] if len(args) > 1 else options.get("kwargs")
@@ -140,14 +140,14 @@ class StagingMixin:
         send: Any = super().send_task  # type: ignore[misc]
         with let(_staging_now, alias is not None), record or nullcontext():
             result = send(name, *args, **options)
-        if alias is not None and result is not None:  # a class in between may send nothing
+        if alias is not None and result is not None:  # a class in between may have sent nothing
             remember_staged(result.id, using=alias)
         return result
 
     def _staging(
         self, name: str, ours: dict[str, Any], options: dict[str, Any], *, using: str, mode: Mode
     ) -> StagingProducer:
-        """Return a producer that stages the call, which was checked."""
+        """Check the call, and return a producer that stages it."""
         self._check(name, options)
         amqp: Any = self.amqp  # type: ignore[attr-defined]
         if not hasattr(amqp.send_task_message, "stages"):
@@ -164,7 +164,7 @@ class StagingMixin:
     def _recording(
         self, name: str, ours: dict[str, Any], options: dict[str, Any]
     ) -> ShadowProducer | None:
-        """Return a producer that records what staging would do; None where that would send, too."""
+        """Return a producer that records what staging would do; None if it would send as well."""
         refused = ""
         try:
             using = ours.get("using") or outbox_alias()
@@ -188,7 +188,7 @@ class StagingMixin:
         validation.check_headers(options.get("headers"), name=name, task_id=task_id, app=app)
 
     def producer_or_acquire(self, producer: Any = None) -> Any:
-        """As Celery's; while staging, a stand-in whose tasks are staged together."""
+        """Like Celery's; while staging, return a stand-in that stages its tasks together."""
         if producer is None and self._may_stage():
             return LazyProducer(self, strict=bool(_forced.get().using))
         return super().producer_or_acquire(producer)  # type: ignore[misc]
@@ -197,21 +197,20 @@ class StagingMixin:
 
     @property
     def producer_pool(self) -> Any:
-        """As Celery's; while staging, one that seems to have no native delayed delivery.
+        """Like Celery's; while staging, a pool that seems to lack native delayed delivery.
 
-        Celery would freeze the delay into the routing key, and a job that was held would wait
-        twice.
+        Celery would encode the delay in the routing key, and a held job would wait twice.
         """
         return _NoNativeDelay(self) if _staging_now.get() else super().producer_pool  # type: ignore[misc]
 
     @property
     def backend(self) -> Any:
-        """As Celery's, with subscriptions to results deferred while staging."""
+        """Like Celery's, with subscriptions to results deferred while staging."""
         backend = super().backend  # type: ignore[misc]
         return wrap_backend(backend, self._stages_here) if apps.models_ready else backend
 
     def outbox_mode(self, name: str, args: Any = None, kwargs: Any = None) -> Mode:
-        """Return what becomes of a call here: inside ``stage()`` it is staged in any mode."""
+        """Return the mode of a call made here: inside ``stage()`` it is always "stage"."""
         if _forced.get().using:
             return "stage"
         return mode_of(self, name, args, kwargs) if self._stages_calls() else "send"
@@ -225,7 +224,7 @@ class StagingMixin:
             return None
         alias = using or forced or outbox_alias()
         if mode != "stage":
-            return alias if is_in_test(alias) else None  # as below: no test needs a broker
+            return alias if is_in_test(alias) else None  # no test needs a broker
         if is_atomic(alias) or alias == forced:
             return alias
         if self._follows_a_task(options):
@@ -243,9 +242,9 @@ class StagingMixin:
         return bool(follows or (worker and _follow_up.get()))
 
     def _check_order(self, name: str, alias: str | None, options: Any) -> None:
-        """Refuse an ordering key where the call is sent: it would overtake what is staged.
+        """Refuse an ordering key if the call is sent: it would overtake staged jobs of the key.
 
-        What a worker sends by itself is sent all the same, or the work would be lost.
+        Tasks that a worker sends by itself are sent all the same, or the work would be lost.
         """
         by_worker = comes_before_an_error(options) or self._follows_a_task(options)
         if by_worker or not self._stages_calls():
@@ -271,7 +270,7 @@ class StagingMixin:
         )
 
     def _stages_here(self) -> bool:
-        """Say whether a task sent now, without further options, would be staged."""
+        """Return whether a task sent now, without further options, would be staged."""
         staging = _staging_now.get()
         if staging is not None:
             return staging
@@ -285,9 +284,9 @@ class StagingMixin:
 
 
 def alias_outside(name: str, alias: str) -> str | None:
-    """Return the alias to stage a call on that is in no transaction of it, or None to send it.
+    """Return the alias to stage on for a call outside its transactions, or None to send it.
 
-    A call in a transaction with which its row would not be atomic is refused.
+    The call is refused if another transaction is open, with which its row would not be atomic.
     """
     outside = outbox_settings().OUTSIDE
     if lacks_autocommit(connections[alias]):
@@ -308,20 +307,20 @@ def alias_outside(name: str, alias: str) -> str | None:
             f"{name} was called outside a transaction, and OUTBOX['OUTSIDE'] is 'refuse'. "
             f"Open transaction.atomic(using={alias!r}), or give apply_async() producer= to send it."
         )
-    # What would be sent is staged in the transaction of a test: no test needs a broker for it.
+    # In the transaction of a test, stage instead of sending, so that no test needs a broker.
     is_staged = outside == "stage" or connections[alias].in_atomic_block
     return alias if is_staged else None
 
 
 def make_stageable(app: Any) -> Any:
-    """Return an app; a plain one is made able to stage, while its own calls send as before."""
-    app = getattr(app, "_get_current_object", lambda: app)()  # not a proxy of it
-    cls: Any = type(app)  # asked for once: another thread may change it meanwhile
+    """Make an app able to stage, and return it; the own calls of a plain app send as before."""
+    app = getattr(app, "_get_current_object", lambda: app)()  # the app behind a proxy
+    cls: Any = type(app)  # read once: another thread may change it meanwhile
     if not issubclass(cls, StagingMixin):
 
         def reduce(self: Any) -> Any:
             rebuild, (_, *rest) = cls.__reduce__(self)
-            return rebuild, (cls, *rest)  # pickled as the plain app that it was
+            return rebuild, (cls, *rest)  # pickle it as the plain app that it was
 
         app.__class__ = type(
             cls.__name__,
@@ -332,12 +331,12 @@ def make_stageable(app: Any) -> Any:
 
 
 def comes_before_an_error(options: Mapping[str, Any]) -> bool:
-    """Say whether ``retry()`` or ``replace()`` sends: they raise then, so a row would be undone."""
+    """Return whether ``retry()`` or ``replace()`` sends: they raise next, which undoes a row."""
     return bool(options.get("retries") or _replacing.get())
 
 
 def _sending_at_once(on_replace: Callable[..., Any]) -> Callable[..., Any]:
-    # Celery marks what it sends for a replacement, but not the tasks of a chain in a chain.
+    # Celery marks the tasks that it sends for a replacement, but not those of a nested chain.
     @wraps(on_replace)
     def on_replace_at_once(task: Any, sig: Any) -> Any:
         with let(_replacing, not task.request.is_eager):
@@ -366,7 +365,7 @@ def active_apps() -> list[Celery]:
 
 
 def celery_app(name: str) -> Celery | None:
-    """Return the app of this name: of several the one that stages by itself."""
+    """Return the app of this name; if there are several, prefer one that stages by itself."""
     named = [app for app in active_apps() if (app.main or "") == name]
     return max(named, key=lambda app: getattr(app, "stages_by_itself", False), default=None)
 

@@ -1,10 +1,11 @@
 """Shadow mode: a task is sent as before, and a record of it is compared with what was committed.
 
-Inside a transaction a call writes a row into it (``ShadowJob``), after all the checks of staging;
-when the broker has the message, a thread writes a note on a connection of its own, which outlives a
-rollback. No drainer of any version reads these tables as jobs: nothing in them is ever published.
-No failure of the record reaches the caller: the row has a savepoint, and what cannot be written is
-logged. A process that is killed between a send and its note leaves a row that counts as never sent.
+A call inside a transaction writes a row (``ShadowJob``) into that transaction, after all checks of
+staging. When the broker has the message, a thread writes a note on a connection of its own; the
+note survives a rollback. No drainer of any version reads these tables as jobs, so nothing in them
+is ever published. No failure of the record reaches the caller: the row has a savepoint, and a row
+or note that cannot be written is logged. If a process is killed between a send and its note, the
+row counts as never sent.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ if TYPE_CHECKING:  # a project's celery.py is imported before Django's models ma
 
 logger = get_logger("outbox_app.shadow")
 
-#: Seconds after which a failed INSERT of notes is tried again.
+#: Seconds after which a failed INSERT of notes is tried again, and how often it is tried.
 PAUSE = 1.0
 ATTEMPTS = 10
-#: Writes notes: what waits meanwhile is one INSERT.
+#: Writes notes: those that queue up meanwhile are written by one INSERT.
 writer = Background("outbox-shadow", threads=1, longest=100_000, together=1000, at_exit=5.0)
 
-#: By task, the key of the row that a call of ``…_on_commit`` has written, until the task is sent.
+#: The key of the row that a ``…_on_commit`` call of each task has written, until it is sent.
 _expected: ContextVar[dict[str, UUID] | None] = ContextVar("outbox_app_expected", default=None)
 
 
 def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[], Any]:
-    """Write the row of a call that is made after the commit; return that call, which notes it."""
+    """Write the row for a call to make after the commit; return a call that adds the note."""
     from ...models import ShadowJob
 
     job = ShadowJob(key=uuid4(), task=task)
@@ -61,7 +62,7 @@ def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[],
 
 
 def is_expected(task: str) -> bool:
-    """Say whether the row of a call of this task is written already."""
+    """Return whether the row for a call of this task was written before."""
     return task in (_expected.get() or {})
 
 
@@ -85,7 +86,7 @@ class ShadowProducer(LazyProducer):
 
     def publish(self, body: Any, **options: Any) -> Any:
         if self._note is not None and not self._is_recorded:
-            self._is_recorded = True  # Celery may try again what follows a task
+            self._is_recorded = True  # Celery may retry the follow-up of a task
             self._note = self._recorded(self._note, body, options)
         result = self.__getattr__("publish")(body, **options)
         note, self._note = self._note, None  # a ``task-sent`` event comes after the task
@@ -113,7 +114,7 @@ class ShadowProducer(LazyProducer):
 
 
 class _Recorder(StagingProducer):
-    """Stages a message up to its row, which is a shadow row, or written already."""
+    """Stages a message, but writes a shadow row, or no row if one was written before."""
 
     note: ShadowNote
     writes: bool
@@ -129,7 +130,7 @@ class _Recorder(StagingProducer):
 def _write_notes(notes: list[ShadowNote], using: str) -> None:
     for left in reversed(range(ATTEMPTS)):
         try:
-            # One that is there was written by an attempt whose answer was lost.
+            # A note that exists was written by an attempt whose answer was lost.
             type(notes[0])._default_manager.using(using).bulk_create(notes, ignore_conflicts=True)
             return
         except Exception as error:
@@ -143,5 +144,5 @@ def _write_notes(notes: list[ShadowNote], using: str) -> None:
 
 
 def _write(job: Any, using: str) -> None:
-    with transaction.atomic(using=using):  # a savepoint: a failure is not the caller's
+    with transaction.atomic(using=using):  # a savepoint, for the caller to survive a failure
         job.save(using=using, force_insert=True)

@@ -1,7 +1,7 @@
-"""``stage()`` and ``stage_many()``: staging by name, for any Celery app, plain ones too.
+"""``stage()`` and ``stage_many()``: explicit staging, for any Celery app, plain ones too.
 
-Both need an open transaction on their alias and write into it. ``stage_many`` writes one INSERT a
-thousand rows or a MiB, holds one chunk in memory, and stages all of its jobs or none.
+Both need an open transaction on their alias and write into it. ``stage_many`` writes one INSERT per
+thousand rows or MiB, holds one chunk in memory, and stages all of its jobs or none.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ def stage(
     """Stage a task, a signature (chain, group and chord included) or a task name.
 
     Args:
-        task: What to do. A string is a task name, sent by ``app``.
-        args, kwargs: Arguments of the task; for a signature they are added as ``apply_async`` adds
-            them.
+        task: The task to stage. A string is a task name, sent by ``app``.
+        args, kwargs: Arguments of the task; added to those of a signature, as ``apply_async`` does.
         using: Database alias. Default: the outbox's.
         ordering_key: Jobs with one key leave in the order in which they were staged. Default: no
             order.
-        immediate: Publish it right after the commit. Default: what the task or the setting
-            IMMEDIATE says.
+        immediate: Publish the job right after the commit. Default: the task's attribute
+            ``immediate``, else the setting IMMEDIATE.
         app: Celery app for a task name. Default: the current app.
-        **options: What ``apply_async`` takes.
+        **options: Options of ``apply_async``.
 
     Returns:
-        What ``apply_async`` returns: an ``AsyncResult``, or a ``GroupResult`` for a group.
+        The result of ``apply_async``: an ``AsyncResult``, or a ``GroupResult`` for a group.
 
     Raises:
         NotAtomic: No transaction is open on ``using``, and the setting OUTSIDE is not "stage".
@@ -80,14 +79,14 @@ def stage_many(
     Args:
         jobs: Signatures (``task.s(…)``), taken one by one: a generator of millions is fine.
         using: Database alias. Default: the outbox's.
-        ordering_key: One key for all. Default: what each signature's options say.
-        **options: What ``apply_async`` takes, for all.
+        ordering_key: One key for all jobs. Default: the key in each signature's options.
+        **options: Options of ``apply_async``, for all jobs.
 
     Returns:
         How many signatures were staged.
 
     Raises:
-        NotAtomic, InvalidJob, UnknownTask: As ``stage``. Nothing of the call is staged then.
+        NotAtomic, InvalidJob, UnknownTask: As for ``stage``. No job of the call is staged then.
     """
     using = using or outbox_alias()
     require_atomic("stage_many()", using=using)

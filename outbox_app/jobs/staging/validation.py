@@ -1,9 +1,9 @@
-"""What a row refuses, before any SQL: a failed INSERT would break the caller's transaction.
+"""Checks of a job before any SQL: a failed INSERT would break the caller's transaction.
 
-Jobs keep Celery's own rules: only what could never be sent or stored, or would be cut or aliased on
-the way, is refused. The limits are AMQP's (short strings of at most 255 bytes, priority one octet;
-for some values only where the broker speaks AMQP), the columns' and the settings'. Each error names
-the field, what was expected, what came, and what to do.
+Celery's own rules apply: a job is refused only if it could never be sent or stored, or if a value
+would be cut or aliased on the way. The limits are AMQP's (short strings of at most 255 bytes,
+priority one octet; for some values only if the broker speaks AMQP), the columns' and the settings'.
+Each error names the field, the expected value, the given value, and what to do.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def check_name(field: str, value: Any, *, empty: bool = False) -> str:
 
 
 def check_headers(headers: Any, *, name: str, task_id: Any, app: Celery) -> None:
-    """Refuse user headers that could not travel, or that would replace the task's own."""
+    """Refuse user headers that cannot be sent, or that would replace the task's own."""
     if headers is None:
         return
     if not isinstance(headers, Mapping):
@@ -69,7 +69,7 @@ def check_headers(headers: Any, *, name: str, task_id: Any, app: Celery) -> None
 
 
 def check_short_string(field: str, value: Any, app: Celery) -> None:
-    """Refuse what is no short string, where the app's broker speaks AMQP. Others take anything."""
+    """Refuse a value that is no short string if the app's broker speaks AMQP; others take any."""
     if isinstance(value, str) and len(value.encode(errors="surrogatepass")) <= MAX_NAME_BYTES:
         return
     if speaks_amqp(app):
@@ -80,13 +80,13 @@ def check_short_string(field: str, value: Any, app: Celery) -> None:
 
 
 def speaks_amqp(app: Celery) -> bool:
-    """Say whether the app's broker is reached by AMQP; it is not contacted."""
+    """Return whether the app's broker speaks AMQP, without contacting it."""
     connection: Any = app.amqp.producer_pool.connections.connection
     return bool(connection.transport.driver_type == "amqp")
 
 
 def check_task(name: str, app: Celery) -> None:
-    """Refuse a task that the app does not know, in strict mode and where its tasks are loaded."""
+    """Refuse a task that the app does not know, in strict mode and once its tasks are loaded."""
     check_name("task name", name)
     loaded: bool = app.finalized  # type: ignore[attr-defined]
     if outbox_settings().STRICT_TASK_NAMES and loaded and name not in app.tasks:
@@ -106,7 +106,7 @@ def check_eta(eta: datetime | None) -> None:
 
 
 def check_priority(priority: Any, app: Celery) -> None:
-    """Refuse a priority that the app's broker does not carry: AMQP has one octet for it."""
+    """Refuse a priority that does not fit the one octet that AMQP has for it."""
     if priority is None or (isinstance(priority, int) and 0 <= priority <= 255):
         return
     if speaks_amqp(app):
