@@ -2,8 +2,8 @@
 
 Inside ``transaction.atomic()`` every way of sending stages a row in that transaction, so the task
 is sent if and only if it commits. Outside a transaction, in ``retry()`` and ``replace()``, with an
-explicit producer or connection, and for tasks of another mode, everything works as in Celery. A
-door: imports only staging.
+explicit producer or connection, and for tasks of a mode other than "stage", everything works as in
+Celery. Of the other rooms this module imports only staging.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
 
 
 require_celery()
-from celery.contrib.django.task import DjangoTask  # noqa: E402  # older ones do not have it
+from celery.contrib.django.task import DjangoTask  # noqa: E402  # older Celery has no such module
 
 if TYPE_CHECKING:  # Celery's classes can be subscripted since 5.7
     from celery.result import AsyncResult
@@ -38,11 +38,11 @@ else:
 
 
 class OutboxTask(_DjangoTask):
-    """Task class of ``OutboxCelery``: its ``…_on_commit`` calls stage what Celery would forget.
+    """Task class of ``OutboxCelery``: its ``…_on_commit`` calls stage, so that a crash loses none.
 
-    They call the task's own ``delay`` and ``apply_async``: at once inside a transaction of the
-    outbox's alias, or at its commit where ``task_always_eager`` runs the task, or a ``connection=``
-    sends it; elsewhere as Celery does.
+    Inside a transaction of the outbox's alias they call the task's own ``delay`` or ``apply_async``
+    at once; but at the commit if ``task_always_eager`` runs the task, or a ``connection=`` sends
+    it. Elsewhere they do what Celery does.
     """
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]

@@ -1,10 +1,10 @@
 """Models that stage and publish: ``class Order(OutboxMixin, models.Model)``.
 
-``self.stage()`` stages on the instance's own database. What ``outbox`` declares is staged by every
-``save()`` and ``delete()``, by ``QuerySet.delete()`` and by cascades, in one transaction with the
-row: both are committed, or neither. Fixtures (``raw``) stage nothing. Nor does what sends no
-signal: ``bulk_create()``, ``bulk_update()``, ``QuerySet.update()``, raw SQL and cascades of the
-database itself; ``stage_declared()`` makes up for it. Where a declared job is refused, the
+``self.stage()`` stages on the instance's own database. Each ``save()`` and ``delete()``,
+``QuerySet.delete()`` and cascade stages the jobs that ``outbox`` declares, in one transaction with
+the row: both are committed, or neither. Fixtures (``raw``) stage nothing. Neither do changes that
+send no signal: ``bulk_create()``, ``bulk_update()``, ``QuerySet.update()``, raw SQL and cascades of
+the database itself; call ``stage_declared()`` for these. If a declared job is refused, the
 transaction is marked for rollback, as Django does for a ``save()`` that fails half-way.
 """
 
@@ -30,9 +30,9 @@ from .transactions import require_atomic
 
 
 class OutboxMixin(models.Model):
-    """Gives a model ``self.stage()`` and ``self.publish()``; stages what ``outbox`` declares."""
+    """Gives a model ``self.stage()`` and ``self.publish()``; stages the jobs that it declares."""
 
-    #: What ``on_create()``, ``on_update()`` and ``on_delete()`` return. Inherited as any attribute.
+    #: Results of ``on_create()``, ``on_update()`` and ``on_delete()``; inherited as usual.
     outbox: ClassVar[Sequence[Declared]] = ()
 
     class Meta:
@@ -53,7 +53,7 @@ class OutboxMixin(models.Model):
             task, args, kwargs: As for ``outbox_app.stage``.
             ordered: The jobs of one row leave in the order in which they were staged: their
                 ordering key is ``app_label.model:pk``.
-            **options: What ``outbox_app.stage`` takes.
+            **options: Options of ``outbox_app.stage``.
 
         Returns:
             An ``AsyncResult``, or a ``GroupResult`` for a group.
@@ -69,20 +69,20 @@ class OutboxMixin(models.Model):
         return stage(task, args, kwargs, **options)
 
     def publish(self, type: str, data: Any = None, **options: Any) -> EventLog:
-        """Publish an event of this instance, on the database that it is saved to.
+        """Publish an event of this instance, on the database that the instance is saved to.
 
         Its stream is ``app_label.model:pk``.
 
         Args:
             type, data: As for ``outbox_app.publish``.
-            **options: What else ``outbox_app.publish`` takes, for example ``expected_version``.
+            **options: Further options of ``outbox_app.publish``, for example ``expected_version``.
 
         Returns:
             The row, not committed yet.
 
         Raises:
-            InvalidEvent: The instance has no primary key yet; and what ``outbox_app.publish``
-                raises.
+            InvalidEvent: The instance has no primary key yet.
+            OutboxError: The errors of ``outbox_app.publish``.
         """
         options.setdefault("using", alias_of(self))
         without = "its events have no stream. Save it before you publish."
@@ -92,16 +92,16 @@ class OutboxMixin(models.Model):
     def stage_declared(
         cls, change: Change, instances: Iterable[models.Model], *, using: str | None = None
     ) -> int:
-        """Stage what is declared for a change that sent no signal, all of it or nothing.
+        """Stage the jobs declared for a change that sent no signal, all of them or none.
 
         Call it in the transaction of ``bulk_create()`` (``"create"``), of ``bulk_update()`` or
         ``QuerySet.update()`` (``"update"``), or of a raw deletion (``"delete"``). It writes one
-        INSERT a thousand jobs.
+        INSERT per thousand jobs.
 
         Args:
             change: "create", "update" or "delete".
-            instances: The changed instances, all of one database; a queryset, say.
-            using: Database alias. Default: the one of the first instance.
+            instances: The changed instances, all of one database, for example a queryset.
+            using: Database alias. Default: that of the first instance.
 
         Returns:
             How many jobs were staged.
@@ -109,7 +109,7 @@ class OutboxMixin(models.Model):
         Raises:
             NotAtomic: No transaction is open on the alias.
             InvalidJob: A job could never be sent.
-            ValueError: There is no such change.
+            ValueError: ``change`` is unknown.
         """
         if change not in get_args(Change):
             raise ValueError(f"change must be one of {get_args(Change)}; got {change!r}.")
@@ -133,14 +133,14 @@ class OutboxMixin(models.Model):
         using: str | None = None,
         update_fields: Iterable[str] | None = None,
     ) -> None:
-        """Save as Django does; the row and its declared jobs in one transaction."""
+        """Save as Django does, with the row and its declared jobs in one transaction."""
         using = using or alias_of(self)
         arguments = (raw, force_insert, force_update, using, update_fields)
         if not declared(type(self), "create", "update"):
             return super().save_base(*arguments)
-        # In autocommit the row would be committed before post_save stages for it. No savepoint: it
+        # In autocommit the row would be committed before post_save stages jobs. No savepoint: it
         # would cost two statements, and a caller who catches the refusal of a job and continues in
-        # the same transaction must not commit the row without it.
+        # the same transaction must not commit the row without the job.
         with transaction.atomic(using=using, savepoint=False):
             super().save_base(*arguments)
 
@@ -156,14 +156,14 @@ def key_of(instance: OutboxMixin, refusal: type[OutboxError], without: str) -> s
     """Return ``app_label.model:pk``, the same for every class through which a row may be saved.
 
     Proxies count as their model, children in multi-table inheritance as the uppermost parent that
-    has the mixin. Raises ``refusal`` where there is no primary key yet, with what is not there
-    ``without`` it.
+    has the mixin. If there is no primary key yet, raise ``refusal``; its message ends with
+    ``without``.
     """
     family = _family(type(instance))
     meta = next((m for m in reversed(family) if issubclass(m, OutboxMixin)), family[0])._meta
     if not instance._is_pk_set(meta):  # type: ignore[attr-defined]
         raise refusal(f"This {instance._meta.label} has no primary key yet, so {without}")
-    # As it is read: a form has given "7" for 7, and a part of a composite key is written by repr.
+    # As read from the database: a form may give "7" for 7. repr() writes parts of composite keys.
     key = [field.to_python(getattr(instance, field.attname)) for field in meta.pk_fields]
     return f"{meta.label_lower}:{key[0] if len(key) == 1 else tuple(key)}"
 
@@ -176,7 +176,7 @@ def _family(model: type[models.Model]) -> list[type[models.Model]]:
 
 @receiver(class_prepared, dispatch_uid="outbox_app.mixin")
 def _connect(sender: type[models.Model], **kwargs: Any) -> None:
-    # Django deletes row by row where a receiver is connected, so none is without a declaration.
+    # With a receiver Django deletes row by row, so connect none without a declaration.
     if issubclass(sender, OutboxMixin):
         if declared(sender, "create", "update"):
             post_save.connect(_saved, sender=sender)
@@ -190,8 +190,8 @@ def _saved(instance: Any, created: bool, raw: bool, using: str, **kwargs: Any) -
 
 
 def _deleted(sender: type[models.Model], instance: Any, using: str, **kwargs: Any) -> None:
-    # In multi-table inheritance Django deletes the parents' rows too, with a signal each. What a
-    # parent declares is staged once, by its own.
+    # In multi-table inheritance Django deletes the parents' rows too, with a signal each. The jobs
+    # that a parent declares are staged once, by the parent's own signal.
     theirs = [d for parent in _family(sender)[1:] for d in declared(parent, "delete")]
     own = [d for d in declared(sender, "delete") if d not in theirs]
     _stage(instance, own, using=using)

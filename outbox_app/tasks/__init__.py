@@ -1,7 +1,7 @@
-"""``OutboxBackend`` for the setting TASKS, and the Celery task that runs what it has enqueued.
+"""``OutboxBackend`` for the setting TASKS, and the Celery task that runs the enqueued tasks.
 
-Celery loads this module in every worker, also where neither Django 6 nor ``django-tasks`` is
-installed: what needs one of them is imported when it is asked for.
+Celery loads this module in every worker, even if neither Django 6 nor ``django-tasks`` is
+installed: code that needs one of them is imported at first use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(__name__, {".backend": ["OutboxBackend"]})
 
 
-# A message is acknowledged after its task: one that its worker did not survive is delivered again.
+# The worker acknowledges a message after its task: if the worker dies, the broker redelivers it.
 @shared_task(
     name="outbox_app.run_task",
     bind=True,

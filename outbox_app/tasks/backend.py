@@ -1,8 +1,8 @@
 """The backend of ``django.tasks``: ``enqueue()`` stages a job, and a Celery worker runs it.
 
-The result is a row beside the job, written in the same transaction: after a rollback there is
-neither. The message holds the id alone, so what runs is what the row says. A worker that dies
-leaves the row RUNNING, its message is delivered again, and the task runs once more: at least once.
+The result is a row, written in the same transaction as the job: after a rollback there is neither.
+The message holds only the id; the task and its arguments are read from the row. If a worker dies,
+the row stays RUNNING, the message is delivered again, and the task runs once more: at least once.
 The first attempt that ends decides the result; a delivery after that does nothing.
 """
 
@@ -65,13 +65,13 @@ else:
 
 logger = get_logger("outbox_app.tasks")
 
-#: Priorities that brokers tell apart: -100 to 100 becomes 0 to 10, and 0 becomes 5.
+#: Priorities as brokers have them: -100 to 100 is mapped to 0 to 10, so 0 becomes 5.
 LEVELS = 10
-#: Attempts at a task each of which has ended its worker: then the task has failed.
+#: After so many attempts that ended with their worker, a task has failed.
 MOST_ATTEMPTS = 10
-#: A traceback is cut at the front: its end says most.
+#: The longest traceback. A longer one is cut at the front, as its end says most.
 MOST_CHARACTERS = 100_000
-#: What the processes of a pool exit with when a signal ends them.
+#: The exit codes of pool processes that a signal has ended.
 _TERMINATED = range(-255, -191)
 SEE = "\n\tSee docs/howto/django-tasks.md."
 
@@ -83,7 +83,7 @@ class OutboxBackend(BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
-    #: Whether a task with a priority was declared: then the broker should know priorities.
+    #: Whether a task with a priority was declared, so that the broker should support priorities.
     has_priorities = False
 
     def validate_task(self, task: Task[..., Any]) -> None:
@@ -93,7 +93,7 @@ class OutboxBackend(BaseTaskBackend):
     def enqueue(
         self, task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> TaskResult[Any, Any]:
-        """Stage a call in the caller's transaction, and the row of its result beside it.
+        """Stage a call in the caller's transaction, and write the row of its result there, too.
 
         Outside a transaction the setting OUTSIDE decides, as for ``delay()``.
         """
@@ -135,7 +135,7 @@ class OutboxBackend(BaseTaskBackend):
 
 
 def _send(row: Row, task: Task[..., Any]) -> None:
-    """Stage the job and insert the row; where no transaction asks for that, send it."""
+    """Insert the row and stage the job; outside a transaction OUTSIDE may say to send it."""
     using = outbox_alias()
     _check_size(row)
     options: dict[str, Any] = {"task_id": row.task_id, "shadow": row.task}
@@ -157,13 +157,13 @@ def _send(row: Row, task: Task[..., Any]) -> None:
             else:
                 run.apply_async((row.task_id,), **options)
         except BaseException:
-            with suppress(django.db.Error):  # then the transaction cannot commit, either
+            with suppress(django.db.Error):  # if this fails, the transaction cannot commit, either
                 row.delete(using=using)
             raise
 
 
 def execute(task_id: str, celery_task: Any) -> None:
-    """Attempt a task, and record its result. What the task raises is raised again, for Celery."""
+    """Attempt a task, and record its result. Raise the task's exception again, for Celery."""
     request = celery_task.request
     try:
         row = _begin(task_id, worker=f"{request.hostname}:{os.getpid()}")
@@ -171,8 +171,8 @@ def execute(task_id: str, celery_task: Any) -> None:
     except (SoftTimeLimitExceeded, django.db.Error) as unavailable:
         if request.is_eager:
             raise
-        connections[outbox_alias()].close()  # with CELERY_DB_REUSE_MAX a dead one would stay
-        # Celery takes a task that raises for done: its message would be gone.
+        connections[outbox_alias()].close()  # CELERY_DB_REUSE_MAX would keep a dead one open
+        # An exception would end the task for Celery, and acknowledge its message: retry instead.
         retry_later(celery_task, unavailable)
     if error:
         raise error
@@ -194,7 +194,7 @@ def _begin(task_id: str, *, worker: str) -> Row | None:
 
 
 def _attempt(row: Row, request: Any) -> Exception | None:
-    """Run the task; return what it has raised."""
+    """Run the task; return the exception that it raised, or None."""
     task = None
     try:
         task = _task_of(row)
@@ -210,12 +210,12 @@ def _attempt(row: Row, request: Any) -> Exception | None:
     except (KeyboardInterrupt, WorkerShutdown, WorkerTerminate):
         raise
     except Retry:
-        with suppress(SoftTimeLimitExceeded, django.db.Error):  # it was sent, once
+        with suppress(SoftTimeLimitExceeded, django.db.Error):  # the retry is sent; no second one
             _take_back(row)
         raise
     except BaseException as error:
         if _ends_worker(error):
-            raise  # with it: the message is delivered again
+            raise  # the worker ends: the message is delivered again
         row.status, row.return_value = Row.Status.FAILED, "null"
         path = f"{type(error).__module__}.{type(error).__qualname__}"
         trace = storable("".join(format_exception(error)))[-MOST_CHARACTERS:]
@@ -233,7 +233,7 @@ def _ends_worker(error: BaseException) -> bool:
 
 
 def _take_back(row: Row) -> None:
-    """Count an attempt no more that only waits, for another delivery of its message, say."""
+    """Take an attempt that ended in ``retry()`` off the count: it may only wait for another one."""
     with transaction.atomic(using=outbox_alias()):
         unfinished = _rows().select_for_update().filter(pk=row.pk, finished_at=None)
         for workers in map(json.loads, unfinished.values_list("worker_ids", flat=True)):
@@ -242,7 +242,7 @@ def _take_back(row: Row) -> None:
 
 
 def _finish(row: Row, task: Task[..., Any] | None) -> None:
-    """Record the result, unless another attempt has."""
+    """Record the result, unless another attempt has recorded one."""
     failpoint("task_ran")
     row.finished_at = row.kept_from = timezone.now()
     names = ("status", "return_value", "errors", "finished_at", "kept_from")
@@ -251,11 +251,11 @@ def _finish(row: Row, task: Task[..., Any] | None) -> None:
     try:
         changed = unfinished.update(**values)
     except (SoftTimeLimitExceeded, *LOST):
-        # The connection may have died while the task ran, which is not to run again for that.
+        # The connection may have died while the task ran. That is no reason to run the task again.
         if connections[unfinished.db].in_atomic_block:
             raise
         connections[unfinished.db].close()
-        changed = unfinished.update(**values)  # or only the answer was lost
+        changed = unfinished.update(**values)  # maybe only the answer was lost
         changed = changed or _rows().filter(pk=row.pk, finished_at=row.finished_at).count()
     if not changed:
         logger.warning("Another attempt has decided the result task_id=%s", row.task_id)
@@ -286,8 +286,8 @@ def _task_of(row: Row) -> Task[..., Any]:
     task, call = _load(row.task), json.loads(row.call)
     names = ("backend", "queue_name", "priority")
     due = call["run_after"] and datetime.fromisoformat(call["run_after"])
-    # The settings have changed since: it runs all the same.
-    with suppress(InvalidTask, ImproperlyConfigured):  # no such queue, or backend
+    # If the settings have changed since, the task runs all the same.
+    with suppress(InvalidTask, ImproperlyConfigured):  # queue or backend is gone
         task = replace(task, run_after=due, **{name: call[name] for name in names})
     return task
 

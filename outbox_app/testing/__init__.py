@@ -1,13 +1,14 @@
-"""For your own tests: what is staged, and what happens when it runs.
+"""Helpers for a project's tests: assert which jobs are staged, and run them.
 
-Works in a plain ``TestCase``, whose transaction never commits, and in a ``TransactionTestCase``.
-``assert_staged()`` and its kin look into the table; ``run_staged()`` plays the worker in this
-process; ``drain_inline()`` plays the drainer and hands the jobs to the broker of the test settings.
+They work in a plain ``TestCase``, whose transaction never commits, and in ``TransactionTestCase``.
+``assert_staged()`` and its like read the table; ``run_staged()`` acts as the worker in this
+process; ``drain_inline()`` acts as the drainer and publishes to the broker of the test settings.
 ``assert_published()`` and ``run_subscribers()`` do the same for events, ``assert_executed()`` and
 ``assert_rejected()`` for commands of entities, ``assert_prepared()`` and ``assert_confirmed()`` for
 prepared events.
-No broker, no worker and no drainer is needed but for the last. What was sent past the outbox (by a
-call outside any transaction, say) is not seen. With pytest the fixture ``outbox`` is this module.
+Only ``drain_inline()`` needs a broker; none needs a worker or a drainer. They do not see tasks that
+were sent past the outbox, as by a call outside any transaction. With pytest the fixture ``outbox``
+is this module.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ __all__ = [
     "staged_jobs",
 ]
 
-#: Ids of the jobs that no transaction but the test's own holds: production sends them at once.
+#: Ids of jobs staged only because of the test's transaction: production sends them at once.
 _outside: set[str] = set()
 
 
@@ -63,7 +64,7 @@ def staged_jobs(task: TaskOrName | None = None, *, using: str | None = None) -> 
     """Return the jobs that are staged, in the order in which they were staged.
 
     Args:
-        task: A task or its name. Default: all.
+        task: A task or its name. Default: all tasks.
         using: Database alias. Default: the outbox's.
     """
     rows = StagedJob.objects.using(using or outbox_alias()).order_by("id")
@@ -82,16 +83,16 @@ def assert_staged(
     outside: bool = False,
     using: str | None = None,
 ) -> list[Job]:
-    """Assert that a job is staged, ``count`` times exactly.
+    """Assert that a job is staged exactly ``count`` times.
 
     Args:
         task: A task or its name.
-        args, kwargs: The arguments, all of them. Default: any. ``unittest.mock.ANY`` stands for any
-            single one.
-        ordering_key: Its ordering key; ``""`` for none. Default: any.
-        count: How many of these.
-        outside: They are called outside any transaction of the code, where production sends them
-            at once. Default: that fails.
+        args, kwargs: All of the arguments. Default: any. ``unittest.mock.ANY`` matches any single
+            argument.
+        ordering_key: The job's ordering key; ``""`` for none. Default: any.
+        count: The expected number of such jobs.
+        outside: Accept calls outside any transaction of the code, where production sends at once.
+            Default: such a call is an error.
         using: Database alias. Default: the outbox's.
 
     Returns:
@@ -99,7 +100,7 @@ def assert_staged(
 
     Raises:
         AssertionError: There are more or fewer, or some were called outside a transaction. The
-            message lists what is staged.
+            message lists the staged jobs.
     """
     __tracebackhide__ = True  # pytest shows the test's line, not this one
     using = using or outbox_alias()
@@ -134,10 +135,10 @@ def assert_not_staged(
     ordering_key: str | None = None,
     using: str | None = None,
 ) -> None:
-    """Assert that no such job is staged; without a task, that none is. See ``assert_staged``.
+    """Assert that no such job is staged, or without a task no job at all: see ``assert_staged``.
 
     Raises:
-        AssertionError: There is one. The message lists what is staged.
+        AssertionError: There is one. The message lists the staged jobs.
     """
     __tracebackhide__ = True  # pytest shows the test's line, not this one
     if task is not None:
@@ -148,23 +149,23 @@ def assert_not_staged(
 
 
 def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
-    """Execute what is staged as a worker would, in this process, until nothing is left.
+    """Execute staged jobs as a worker would, in this process, until none is left.
 
-    What the tasks send in turn is staged and executed too: further steps of a chain, ``link``, the
-    body of a chord (this one needs a result backend such as ``cache+memory://``). Jobs with an eta
-    run last, without waiting; ``retry()`` runs the task again, after the others. What a worker
-    would revoke, since it has expired, is not run.
+    Tasks that these send in turn are staged and executed, too: further steps of a chain, ``link``,
+    the body of a chord (which needs a result backend such as ``cache+memory://``). Jobs with an eta
+    run last, without waiting; ``retry()`` runs the task again, after the others. Jobs that have
+    expired are not run, as a worker would revoke them.
 
     Args:
         using: Database alias. Default: the outbox's.
-        limit: How many jobs, at most.
+        limit: The most jobs to execute.
 
     Returns:
         The jobs, in the order in which they were executed.
 
     Raises:
-        Exception: What a task raised, after its ``link_error`` was staged; later jobs stay staged.
-        AssertionError: A worker would not know the task, or ``limit`` jobs did not come to an end.
+        Exception: A task raised it. Its ``link_error`` was staged; later jobs stay staged.
+        AssertionError: A worker would not know the task, or jobs are left after ``limit`` jobs.
     """
     using = using or outbox_alias()
     done: list[Job] = []
@@ -175,7 +176,7 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
             now = [job for job in jobs if job.eta is None]
             if not now:
                 now, retries = retries or sorted(jobs, key=attrgetter("eta"))[:1], []
-            waiting = {job.row.pk for job in jobs}  # no retry: its row is gone
+            waiting = {job.row.pk for job in jobs}  # without retries, whose rows are gone
             for job in now:
                 if len(done) == limit:
                     listed = _listed(staged_jobs(using=using), using=using)
@@ -183,26 +184,26 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
                 removed, _ = StagedJob.objects.using(using).filter(pk=job.row.pk).delete()
                 forget_staged([job.task_id], using=using)
                 if job.has_expired or (job.row.pk in waiting and not removed):
-                    continue  # or a task has cancelled it
+                    continue  # expired, or cancelled by a task
                 done.append(job)
                 with force_staging(using=using, ordering_key="", immediate=False):
                     retry = job.execute()
                 retries += [retry] if retry else []
-    finally:  # what a worker sends is no call of the code under test
+    finally:  # tasks sent by a worker are no calls of the code under test
         _outside.intersection_update(outside)
     return done
 
 
 def drain_inline(*, using: str | None = None) -> DrainStats:
-    """Hand what is staged to the broker of its Celery app, as a drainer would, in this process.
+    """Publish staged jobs to the brokers of their Celery apps, as a drainer would, in this process.
 
-    Needs a broker; ``memory://`` will do. Jobs that are held for later stay.
+    Needs a broker; ``memory://`` is enough. Jobs that are held for later stay staged.
 
     Args:
         using: Database alias. Default: the outbox's.
 
     Returns:
-        How many jobs were published and dead.
+        The numbers of published and of dead jobs.
 
     Raises:
         AssertionError: The broker or the database failed; a drainer would have tried again.
@@ -217,7 +218,7 @@ def drain_inline(*, using: str | None = None) -> DrainStats:
 
 @receiver(jobs_published, dispatch_uid="outbox_app.testing")
 def _note_published(jobs: Iterable[Row], using: str, **kwargs: Any) -> None:
-    forget_staged([job.task_id for job in jobs], using=using)  # a worker of the test may answer
+    forget_staged([job.task_id for job in jobs], using=using)  # a test's worker may answer
 
 
 @receiver(jobs_staged, dispatch_uid="outbox_app.testing")

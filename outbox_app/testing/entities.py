@@ -1,4 +1,4 @@
-"""Entities in tests: what they were asked and answered, and callers that ask at one moment.
+"""Entities in tests: assert executed and rejected commands, and call them simultaneously.
 
 ``execute()`` and ``execute_many()`` work in a plain ``TestCase``: its transaction counts as the
 caller's. So does ``aexecute()`` inside ``in_one_thread()``, which the fixture ``outbox`` opens.
@@ -22,7 +22,7 @@ from .events import LISTED
 
 
 def commands(entity: type[Entity], id: str, *, using: str | None = None) -> list[EntityVersion]:
-    """Return what an entity was asked and answered, the oldest first: its versions."""
+    """Return the commands of an entity with their responses, oldest first: its versions."""
     return list(entity.history(id, using=using))
 
 
@@ -35,11 +35,11 @@ def assert_executed(
     count: int = 1,
     using: str | None = None,
 ) -> list[EntityVersion]:
-    """Assert that an entity has executed a command, ``count`` times exactly, and not rejected it.
+    """Assert that an entity has executed (not rejected) a command exactly ``count`` times.
 
     Args:
-        arguments: All of them, as JSON holds them. Default: any.
-        count: How many of these; 0: none.
+        arguments: All arguments, as JSON holds them. Default: any.
+        count: The expected number; 0: none.
         using: Database alias. Default: the one of the type's versions.
 
     Returns:
@@ -60,7 +60,7 @@ def assert_rejected(
     count: int = 1,
     using: str | None = None,
 ) -> list[EntityVersion]:
-    """As ``assert_executed``, for a command that was rejected; with this code. Default: any."""
+    """Like ``assert_executed``, for a command rejected with this ``code``. Default: any code."""
     __tracebackhide__ = True
     asked = commands(entity, id, using=using)
     found = [v for v in asked if v.rejected and code in (None, (v.response or {}).get("code"))]
@@ -69,22 +69,22 @@ def assert_rejected(
 
 @contextmanager
 def in_one_thread() -> Iterator[None]:
-    """Let ``aexecute()`` run where Django's own asynchronous ORM does, without batches.
+    """Let ``aexecute()`` run in the thread of Django's asynchronous ORM, without batches.
 
-    In an asynchronous test of ``TestCase`` that is the thread with the transaction of the test.
+    In an asynchronous test of ``TestCase`` that thread has the transaction of the test.
     """
     with patch.object(queue, "in_one_thread", True):
         yield
 
 
 def at_once(*callers: Callable[[], Any], using: str | None = None) -> list[Any]:
-    """Call functions at one moment, each in a thread with a connection of its own.
+    """Call functions at the same moment, each in a thread with a connection of its own.
 
-    They see what is committed: for a ``TransactionTestCase``, on a server or a file. ``using`` is
-    the alias that they connect to before. Default: the outbox's.
+    They only see committed rows: use a ``TransactionTestCase``, on a server or an SQLite file.
+    ``using`` is the alias that each thread connects to first. Default: the outbox's.
 
     Returns:
-        What each returned, or the exception that it raised, in their order.
+        The result of each function, or the exception that it raised, in order.
     """
     using = using or outbox_alias()
     assert not connections[using].in_atomic_block, "Its callers cannot see this transaction."

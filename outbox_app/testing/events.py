@@ -1,7 +1,7 @@
-"""Events in tests: what was published, and what the subscriptions make of it.
+"""Events in tests: assert published events, and run the subscriptions' handlers.
 
-``run_subscribers()`` works inside the transaction of a ``TestCase``, which a real runner may not
-read: it takes the events in the order of their positions, which is right where no
+``run_subscribers()`` works inside the transaction of a ``TestCase``, whose uncommitted events a
+real runner must not read. It takes events in the order of their ids, which is right as long as no
 other process writes. A handler that raises fails the test.
 """
 
@@ -20,9 +20,9 @@ from ..models import Cursor, Event, EventLog
 from ..subscriptions.handling import call_handler
 from ..subscriptions.subscriber import Subscriber, all_subscribers, subscriber_named
 
-#: How many jobs, events or commands a failure message lists, at most.
+#: The most jobs, events or commands that a failure message lists.
 LISTED = 20
-#: Rounds after which events that publish events are taken to have no end.
+#: After so many rounds, handlers that publish events are assumed never to end.
 ROUNDS = 100
 
 
@@ -56,19 +56,19 @@ def assert_published(
     log: type[EventLog] = Event,
     using: str | None = None,
 ) -> list[RecordedEvent]:
-    """Assert that an event was published, ``count`` times exactly.
+    """Assert that an event was published exactly ``count`` times.
 
     Args:
         type: Exact type.
-        data: Its data, all of it. Default: any.
-        count: How many of these; 0: none.
+        data: All of the event's data. Default: any.
+        count: The expected number; 0: none.
         stream, log, using: As for ``published_events``.
 
     Returns:
         The events.
 
     Raises:
-        AssertionError: There are more or fewer. The message lists what was published.
+        AssertionError: There are more or fewer. The message lists the published events.
     """
     __tracebackhide__ = True  # pytest shows the test's line, not this one
     events = published_events(type, stream, log=log, using=using)
@@ -84,7 +84,7 @@ def assert_published(
 def run_subscribers(*names: str) -> int:
     """Hand the events published so far to subscriptions, in this thread, until none is left.
 
-    What the handlers publish in turn is handled too. Another call continues where this one ended.
+    Events that the handlers publish are handled, too. The next call continues where this one ends.
 
     Args:
         *names: Names of subscriptions. Default: all.
@@ -93,8 +93,8 @@ def run_subscribers(*names: str) -> int:
         How many events were handled; one that two subscriptions handled counts twice.
 
     Raises:
-        Exception: What a handler raised; its page is undone.
-        UnknownSubscription: There is none of this name.
+        Exception: A handler raised it; its page is rolled back.
+        UnknownSubscription: No subscription has this name.
         AssertionError: Handlers published events without end.
     """
     chosen = [subscriber_named(name) for name in names] if names else all_subscribers()

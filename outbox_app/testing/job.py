@@ -1,7 +1,8 @@
 """A staged job as a test sees it: decoded, comparable, executable.
 
-It is decoded as a worker of its Celery app decodes it, and executed as a worker executes it, with
-two differences: ``retry()`` and ``replace()`` send nothing, and no result is stored.
+A ``Job`` is decoded and executed as by a worker of its Celery app, with these differences:
+``retry()`` sends nothing, ``replace()`` sends after the task has ended, and no result is stored but
+those of the parts of a chord.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ class Job:
     task: str
     args: list[Any]
     kwargs: dict[str, Any]
-    #: Empty: no order.
+    #: Empty if the job has no order.
     ordering_key: str
     queue: str
-    #: When it is due; None: now.
+    #: When the job is due, or None if it is due now.
     eta: datetime | None
     headers: dict[str, Any]
     task_id: str
     #: The row, with its message as bytes.
     row: StagedJob = field(repr=False, compare=False)
-    #: What a worker would find in ``self.request``.
+    #: The contents of ``self.request`` in a worker.
     request: dict[str, Any] = field(repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -56,7 +57,7 @@ class Job:
 
     @classmethod
     def of(cls, row: StagedJob) -> Job:
-        """Decode a row, as a worker of its Celery app would; what that refuses is refused here."""
+        """Decode a row as a worker of its Celery app would, and refuse what the worker refuses."""
         app = celery_app(row.app)
         accept = app.conf.accept_content if app else ["json"]
         message = Message.loads(row.envelope)
@@ -93,7 +94,7 @@ class Job:
 
     @property
     def has_expired(self) -> bool:
-        """Say whether a worker would revoke it, now or when it is due."""
+        """Return whether a worker would revoke the job as expired, now or when it is due."""
         app, now = celery_app(self.row.app), datetime.now(UTC)
         expires = moment(self.request.get("expires"), app) if app else None
         return expires is not None and max(now, self.eta or now) > expires
@@ -105,7 +106,7 @@ class Job:
         kwargs: Mapping[str, Any] | None,
         ordering_key: str | None,
     ) -> bool:
-        """Say whether this is such a job. None stands for anything."""
+        """Return whether the job has these values. None matches any value."""
         return (
             self.task == task
             and (args is None or self._holds(list(args), self.args))
@@ -116,8 +117,8 @@ class Job:
     def execute(self) -> Job | None:
         """Execute the job in this process, and raise what the task raises.
 
-        What ``replace()`` asks for is sent, as Celery does. Returns what ``retry()`` asks for: the
-        job, to be executed again.
+        Signatures given to ``replace()`` are sent, as Celery does. If the task called ``retry()``,
+        return the job to execute again.
         """
         app = celery_app(self.row.app)
         if app is None:
@@ -126,13 +127,13 @@ class Job:
         task = app.tasks.get(self.task)
         if task is None:
             raise AssertionError(f"The Celery app {self.row.app!r} has no task to run {self}.")
-        # Eager: retry() sends nothing, and no result is stored, except for the parts of a chord,
-        # whose body needs theirs.
+        # Eager: retry() sends nothing and no result is stored, except for the parts of a chord,
+        # whose results its body needs.
         request = {**self.request, "hostname": gethostname(), "is_eager": True}
         trace = build_tracer(self.task, task, app=app, eager=not request.get("chord"))
         replacements: list[Signature[Any]] = []
         retries: list[Any] = []
-        # What a task sends without naming an app goes to the worker's own.
+        # In a worker, tasks that are sent without naming an app go to the worker's own app.
         with patch.object(_state._tls, "current_app", app):  # type: ignore[attr-defined]
             with (
                 patch.object(task, "on_replace", partial(_keep, replacements)),
@@ -140,7 +141,7 @@ class Job:
             ):
                 info = trace(self.task_id, self.args, self.kwargs, request).info
             for signature in replacements:
-                # Not before the task has ended: it may have been inside a transaction.
+                # After the task has ended, as it may have called replace() inside a transaction.
                 signature.delay()
         if info and info.state not in (states.IGNORED, states.REJECTED, states.RETRY):
             raise info.retval
@@ -151,14 +152,14 @@ class Job:
         return replace(self, args=retry.args, kwargs=retry.kwargs, request=request)
 
     def _holds(self, expected: Any, stored: Any) -> bool:
-        """Compare as they are, or as this message would hold them: tuples are lists in JSON."""
+        """Compare the values as they are, or as this message would hold them (tuples as lists)."""
         if expected == stored:
             return True
         content_type = Message.loads(self.row.envelope).content_type
         name = serialization.registry.type_to_name[content_type]  # type: ignore[attr-defined]
         try:
             _, encoding, data = serialization.dumps(expected, serializer=name)
-        except Exception:  # what cannot be encoded cannot have been staged
+        except Exception:  # a value that cannot be encoded cannot have been staged
             return False
         decoded = serialization.loads(data, content_type, encoding, accept=[content_type])
         return bool(decoded == stored)

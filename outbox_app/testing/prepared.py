@@ -1,8 +1,8 @@
-"""Prepared events in tests: what was prepared, and what has become of it.
+"""Prepared events in tests: assert which events were prepared, and how they were decided.
 
-In a plain ``TestCase`` leaving the block of ``prepared()`` counts as the commit, or as the rollback
-where it raises: its event is confirmed, or cancelled, when the block ends. The test's ``databases``
-have both aliases, the sender's and the keeper's.
+In a plain ``TestCase`` the end of a ``prepared()`` block counts as the commit, or as the rollback
+if it raises: its event is confirmed or cancelled then. List both aliases in the test's
+``databases``, the sender's and the keeper's.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ def assert_prepared(
     count: int = 1,
     using: str | None = None,
 ) -> list[PreparedEvent]:
-    """Assert that an event was prepared, ``count`` times exactly, in any state.
+    """Assert that an event was prepared exactly ``count`` times, in any state.
 
     Args:
-        type: Exact type, or name of the job's task.
-        data: Its data, all of it. Default: any.
-        stream: Its stream. Default: any.
+        type: Exact type, or the name of the job's task.
+        data: All of the event's data. Default: any.
+        stream: The event's stream. Default: any.
         state: "prepared", "confirmed", "cancelled" or "undecided". Default: any.
-        count: How many of these; 0: none.
+        count: The expected number; 0: none.
         using: The keeper's alias. Default: the outbox's.
 
     Returns:
         The rows: ``event_id``, ``sender``, ``state``, ``content``.
 
     Raises:
-        AssertionError: There are more or fewer. The message lists what was prepared.
+        AssertionError: There are more or fewer. The message lists the prepared events.
     """
     __tracebackhide__ = True  # pytest shows the test's line, not this one
     wanted = {"type": type, "stream": stream, "state": state}
@@ -64,7 +64,7 @@ def assert_confirmed(
     count: int = 1,
     using: str | None = None,
 ) -> list[PreparedEvent]:
-    """As ``assert_prepared``, of those that were confirmed: published, or staged as jobs."""
+    """Like ``assert_prepared``, for confirmed events: those published, or staged as jobs."""
     __tracebackhide__ = True
     confirmed = PreparedEvent.State.CONFIRMED
     return assert_prepared(type, data, stream=stream, state=confirmed, count=count, using=using)
