@@ -18,7 +18,7 @@ SCANS = {
 
 @pytest.fixture
 def reader(alias, settings, monkeypatch):
-    """A reader whose window is the scan. Parts are worth it however small they are."""
+    """A reader that uses scans as its window, and that splits even the smallest scan into parts."""
     settings.OUTBOX = {**settings.OUTBOX, "WINDOWS": SCANS}
     monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 1)
     truncate(alias)

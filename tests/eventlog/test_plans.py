@@ -1,8 +1,8 @@
-"""A page costs what its rows cost, at a million rows: measured by EXPLAIN and handler counters.
+"""The cost of a page is that of its rows, at a million rows: from EXPLAIN and handler counters.
 
 Statistics are stale (gathered at a thousand rows), missing, or fresh; the window is small and at
-the end, or the whole table; a long transaction's rows come late. The rows are made here, with
-transaction ids of their own, so the snapshots are given to the window.
+the end, or the whole table; a long transaction's rows come late. The tests make the rows, with
+chosen transaction ids, so they also give the window its snapshots.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class TestPostgres:
 
     @pytest.fixture(autouse=True, params=["stale", "missing", "fresh"])
     def statistics(self, request, alias, big_postgres):
-        """Rolled back with the test."""
+        """The statistics of a test. They are rolled back with it."""
         if request.param == "missing":
             execute(alias, "DELETE FROM pg_statistic WHERE starelid = 'big'::regclass")
             execute(alias, "UPDATE pg_class SET reltuples = -1 WHERE oid = 'big'::regclass")

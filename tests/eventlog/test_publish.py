@@ -1,4 +1,4 @@
-"""Events into the caller's transaction: versions, expectations, repeated calls, bad input."""
+"""Publishing in the caller's transaction: versions, expectations, repeated calls, bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers that meet: one message id, one expected version, at any isolation."""
+"""Writers that race for one message id or one expected version, at any isolation level."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def isolated(alias):
-    """``isolated("repeatable read")``: as OPTIONS["isolation_level"] would have it."""
+    """``isolated("repeatable read")``: set the level as OPTIONS["isolation_level"] does."""
     options = connections.settings[alias]["OPTIONS"]
     before = dict(options)
 

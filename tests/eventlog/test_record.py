@@ -1,4 +1,4 @@
-"""Records decode what is looked at, and are in every respect what they decode to."""
+"""Records decode a value when it is read, and otherwise behave like their decoded values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Scans: batch after batch, cut into any number of parts, read again at any time: the same rows.
+"""Scans return the same rows batch by batch, in any number of parts, and when they are repeated.
 
-One suite for the three databases, and a stress, in which the usual way to read in batches,
-``id > last``, is caught losing rows. What is a matter of one database is in
-``test_scan_vendors``.
+One suite for the three databases, and a stress test, in which the usual way to read in batches,
+``id > last``, is shown to lose rows. Tests of one database are in ``test_scan_vendors``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""States of cursors: they survive the table, and what is none is refused."""
+"""States of cursors can be stored and read back, and invalid states are refused."""
 
 from __future__ import annotations
 

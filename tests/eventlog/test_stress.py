@@ -1,7 +1,7 @@
-"""Delivered equals committed, in order, with any kind of writers; and the naive readers are caught.
+"""Delivered rows equal committed rows, in order, with any kind of writers; naive readers fail.
 
-A harness that cannot see a loss proves nothing: the usual cursors run in the same one, and each of
-them must lose rows or break the order of a stream.
+A harness that cannot detect a loss proves nothing: it also runs the usual cursors, and each of them
+must lose rows or break the order of a stream.
 """
 
 from __future__ import annotations

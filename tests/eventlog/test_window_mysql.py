@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: which gaps are closed, and which are not."""
+"""MySQL and MariaDB: which gaps in the ids a window closes, and which it does not."""
 
 from __future__ import annotations
 
@@ -394,7 +394,7 @@ def test_the_readers_of_a_thread_share_one_dirty_connection(alias, monkeypatch):
 
 @pytest.fixture
 def elsewhere(alias, monkeypatch):
-    """``elsewhere()``: the alias leads to another database, with the same log."""
+    """``elsewhere()``: connect the alias to another database, with a copy of the log."""
     here = connections[alias].settings_dict["NAME"]
     there = f"{here}_moved"
     execute(alias, f"CREATE DATABASE {there}")

@@ -1,4 +1,4 @@
-"""PostgreSQL: what a window holds, and the traps of snapshots."""
+"""PostgreSQL: the rows of a window, and the traps of snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers from which a log cannot be read exactly: each one real, and private to its test."""
+"""Servers on which a log cannot be read exactly. Each is a real server, private to its test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The windows of the three databases pass one suite. Their own matters are in ``test_window_*``."""
+"""The windows of the three databases pass one suite. Tests of one database: ``test_window_*``."""
 
 from __future__ import annotations
 

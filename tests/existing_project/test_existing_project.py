@@ -1,10 +1,10 @@
-"""A project written for Celery has one outcome, unchanged and with one changed import.
+"""A project written for Celery gives the same results, unchanged and with one changed import.
 
-``library`` knows nothing of outbox_app. It has canvas, routes, retries, beat, results, two
-databases, ATOMIC_REQUESTS, a user model of its own, django-celery-results and -beat, and Sentry. It
-is copied, and runs with Celery; then the import and INSTALLED_APPS are changed, and it runs again.
-A call inside a transaction of another database alone is not in it: after the change it is refused,
-as docs/howto/migrate.md says.
+``library`` does not know outbox_app. It has canvas, routes, retries, beat, results, two databases,
+ATOMIC_REQUESTS, a custom user model, django-celery-results and -beat, and Sentry. A copy runs with
+Celery; then the test changes the import and INSTALLED_APPS, and runs it again. The project makes no
+call inside a transaction of only another database: after the change such a call is refused, as
+docs/howto/migrate.md says.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def running(*command: str, log: Path, **options: Any) -> Iterator[None]:
 
 @pytest.fixture
 def run(tmp_path: Path, redis_url: str, environment: Callable[[str], dict[str, str]]) -> Any:
-    """Run the scenario in a copy of the project; return what came of it, and Sentry's events."""
+    """Run the scenario in a copy of the project; return its results, and Sentry's events."""
 
     def run(name: str, *, staged: bool) -> tuple[dict[str, Any], list[Any]]:
         project = tmp_path / name

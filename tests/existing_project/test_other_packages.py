@@ -1,4 +1,4 @@
-"""What docs/howto/other-packages.md says, with the packages themselves."""
+"""The statements of docs/howto/other-packages.md, with the real packages."""
 
 from __future__ import annotations
 

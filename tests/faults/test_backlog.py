@@ -1,6 +1,6 @@
-"""The broker is back after a long time, and a backlog waits: bounded memory, oldest first.
+"""The broker is back after a long time: the backlog leaves oldest first, in bounded memory.
 
-``FAULTS_BACKLOG=1000000`` for the million.
+``FAULTS_BACKLOG=1000000`` drains a million jobs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The database goes away under a drainer: the same process recovers, and publishes nothing twice.
 
-Killed connections and killed servers; they are private, and no test of pytest-django's. What was
-published before is deleted first (``debts``).
+The tests kill connections and servers, which are private, so they do without pytest-django. The
+drainer first deletes the rows that it had published before (its unsettled batches).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .tools import QUICK, assert_handed_back, draining, eventually
 
 @pytest.fixture
 def at_failpoint():
-    """``at_failpoint(name, action)``: do it once, when a drainer of this process gets there."""
+    """``at_failpoint(name, action)``: call it once, when a drainer in this process gets there."""
     done = []
 
     def arm(name, action):
@@ -43,7 +43,7 @@ def at_failpoint():
 
 @pytest.fixture
 def kill_connections(private_alias):
-    """``kill_connections()``: kill those of the drainers, the connection of this test not."""
+    """``kill_connections()``: kill the drainers' connections, but not this test's."""
     column = {"postgresql": "pg_backend_pid()", "mysql": "CONNECTION_ID()"}
     with connections[private_alias].cursor() as cursor:
         cursor.execute(f"SELECT {column[connections[private_alias].vendor]}")

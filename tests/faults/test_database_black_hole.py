@@ -1,6 +1,6 @@
-"""The network to the database swallows everything, or refuses: only the drainer's own bounds help.
+"""The network to the database drops everything, or refuses: only the drainer's own timeouts help.
 
-Real drainers whose database is behind a proxy. The limit for an answer is the lease.
+Real drainers reach the database through a proxy. The limit for an answer is the lease.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The promise of a local event table: staged in the transaction, published at once after it,
-deleted at once, and swept up by the drain when the process dies, stops or is cut off in between.
+"""The promise of a local event table: a job is staged in the transaction, published right after it,
+and deleted; the drain sends the rest if the process dies, stops or is cut off in between.
 
-A process is a fork of the test's: it inherits connections, as one of a prefork server does.
+Each process is a fork of the test's: it inherits connections, as in a prefork server.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def place(alias, app):
 
 @pytest.fixture
 def fork(alias, place):
-    """``fork(point, signal)``: a process that commits, and gets a signal at a failpoint."""
+    """``fork(point, signal)``: a process that commits, and gets the signal at the failpoint."""
     children = []
 
     def start(point, number):
@@ -69,9 +69,9 @@ def fork(alias, place):
 
 @pytest.fixture
 def swept(alias, app, book):
-    """``swept(point)``: when the holds are over, the drain has left nothing, lost or unexplained.
+    """``swept(point)``: after the holds, no job is left or lost, and duplicates are explained.
 
-    What is published at the failpoint is published twice; before it once; after it is deleted.
+    Only a job that was published and not yet deleted at the failpoint is published twice.
     """
     jobs = book(alias)
 

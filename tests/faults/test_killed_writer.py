@@ -1,7 +1,6 @@
 """A writer is killed inside its transaction, or right after it sent COMMIT: both rows or neither.
 
-For the writer the outcome has three values, committed, rolled back and unknown; for the data it has
-two.
+The writer knows three outcomes, committed, rolled back and unknown; the data has only two.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def immediate(request):
 
 @pytest.fixture
 def start_writer(environment, immediate):
-    """``start_writer(alias, app, name, url=…)``: a process whose two rows are written."""
+    """``start_writer(alias, app, name, url=…)``: a process that has written its two rows."""
     started = []
 
     def start(alias, app, name, **variables):

@@ -1,6 +1,6 @@
-"""MariaDB at REPEATABLE READ, at full load: nobody waits for a drainer's locks.
+"""MariaDB at REPEATABLE READ, at full load: no session waits for a drainer's locks.
 
-A relay that holds its rows with ``FOR UPDATE SKIP LOCKED`` blocks INSERTs there (1205), and
+On MariaDB, a relay that holds its rows with ``FOR UPDATE SKIP LOCKED`` blocks INSERTs (1205), and
 deadlocks with them (1213).
 """
 

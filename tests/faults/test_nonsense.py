@@ -1,6 +1,6 @@
-"""Rows edited by hand into nonsense: each is dead with its reason, all others are delivered.
+"""Rows edited by hand into nonsense: each becomes dead with its reason, all others are delivered.
 
-None of them may stop the drain, or take a healthy row with it.
+A damaged row must not stop the drain, or make a healthy row dead.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ RABBITMQ = {
 
 @pytest.fixture
 def damage(book):
-    """``damage(alias, app, fields, envelopes)``: jobs, every second one healthy, the others not."""
+    """``damage(alias, app, fields, envelopes)``: stage jobs, and damage every second one."""
 
     def make(alias, app, fields, envelopes):
         jobs = book(alias)

@@ -1,4 +1,4 @@
-"""pgbouncer in transaction pooling: everything works; that LISTEN is useless is noticed."""
+"""pgbouncer in transaction pooling: all works but LISTEN, and the drainer notices that."""
 
 from __future__ import annotations
 

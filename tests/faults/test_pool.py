@@ -1,4 +1,4 @@
-"""Django's pool in the settings: processes and parts have connections of their own."""
+"""Django's pool in the settings: processes and parts have their own connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues that exist with other arguments (406): published to all the same, on few connections."""
+"""Queues that exist with other arguments (406): the drain publishes anyway, on few connections."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""SIGTERM: the batch in hand is finished, the shards are handed back, the exit code is 0.
+"""SIGTERM: the drainer finishes its batch, releases its shards, and exits with code 0.
 
-Whatever is down at that moment. ``Process.wait`` gives it the grace time that supervisors give.
+This holds for any outage at that moment. ``wait`` gives the grace time that supervisors give.
 """
 
 from __future__ import annotations

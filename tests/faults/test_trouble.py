@@ -1,4 +1,4 @@
-"""What a drainer says of its troubles: once when they begin, once when they are over."""
+"""A drainer reports each problem once when it begins, and once when it is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watchdog: a statement without an answer ends, whatever the driver thinks of timeouts."""
+"""The watchdog ends a statement without an answer, even if the driver has no timeout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tools import alias_for, on
 
 @pytest.fixture(params=["POSTGRES_URL", "MARIADB_URL"])
 def behind_a_proxy(request, proxy, django_db_blocker):
-    """An alias without any time-out, and the proxy before its server."""
+    """An alias without any timeout, and the proxy in front of its server."""
     if request.param not in os.environ:
         pytest.skip(f"{request.param} is not set")
     link, url = proxy(os.environ[request.param])

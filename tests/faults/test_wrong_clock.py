@@ -1,7 +1,7 @@
-"""The clock of one application host is two hours wrong: what counts is the database's clock.
+"""The clock of one application host is two hours wrong: only the database's clock matters.
 
-``libfaketime`` under a real drainer. What the *caller's* host computes (``eta``, ``expires``) is as
-wrong as in plain Celery.
+A real drainer runs under ``libfaketime``. Times from the *caller's* host (``eta``, ``expires``) are
+as wrong as in plain Celery.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def begin_anew() -> None:
 
 @pytest.fixture(autouse=True)
 def process_begins_and_ends() -> Iterator[None]:
-    """A list that another test has left would be that of another database."""
+    """Forget the list of servers: a list from another test would be of another database."""
     begin_anew()
     yield
     begin_anew()
@@ -33,7 +33,7 @@ def process_begins_and_ends() -> Iterator[None]:
 
 @pytest.fixture
 def fleet(settings: Any) -> Callable[..., None]:
-    """``fleet(**changes)``: this process is of the service "shop", with a lease of a second."""
+    """``fleet(**changes)``: settings of a process of the service "shop", with a short lease."""
 
     def change(**changes: Any) -> None:
         given = {"SERVICE": "shop", **settings.OUTBOX.get("FLEET", {}), **changes}
@@ -47,7 +47,7 @@ def fleet(settings: Any) -> Callable[..., None]:
 
 @pytest.fixture
 def cannot_start(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of threads that the system refuses to start, each once."""
+    """A list of names: the system refuses to start a thread of that name, once for each entry."""
     names: list[str] = []
     real = threading.Thread.start
 

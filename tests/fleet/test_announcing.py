@@ -1,4 +1,4 @@
-"""A process registers when it starts, goes on when its row has gone, and leaves."""
+"""A process registers when it starts, again when its row is gone, and unregisters at its end."""
 
 from __future__ import annotations
 

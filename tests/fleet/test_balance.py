@@ -1,4 +1,4 @@
-"""Shares, ejection and its bounds, by an injected clock."""
+"""The shares of servers, ejection and its bounds, with an injected clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tried again, for how long and how often: calls are answered here, none is sent."""
+"""Which calls are retried, for how long and how often. The tests answer them; none is sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_ANSWER = PeerUnavailable("no answer")
 
 @pytest.fixture
 def calls(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """``calls(answer, …)``: servers answer so, in turn; returns addresses and seconds of calls."""
+    """``calls(answer, …)``: the servers' answers, in turn. Returns the calls' URLs and seconds."""
     fleet(SERVICE="", REGISTRY=STATIC, SERVERS={"shop": URLS, "one": URLS[:1]})
     monkeypatch.setattr(cluster, "PAUSE", 0)
 

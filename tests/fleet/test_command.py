@@ -1,4 +1,4 @@
-"""``manage.py outbox_fleet``: what it shows, what it changes, how it ends."""
+"""``manage.py outbox_fleet``: its output, its changes, and its exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a list follows what the registry says: pure, so each case is a line."""
+"""How the list of servers follows the registry: a pure function, so each case is a line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Servers that are killed, stopped, broken and replaced, and a registry that is cut off.
 
-Each server is a fork of this process with a socket of its own. Every call has to be answered.
+Each server is a fork of this process with its own socket. Every call must be answered.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def url(port: int) -> str:
 
 @pytest.fixture
 def serve(both: None, fleet: Any, settings: Any) -> Iterator[Callable[..., tuple[int, str]]]:
-    """``serve()``: pid and address of a new server of the shop."""
+    """``serve()``: start a server of the shop. Returns its pid and address."""
     known = settings.OUTBOX["PEERS"]
     shop = known["shop"] | {"address": "service:shop"}
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": known | {"shop": shop}}
@@ -98,7 +98,7 @@ def listed() -> dict[str, UUID]:
 
 @pytest.fixture
 def answered() -> Callable[[int], None]:
-    """``answered(n)``: calls are answered, each of them."""
+    """``answered(n)``: make so many calls, each of which must be answered."""
     shop: list[Any] = []
 
     def call(count: int = 1) -> bool:

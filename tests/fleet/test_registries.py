@@ -1,4 +1,4 @@
-"""What each registry has to do: the same for all that processes register in."""
+"""The contract of a registry, for every registry in which processes can register."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def registry(alias: str, fleet: Any) -> Callable[[], Registry]:
 
 @pytest.fixture
 def here(registry: Callable[[], Registry]) -> Iterator[Registry]:
-    """The registry, as this thread uses it."""
+    """The registry in a session of this thread."""
     found = registry()
     with found.session(StopFlag()):
         yield found
@@ -41,7 +41,7 @@ def here(registry: Callable[[], Registry]) -> Iterator[Registry]:
 
 @pytest.fixture
 def watch(registry: Callable[[], Registry]) -> Iterator[Callable[..., Watch]]:
-    """``watch(service)``: ends before the rows are removed."""
+    """``watch(service)``: a watch, which ends before the rows are removed."""
     begun: list[Watch] = []
 
     def begin(service: str = "shop", **options: Any) -> Watch:
@@ -85,7 +85,7 @@ def test_who_only_calls_wakes_nobody(here: Registry, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def register_silent(here: Registry) -> Callable[[Member], None]:
-    """Register a member that nothing is heard of any more."""
+    """Register a member that then falls silent."""
     return here.register
 
 

@@ -1,6 +1,6 @@
-"""Commands that meet at the server that leads their entity, and servers that are wrong about it.
+"""Commands are routed to the server that leads their entity, and servers may be wrong about it.
 
-Whatever the servers believe, each command is answered once; only how often they conflict differs.
+Each command is answered once in any case; wrong servers only cause more conflicts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def start(
     declare: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., dict[str, int]]]:
-    """``start(*topologies)``: address and pid of each server; a topology may ask for the others."""
+    """``start(*topologies)``: the address and pid of each server. A topology may be a function."""
     monkeypatch.setenv("FLEET_KEY", "s" * 32)
     monkeypatch.setattr(Account, "routed", True)
     monkeypatch.setattr(passing, "SECONDS", patience(0.3))
@@ -112,7 +112,7 @@ def account(alias: str) -> None:
 
 @pytest.fixture
 def where() -> Callable[[str], int]:
-    """``where(address)``: which process executes a command that this server is sent."""
+    """``where(address)``: the pid of the process that executes a command sent to this server."""
     numbers = iter(range(10**6))
 
     def ask(address: str) -> int:

@@ -1,4 +1,4 @@
-"""``ShardedTable`` and ``KeyIndex``, while the table is written to, and killed at each step."""
+"""``ShardedTable`` and ``KeyIndex`` on a table that is being written, and killed at each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps prepared events, and versions of entities, works on split tables."""
+"""The tables of prepared events, and of versions of entities, may be split."""
 
 from __future__ import annotations
 

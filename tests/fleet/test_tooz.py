@@ -1,4 +1,4 @@
-"""The registry of tooz, on Redis, ZooKeeper and etcd, does what every registry has to do."""
+"""The registry of tooz fulfils the contract of registries on Redis, ZooKeeper and etcd."""
 
 # ruff: noqa: F811 (fixtures and tests of another module)
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOOZ = "outbox_app.fleet.registries.ToozRegistry"
 
 @pytest.fixture(autouse=True)
 def clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tooz stops a client of ZooKeeper, and leaves its sockets to the garbage collector."""
+    """Close ZooKeeper's clients: tooz only stops them, and leaves sockets to garbage collection."""
     from tooz.drivers.zookeeper import KazooDriver
 
     stop = KazooDriver._stop
@@ -63,7 +63,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def url(server: Any, request: pytest.FixtureRequest) -> str:
-    """Where a registry is, without groups."""
+    """The URL of a registry without groups."""
     if server is None:
         return request.getfixturevalue("redis_url")
     if isinstance(server, Etcd):
@@ -99,7 +99,7 @@ def registry(url: str, fleet: Any, proxy: Proxy) -> Callable[[], Registry]:
 def through_proxy(
     url: str, proxy: Proxy, here: Registry, fleet: Any
 ) -> Iterator[Callable[[Member], None]]:
-    """``through_proxy(member)``: register it by way of the proxy."""
+    """``through_proxy(member)``: register a member through the proxy."""
 
     def register(member: Member) -> None:
         there = urlsplit(url)._replace(netloc=f"127.0.0.1:{proxy.port}")
@@ -116,7 +116,7 @@ def through_proxy(
 def register_silent(
     server: Any, here: Registry, proxy: Proxy, through_proxy: Callable[[Member], None]
 ) -> Callable[[Member], None]:
-    """With ZooKeeper a process is there for as long as its connection is."""
+    """With ZooKeeper, block the connection: a process is registered as long as it lasts."""
     if not isinstance(server, ZooKeeper):
         return here.register
 

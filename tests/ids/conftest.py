@@ -41,5 +41,5 @@ def nodes(alias: str) -> Iterator[None]:
 
 @pytest.fixture
 def process(nodes: None, clock: Clock) -> Callable[[], Snowflakes]:
-    """``process()``: what a further process makes ids with."""
+    """``process()``: the generator of another process."""
     return lambda: Snowflakes(clock=clock)

@@ -1,4 +1,4 @@
-"""Ids are numbers of 63 bits that grow, fill tables evenly, and are made in reserved time only."""
+"""Ids are increasing numbers of 63 bits, fill shards evenly, and only use reserved time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may make ids with a node, and in which time: what happens to the table and to processes."""
+"""Which process may make ids with a node, and when: faults of the table and of processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Ids of processes that fork, are stopped, have wrong clocks, and start at once: none comes twice.
+"""Ids of processes that fork, are stopped, have wrong clocks, and start at once are all unique.
 
-``OUTBOX_IDS=10000000`` makes so many ids, by 64 processes.
+``OUTBOX_IDS=10000000`` makes so many ids, in 64 processes.
 """
 
 from __future__ import annotations

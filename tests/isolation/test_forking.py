@@ -1,4 +1,4 @@
-"""Processes that are forked are told, seen and ended as those of ``subprocess``."""
+"""Forked processes can be signalled, watched and ended like those of ``subprocess``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark session whose Java dies costs the test in which it did, and no other."""
+"""If the Java of a Spark session dies, only the running test fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kill_trees`` ends what a process starts while it is being stopped."""
+"""``kill_trees`` also ends children that a process starts while it is being stopped."""
 
 from __future__ import annotations
 

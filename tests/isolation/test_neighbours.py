@@ -1,4 +1,4 @@
-"""A test that is broken off costs itself only."""
+"""A test that is aborted makes no other test fail."""
 
 from __future__ import annotations
 

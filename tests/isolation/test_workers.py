@@ -1,4 +1,4 @@
-"""A worker that dies, or that hangs, costs one test; the next one takes its servers."""
+"""A worker that dies or hangs fails one test; the next worker takes over its servers."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def log(alias: str) -> Log:
 
 @pytest.fixture
 def reading(alias: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Reading]]:
-    """``reading(on_gap="park", …)``: a subscription, which reads up to this moment if by time."""
+    """``reading(on_gap="park", …)``: a subscription. If it reads by time, it reads up to now."""
     monkeypatch.setattr(TimeWindow, "behind", 0)
     truncate(alias)
     made: list[Reading] = []

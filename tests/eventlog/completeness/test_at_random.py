@@ -1,4 +1,4 @@
-"""Random commits and faults: in the end each event was handled once, in the order of its stream."""
+"""Random commits and faults: in the end each event is handled once, in the order of its stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With a window the check finds what should not be: hand-made ids, deleted and restored rows."""
+"""On a log that is read by window, the check finds ids made by hand, deleted and restored rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader by time loses what commits late; with the check it loses last events of streams only."""
+"""A reader by time loses events that commit late; with the check only the last ones of a stream."""
 
 from __future__ import annotations
 

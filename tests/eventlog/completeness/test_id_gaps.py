@@ -1,4 +1,4 @@
-"""MySQL: positions that stay missing are shown as rows, and settled by what the log says."""
+"""MySQL: positions that stay missing are recorded as rows, and closed by evidence in the log."""
 
 from __future__ import annotations
 

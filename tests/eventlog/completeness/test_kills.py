@@ -1,4 +1,4 @@
-"""Killed anywhere: nothing is lost, nothing is handled twice, and streams keep their order."""
+"""Readers killed at any point: no event is lost or handled twice, and streams keep their order."""
 
 from __future__ import annotations
 

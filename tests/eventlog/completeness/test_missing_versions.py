@@ -1,4 +1,4 @@
-"""A version that is missing holds its stream, and no other; what is there is handled in order."""
+"""A missing version holds up only its own stream; all other events are handled in order."""
 
 from __future__ import annotations
 

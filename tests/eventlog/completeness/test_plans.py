@@ -1,4 +1,4 @@
-"""The look-up of the predecessors uses indexes, however long the log is."""
+"""The look-up of predecessors uses indexes, for a log of any length."""
 
 from __future__ import annotations
 
