@@ -128,7 +128,7 @@ class CommitBatch:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        #: The jobs to publish. At the commit, callbacks add those not rolled back to a savepoint.
+        #: The jobs to publish: callbacks of the commit add those whose savepoint was kept.
         self.jobs: list[StagedJob] = []
         #: How many immediate jobs were staged.
         self.count = 0

@@ -233,7 +233,7 @@ def _ends_worker(error: BaseException) -> bool:
 
 
 def _take_back(row: Row) -> None:
-    """Take an attempt that ended in ``retry()`` off the count: it may only wait for another one."""
+    """Take an attempt that ended in ``retry()`` off the count, as it may only have waited."""
     with transaction.atomic(using=outbox_alias()):
         unfinished = _rows().select_for_update().filter(pk=row.pk, finished_at=None)
         for workers in map(json.loads, unfinished.values_list("worker_ids", flat=True)):

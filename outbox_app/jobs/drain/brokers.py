@@ -186,7 +186,7 @@ def check_route(channel: Any, exchange: str, routing_key: str) -> None:
 
 
 def is_plain(envelope: str) -> bool:
-    """Return whether ``check_frame`` accepts an envelope on any connection."""
+    """Return whether ``check_frame`` accepts an envelope on every connection."""
     # 4,096 bytes are the lowest limit that AMQP allows for a frame.
     return len(envelope) <= 4 * 4096 and "NaN" not in envelope and "Infinity" not in envelope
 

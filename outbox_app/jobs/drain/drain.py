@@ -233,7 +233,7 @@ class Drain(ProcessLoop):
         now = aware(self.holder.now() or timezone.now(), using=self.using)
         try:
             result = app.publish(rows, now=now, may_send=self._may_send)
-        except BaseException as ended:  # it ends the drainer at any point of the send
+        except BaseException as ended:  # KeyboardInterrupt, say, at any point of the send
             self._unsettled.record_unknown(rows, drainer=str(self), detail=repr(ended))
             raise
         self._settle(app, result)

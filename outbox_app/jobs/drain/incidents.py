@@ -1,4 +1,4 @@
-"""What the drain writes besides deleting rows: dead jobs, incidents, and retries of both writes.
+"""What the drain writes besides deletions: dead jobs and incidents; and what it still has to write.
 
 A row moves to the dead table in one transaction, and only if it still exists: if two drainers hold
 it, one of them moves it. Incidents are for people: the drain adds them, and never reads any.
@@ -73,8 +73,8 @@ def blocked_by_dead(rows: Sequence[Row], *, using: str) -> list[tuple[Row, Excep
 def record_takeover(owner: str, shards: set[int], *, using: str, by: str) -> None:
     """Record that shards were taken from a drainer whose lease had run out.
 
-    That drainer may have published any row that they have now, and may still be publishing some. If
-    it lives and publishes a row that commits later, it records this itself: ``record_loss``.
+    That drainer may have published any row that is in these shards now, and may still be sending
+    some. If it lives and publishes a row that commits later, it records this: ``record_loss``.
     """
     ids = StagedJob.objects.using(using).aggregate(first=Min("id"), last=Max("id")).values()
     if None not in ids:

@@ -195,7 +195,7 @@ class Publisher(BrokerConnection):
                 batch = AmqpBatch(channel, seconds=seconds, optional=self._broadcasts)
             else:
                 batch = RedisBatch(channel, seconds=seconds, atomic=atomic)
-        except Exception as error:  # a lost connection, which cannot be restored
+        except Exception as error:  # it reconnects if the connection was lost
             self._fail(error, [])
         channel.create_publish_batch = lambda max_size: batch
         sent: list[PreparedMessage] = []

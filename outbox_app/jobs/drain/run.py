@@ -38,11 +38,11 @@ def drain_outbox(
     processes: int = 1,
     max_jobs: int | None = None,
 ) -> int:
-    """Drain in the foreground until SIGTERM or SIGINT, or until ``once`` is done.
+    """Drain in the foreground until SIGTERM or SIGINT, or with ``once`` until nothing is left.
 
     Args:
         using, interval, batch_size, max_jobs: Arguments of each ``Drain``.
-        once: Stop when nothing is left.
+        once: Stop when the rows that exist now have left.
         processes: The number of drainers, each in a process of its own.
 
     Returns:

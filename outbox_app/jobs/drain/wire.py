@@ -1,4 +1,4 @@
-"""What a drainer learns about the way to a broker: how much it takes at once, and what it refuses.
+"""What a drainer learns about the way to a broker: its capacity, and the messages that fail.
 
 The size of a batch follows from how long the last one took; after a failure batches get smaller,
 down to one message. A large message that fails alone three times, while the broker took other

@@ -1,6 +1,6 @@
 """The detector: finds tasks that are sent inside a transaction, in development and in CI.
 
-A worker may get such a task before the commit, or although it is rolled back. The detector watches
+A worker may get such a task before the commit, or even if there is a rollback. The detector watches
 each Celery app of the process, plain ones too, for a transaction of the code on any alias,
 savepoints and ``durable`` included; a transaction of a ``TestCase`` does not count. It ignores
 calls that are safe or meant: staged ones, ``retry()``, ``replace()``, and tasks with the attribute
