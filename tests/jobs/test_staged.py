@@ -1,4 +1,4 @@
-"""``cancel`` and ``reschedule``: what is deleted, what is told to the workers, and when."""
+"""``cancel`` and ``reschedule``: the rows deleted, the ids revoked in the workers, and when."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def task(make_app):
 
 @pytest.fixture
 def revoked(task, monkeypatch):
-    """Ids that the workers of the task's app were told."""
+    """The ids that were revoked in the workers of the task's app."""
     told = []
     monkeypatch.setattr(task.app.control, "revoke", told.append)
     return told

@@ -13,7 +13,7 @@ from .world import Stage
 
 @pytest.fixture(autouse=True)
 def receiver():
-    """Somebody listens to what plain Celery announces, so the drain announces it."""
+    """Connect a receiver to ``after_task_publish``, so that the drain sends the signal."""
 
     def receive(**kwargs):
         pass

@@ -1,7 +1,7 @@
-"""Every single fault of a turn: at each statement in turn a drainer is paused, killed, or let down.
+"""All single faults of a turn: at each statement, a drainer is paused, killed, or gets an error.
 
-Where the machine wanders, this is complete: with one fault only, in the three situations in which
-shards change hands.
+The machine takes random steps; these tests are complete, but with only one fault, in the three
+situations in which shards change owners.
 """
 
 from __future__ import annotations

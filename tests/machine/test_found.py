@@ -1,4 +1,4 @@
-"""What the machine has found, step by step, so that it is found each time."""
+"""Failures that the machine has found, step by step, so that they are found every time."""
 
 from __future__ import annotations
 

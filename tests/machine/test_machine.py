@@ -1,9 +1,9 @@
 """The machine on each database: SQLite and MariaDB with kombu's memory, PostgreSQL with Redis too.
 
-The default profile, ``short``, takes the same steps each time, so that a change which has nothing
-to do with the drain does not fail by luck. ``HYPOTHESIS_PROFILE=long`` takes many others each time
-(for an hour or so) and keeps what it finds in ``.hypothesis``. A failure ends with the steps that
-lead to it; they are methods of ``Machine``, so they can be copied into ``test_found``.
+The default profile, ``short``, takes the same steps in each run, so that a change elsewhere does
+not fail by chance. ``HYPOTHESIS_PROFILE=long`` takes many other steps in each run (for an hour or
+so), and keeps its failures in ``.hypothesis``. A failure ends with the steps that lead to it; they
+are methods of ``Machine``, so they can be copied into ``test_found``.
 """
 
 from __future__ import annotations

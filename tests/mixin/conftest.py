@@ -14,7 +14,7 @@ from outbox_app.testing import staged_jobs
 
 @pytest.fixture
 def app(make_app: Callable[..., OutboxCelery]) -> Iterator[OutboxCelery]:
-    """An app whose worker would import ``tests.mixin.tasks``; this process has not, yet."""
+    """An app whose worker would import ``tests.mixin.tasks``. This process has not done so yet."""
     before = getattr(_state._tls, "current_app", None)
     app = make_app(imports=["tests.mixin.tasks"])
     app.set_current()
@@ -24,5 +24,5 @@ def app(make_app: Callable[..., OutboxCelery]) -> Iterator[OutboxCelery]:
 
 @pytest.fixture
 def staged(app: OutboxCelery, alias: str) -> Callable[[], list[tuple[str, list[Any]]]]:
-    """``staged()``: the tasks and arguments of what is staged."""
+    """``staged()``: the tasks and arguments of the staged jobs."""
     return lambda: [(job.task, job.args) for job in staged_jobs(using=alias)]

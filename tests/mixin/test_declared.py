@@ -1,4 +1,4 @@
-"""What a model declares is staged with every change that Django signals, in one transaction."""
+"""The declared tasks of a model are staged with every change that Django signals, atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks by name: found where the app's workers would find them, staged by name elsewhere."""
+"""Tasks by name: they are found where the app's workers find them, else staged by their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.patience import patience
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """``module(code)``: the name of a module that nobody has imported."""
+    """``module(code)``: the name of a new module, which is not imported yet."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(code):

@@ -16,7 +16,7 @@ SECRET = "password=hunter2"
 
 @pytest.fixture
 def away(settings: Any, django_db_blocker: Any) -> Iterator[str]:
-    """An alias whose database is away, with the outbox on it. Not for the mark ``django_db``."""
+    """An alias with the outbox, whose database is unreachable. Not for the mark ``django_db``."""
     alias = f"away_{uuid4().hex[:8]}"
     connections.settings[alias] = {
         **deepcopy(connections.settings["default"]),

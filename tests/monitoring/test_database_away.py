@@ -1,4 +1,4 @@
-"""The database is away: the views answer all the same, and say so. Nothing else suffers."""
+"""The database is unreachable: the views still answer, and say so. They affect nothing else."""
 
 from __future__ import annotations
 

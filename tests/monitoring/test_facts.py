@@ -1,4 +1,4 @@
-"""All facts at once: right on each database, bounded, in a number of statements that stands."""
+"""All facts at once: correct on each database, bounded, with a constant number of statements."""
 
 from __future__ import annotations
 

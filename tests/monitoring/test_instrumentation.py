@@ -1,7 +1,7 @@
-"""Who hears ``after_task_publish`` when: those that pair it with the other signal, and all others.
+"""When receivers get ``after_task_publish``: those that pair it with the other signal, and others.
 
-In place of OpenTelemetry's receivers stand some that say they are of its module; the real ones are
-in ``test_tracing``.
+The tests use receivers that claim to be of OpenTelemetry's module; the real ones are in
+``test_tracing``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(params=[True, False], ids=["weak", "strong"])
 def heard(request):
-    """``heard``: what receivers heard, as pairs of who and what."""
+    """``heard``: the calls of the receivers, each with the receiver's name and its arguments."""
     calls = []
 
     def before(sender, headers, **kwargs):

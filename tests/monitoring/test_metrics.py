@@ -1,4 +1,4 @@
-"""The text of the metrics: parsed, linted as promtool lints, right, bounded, and escaped."""
+"""The text of the metrics: it parses, passes promtool's lint, is correct, bounded and escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prometheus's rules fire, the queries of Grafana's dashboard are queries, of metrics we have."""
+"""Prometheus's rules fire, and the queries of Grafana's dashboard are valid and use our metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a problem, and how grave. Facts are made by hand: each case is a few numbers."""
+"""Problems and their severity. The facts are made by hand: each case is a few numbers."""
 
 from __future__ import annotations
 

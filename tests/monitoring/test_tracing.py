@@ -1,6 +1,6 @@
 """One trace from the request through the drain to the worker, under real instrumentation.
 
-What instruments a process is made for a whole process, so each test starts one.
+Instrumentation applies to a whole process, so each test starts a process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ only_here = pytest.mark.parametrize("alias", ["default"])
 
 @pytest.fixture
 def traced(alias, environment):
-    """``traced("scenario")``: runs it in a process of its own. Returns what it tells."""
+    """``traced("scenario")``: run it in a separate process. Returns its report."""
 
     def run(scenario, **variables):
         command = [sys.executable, "-m", "tests.monitoring.traced", scenario]

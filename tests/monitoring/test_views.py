@@ -1,4 +1,4 @@
-"""The health view: what it answers, to whom, and what it never tells."""
+"""The health view: its answers, who may ask, and the details that it never shows."""
 
 from __future__ import annotations
 

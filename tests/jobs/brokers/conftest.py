@@ -14,17 +14,17 @@ from tests.servers import RabbitMQ
 
 @pytest.fixture(scope="package")
 def rabbitmq() -> Iterator[RabbitMQ]:
-    """A server for the tests that do not kill it. It takes messages of up to 64 KiB."""
+    """A RabbitMQ server for tests that do not kill it. It accepts messages of up to 64 KiB."""
     with RabbitMQ(extra_config="max_message_size = 65536\n") as server:
         yield server
 
 
 @pytest.fixture
 def at() -> Iterator[Callable[[str, int, Callable[[], object]], None]]:
-    """``at(failpoint, nth, action)``: have the drain do it at the nth pass of the point.
+    """``at(failpoint, nth, action)``: call it when the drain passes the failpoint the nth time.
 
-    "checked" comes before each declaration and before each send, so a new connection's first send
-    is the second pass.
+    The drain passes "checked" before each declaration and each send, so a new connection's first
+    send is the second pass.
     """
     names = set()
 
@@ -46,7 +46,7 @@ def drained() -> Callable[[str], None]:
 
 @pytest.fixture
 def buried() -> Callable[[str], dict[str, str]]:
-    """``buried(alias)``: dead jobs' task ids with their error and reason."""
+    """``buried(alias)``: the error and reason of each dead job, by its task id."""
 
     def look(alias: str) -> dict[str, str]:
         jobs = DeadJob.objects.using(alias).values_list("task_id", "error", "reason")

@@ -1,4 +1,4 @@
-"""What RabbitMQ says of each message of a batch, in any order, late, or not at all."""
+"""RabbitMQ's replies to the messages of a batch: in any order, late, or missing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def broker():
 
 @pytest.fixture
 def flush(broker):
-    """``flush(says, *routes)``: what became of messages with these routing keys."""
+    """``flush(says, *routes)``: the outcomes of messages with these routing keys."""
 
     def send(says, *routes, exchange=""):
         broker.says = says

@@ -1,4 +1,4 @@
-"""Several Celery apps, each with a broker of its own: one that is away stops nobody else's jobs."""
+"""Several Celery apps, each with its own broker: if one is down, jobs of the others leave."""
 
 from __future__ import annotations
 

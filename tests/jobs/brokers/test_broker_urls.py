@@ -1,4 +1,4 @@
-"""URLs of brokers are shown without what nobody else may see, in whatever form they were given."""
+"""URLs of brokers are shown without their secrets, in every form of URL."""
 
 from __future__ import annotations
 

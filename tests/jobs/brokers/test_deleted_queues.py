@@ -1,4 +1,4 @@
-"""A queue goes while a drainer is connected that had declared it: the next job declares it anew."""
+"""A queue is deleted after a connected drainer has declared it: the next job declares it again."""
 
 from __future__ import annotations
 

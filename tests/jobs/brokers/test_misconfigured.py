@@ -1,4 +1,4 @@
-"""A broker that waiting will not heal is reported in one sentence: no traceback, no secret."""
+"""A broker error that waiting cannot cure is reported in one sentence: no traceback, no secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.fixture
 def urls(redis_url, rabbitmq, private_redis):
-    """What stands for a real server in the URLs below."""
+    """The addresses of real servers, for the placeholders in the URLs below."""
     with redis.Redis.from_url(private_redis.url) as client:
         client.config_set("requirepass", "other")
     closed = private_redis.url.removeprefix("redis://")

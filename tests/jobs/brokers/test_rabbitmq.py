@@ -1,6 +1,6 @@
-"""RabbitMQ goes away, stands still, or its confirms are lost; the same drainer goes on.
+"""RabbitMQ goes away, freezes, or its confirms are lost; the same drainer goes on.
 
-Here it waits for each confirm, as it does where kombu has no batches.
+In these tests the drainer waits for each confirm, as it does if kombu has no batches.
 """
 
 from __future__ import annotations

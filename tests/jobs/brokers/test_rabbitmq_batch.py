@@ -1,4 +1,4 @@
-"""Batches to RabbitMQ: its confirms come late, or never, or it refuses one message of many."""
+"""Batches to RabbitMQ: its confirms arrive late or never, or it refuses one message of many."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.fixture
 def flushed(monkeypatch):
-    """``flushed``: the sizes of the batches; ``before(action)`` does it before the next one."""
+    """``flushed``: the sizes of the batches; ``before(action)`` acts before the next one."""
     flush = AmqpBatch.flush
 
     class Flushed(list):

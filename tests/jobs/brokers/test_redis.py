@@ -1,4 +1,4 @@
-"""Redis goes away, is full, stands still, or its answers are lost; the same drainer goes on."""
+"""Redis goes away, is full, freezes, or its replies are lost; the same drainer goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_MOST = BATCH + 128
 
 @pytest.fixture
 def server(private_redis):
-    """A client of the private server, which is as usual again afterwards."""
+    """A client of the private server. The server's settings are restored after the test."""
     with redis.Redis.from_url(private_redis.url) as client:
         client.flushall()
         yield client

@@ -1,4 +1,4 @@
-"""What Redis says of each message of a batch: of each of its queues, and without a transaction."""
+"""Redis's replies to the messages of a batch: for several queues, and without a transaction."""
 
 from __future__ import annotations
 

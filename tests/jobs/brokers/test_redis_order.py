@@ -1,4 +1,4 @@
-"""Redis is out of memory while consumers free some: jobs of one key leave in order all the same."""
+"""Redis is out of memory while consumers free some: jobs of one key still leave in order."""
 
 from __future__ import annotations
 

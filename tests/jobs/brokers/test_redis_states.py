@@ -1,4 +1,4 @@
-"""Answers that speak of the broker's state, Redis' own or a proxy's, cost no job."""
+"""Error replies about the broker's state, from Redis or from a proxy, lose no job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture
 def front(redis_url):
-    """``front``: a proxy before Redis, and its address."""
+    """``front``: a proxy in front of Redis, and the proxy's address."""
     parts = urlsplit(redis_url)
     with ExitStack() as stack:
         way = stack.enter_context(RedisProxy(parts.hostname, parts.port))

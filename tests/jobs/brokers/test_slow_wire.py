@@ -1,4 +1,4 @@
-"""A wire that takes its time: large messages get theirs, and cost no lease and no other job."""
+"""A slow network: large messages get enough time, and cost neither the lease nor another job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def left(alias):
 
 @pytest.fixture
 def way(private_redis, proxy):
-    """A proxy before Redis, and its address."""
+    """A proxy in front of Redis, and the proxy's address."""
     return proxy(private_redis.url)
 
 

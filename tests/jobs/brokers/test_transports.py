@@ -1,4 +1,4 @@
-"""Any other kombu transport: plain publishes, one by one, without a word about the broker."""
+"""Any other kombu transport: plain publishes, one by one, without broker-specific code."""
 
 from __future__ import annotations
 

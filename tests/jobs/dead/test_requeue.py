@@ -1,4 +1,4 @@
-"""Dead jobs come back once, in order, with the same message, and that is an incident."""
+"""Dead jobs are requeued once, in order, with the same message, and with an incident."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_requeued_job_is_the_same_message_in_a_new_row(alias):
 
 @pytest.fixture
 def one_each(monkeypatch):
-    """Each batch is an incident of its own."""
+    """Record an incident for each batch."""
     record = dead.record_requeue
     monkeypatch.setattr(dead, "record_requeue", lambda *, same_as, **values: record(**values))
 

@@ -1,4 +1,4 @@
-"""What is shown of the outbox: right, bounded, by the database's clock."""
+"""The status of the outbox: correct, bounded, and by the database's clock."""
 
 from __future__ import annotations
 

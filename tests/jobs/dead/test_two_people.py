@@ -1,4 +1,4 @@
-"""Two people press the button at the same moment: a job is requeued once."""
+"""Two people press "requeue" at the same moment: a job is requeued once."""
 
 from __future__ import annotations
 

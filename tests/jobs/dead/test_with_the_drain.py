@@ -1,4 +1,4 @@
-"""Dying, being requeued and leaving, with a real drain between."""
+"""Jobs die, are requeued, and leave, by a real drain."""
 
 from __future__ import annotations
 

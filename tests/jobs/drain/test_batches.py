@@ -1,4 +1,4 @@
-"""What a batch holds: messages of every size, in bounded memory."""
+"""The contents of a batch: messages of every size, in bounded memory."""
 
 from __future__ import annotations
 

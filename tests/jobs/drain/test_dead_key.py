@@ -1,4 +1,4 @@
-"""A job of an ordering key dies: the others pass, or with DEAD_KEY "block" none overtakes it."""
+"""A job with an ordering key dies: later ones pass it, but with DEAD_KEY "block" they wait."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A hundred thousand held jobs, or those of an app whose broker is away, cost the others nothing.
+"""A hundred thousand held jobs, or jobs of an app whose broker is away, do not slow down others.
 
-Counted by the database itself: what a turn of the drain reads.
+The database counts the rows that a turn of the drain reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ids are given out again (after a fail-over, a restore, TRUNCATE): no other job pays for it."""
+"""Ids are reused (after a fail-over, a restore, TRUNCATE): this affects no other job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Four ways in which the best-known user of this design broke; none of them happens here.
+"""Four failures of the best-known user of this design; none of them happens here.
 
 medusajs/medusa #12054, #4848, #4080 and #6016: the loop died for good on one failed delete; it
 never recovered after the database had been away; a backlog hung start-up; a row was deleted before

@@ -1,4 +1,4 @@
-"""Rows become visible in another order than that of their ids: no floor under what is read.
+"""Rows may become visible in another order than their ids: the drain skips no lower ids.
 
 "The highest id already drained" would lose a row with a lower id that commits later.
 """

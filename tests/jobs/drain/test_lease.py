@@ -1,4 +1,4 @@
-"""Leases, step by step: who owns what when drainers come, go, die, and meet each other's steps."""
+"""Leases, step by step: the owners of shards when drainers start, stop, die, and interleave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = 8
 
 @pytest.fixture
 def clock():
-    """``clock.now`` moves when a test moves it; the database's own goes on."""
+    """Only the test moves ``clock.now``; the database's own clock goes on."""
 
     class Clock:
         now = 1000.0

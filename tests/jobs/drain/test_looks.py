@@ -1,4 +1,4 @@
-"""One look takes the ids of many batches: what has to happen before the next one is begun."""
+"""One query reads the ids of many batches: when the drain has to query again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOBS = [10 * number + key for number in range(6) for key in range(4)]
 
 @pytest.fixture(autouse=True)
 def a_look_serves_for_ever(monkeypatch):
-    """However slow the machine is."""
+    """The ids of a query never expire, on any slow machine."""
     monkeypatch.setattr(batch, "SERVES", 1e9)
 
 

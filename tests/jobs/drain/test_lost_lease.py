@@ -1,7 +1,7 @@
-"""A drainer that lives has lost its shards, and does not know it: each duplicate has its incident.
+"""A living drainer has lost its shards without noticing: each duplicate has its incident.
 
-A frozen virtual machine stands still with its clocks; a step of the database's clock makes a living
-drainer look silent. Both drainers run here, step by step, so that they meet where it matters.
+A virtual machine freezes with its clocks; a step of the database's clock makes a living drainer
+look silent. Both drainers run here, step by step, so that they interleave at the critical points.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def app(redis_url, make_app):
 
 @pytest.fixture
 def two(alias, clock):
-    """A drainer that is frozen, with its clock; and the one that has taken its shards."""
+    """A frozen drainer, with its clock, and the drainer that has taken over its shards."""
     frozen, heir = Drain(using=alias), Drain(using=alias)
     frozen.holder.clock = clock
     frozen.run_once()
@@ -175,7 +175,7 @@ def test_a_drainer_that_keeps_its_shards_records_nothing(alias, app, clock):
 
 @pytest.fixture
 def watching(alias, clock):
-    """A drainer that has died, one that lives, and one that looks at both."""
+    """A dead drainer, a living one, and a third one that watches both."""
     dead, living, looks = (
         LeaseHolder(using=alias, lease_seconds=10, parts=9, clock=clock) for _ in range(3)
     )

@@ -1,4 +1,4 @@
-"""The main path, for real: staged with the data, drained after the commit, taken by the broker."""
+"""The main path with a real broker: jobs are staged with the data, and drained after the commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drainer that was deployed wrongly says so, and harms no job."""
+"""A wrongly deployed drainer reports it, and harms no job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--once``: what is there when it starts leaves, beside live drainers, dead ones, and writers."""
+"""``--once``: jobs that exist at its start leave, beside live and dead drainers, and writers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def note(make_app):
 
 @pytest.fixture
 def other(alias):
-    """Another drainer, which owns all shards and does nothing."""
+    """A drainer that owns all shards and does nothing."""
     member = LeaseHolder(using=alias, lease_seconds=LEASE)
     member.join()
     return member

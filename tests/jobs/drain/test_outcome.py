@@ -1,4 +1,4 @@
-"""What a broker's answers say of each message of a batch."""
+"""The outcome of each message of a batch, from the broker's replies."""
 
 from __future__ import annotations
 

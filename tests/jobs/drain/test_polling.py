@@ -1,4 +1,4 @@
-"""How often idle readers look, and what a look costs."""
+"""How often idle readers poll, and the cost of a poll."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receivers of signals that take their time: they cost no lease, and send nothing twice."""
+"""Slow receivers of signals: no lease is lost, and no job is sent twice."""
 
 from __future__ import annotations
 

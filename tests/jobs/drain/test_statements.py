@@ -1,4 +1,4 @@
-"""What a batch costs the database: few statements, each an index range, whatever lies beside it."""
+"""The cost of a batch: few statements, each an index range, beside any other rows in the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs with a time: held ones stay until they are due, expired ones leave to be revoked."""
+"""Jobs with a time: held ones wait until they are due, expired ones are sent to be revoked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the database is owed comes first: before reading, giving up a shard, or leaving."""
+"""Unsettled deletes and incidents come first: before reading, releasing a shard, or ending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting on PostgreSQL: a commit wakes it, once for all that came before; deaf, it polls."""
+"""Waiting on PostgreSQL: commits wake the drainer, several at once; without LISTEN it polls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wire is known to take: when a message is given up, and how batches are cut."""
+"""What a connection is known to carry: when a message is given up, and how batches are cut."""
 
 from __future__ import annotations
 

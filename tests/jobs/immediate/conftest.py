@@ -19,7 +19,7 @@ def broker_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def on(settings: Any) -> Callable[..., None]:
-    """``on(**outbox)``: the setting IMMEDIATE, with time for a busy machine, and other settings."""
+    """``on(**outbox)``: turn IMMEDIATE on, with long timeouts for a busy machine."""
 
     def apply(**outbox: Any) -> None:
         settings.OUTBOX = {**settings.OUTBOX, **outbox}
@@ -46,7 +46,7 @@ def app(make_app: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def states(alias: str) -> Callable[[], list[str]]:
-    """``states()``: of each row in the table whether it is ready or held."""
+    """``states()``: for each row in the table whether it is ready or held."""
 
     def read() -> list[str]:
         rows = StagedJob.objects.using(alias).order_by("id")

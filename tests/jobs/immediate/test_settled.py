@@ -1,4 +1,4 @@
-"""What could not be published, or not for certain, is left to the drain, and accounted for."""
+"""Jobs that were not published, or perhaps, are left to the drain, with an incident if in doubt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AWAY = "redis://127.0.0.1:1/0"
 
 @pytest.fixture
 def at():
-    """``at(failpoint, action)`` for the time of the test."""
+    """``at(failpoint, action)``: call it at the failpoint, for the time of the test."""
     names = []
 
     def put(name, action):
@@ -43,7 +43,7 @@ def at():
 
 @pytest.fixture
 def run_out(alias):
-    """``run_out()``: the time of every hold is over."""
+    """``run_out()``: end the time of every hold."""
     past = DatabaseNow() - timedelta(seconds=1)
     rows = StagedJob.objects.using(alias).filter(is_immediate=True)
     return lambda: rows.all().update(available_at=past)
@@ -122,7 +122,7 @@ def test_while_one_commit_tries_the_broker_again_no_other_does(
 
 @pytest.fixture
 def slow(monkeypatch):
-    """``slow("open", 25)``: that step of a publisher takes so many seconds."""
+    """``slow("open", 25)``: make this step of a publisher take so many seconds."""
 
     def make(step, seconds):
         clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)

@@ -17,22 +17,22 @@ from tests.jobs.inbox.worker import Delivery, deliver
 
 @pytest.fixture
 def app(make_app: Callable[..., Celery]) -> Celery:
-    """An OutboxCelery with a result backend, so that results are asked for."""
+    """An OutboxCelery with a result backend, so that tasks store their results."""
     return make_app("memory://", result_backend="cache+memory://")
 
 
 @pytest.fixture
 def task(app: Celery) -> Callable[..., Any]:
-    """``app.task``, for this app alone (Celery gives a task of one app to all others as well).
+    """``app.task``, for this app alone (by default Celery adds a task to all other apps).
 
-    The task is made at once, as in a worker: Celery's lazy ones are not safe between threads.
+    The task is created at once, as in a worker: Celery's lazy tasks are not thread-safe.
     """
     return partial(app.task, shared=False, lazy=False)
 
 
 @pytest.fixture
 def twice() -> Callable[..., tuple[Delivery, Delivery]]:
-    """``twice(task, *args, **request)``: one message, delivered twice, one after the other."""
+    """``twice(task, *args, **request)``: deliver one message twice, one after the other."""
 
     def run(task: Any, *args: Any, **request: Any) -> tuple[Delivery, Delivery]:
         job_id = str(uuid4())
@@ -43,7 +43,7 @@ def twice() -> Callable[..., tuple[Delivery, Delivery]]:
 
 @pytest.fixture
 def effects(alias: str) -> Callable[[], list[str]]:
-    """``effects()``: what tasks have written, without what makes each row unique."""
+    """``effects()``: the rows that tasks have written, without their unique suffixes."""
 
     def read() -> list[str]:
         names = Group.objects.using(alias).values_list("name", flat=True)

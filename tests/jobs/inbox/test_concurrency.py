@@ -42,7 +42,7 @@ IMPATIENCE = {
 
 @pytest.fixture
 def start(alias: str) -> Iterator[Callable[..., Future[Delivery]]]:
-    """``start(task, job_id, session={})``: a delivery in a thread, with a connection of its own."""
+    """``start(task, job_id, session={})``: a delivery in a thread, with its own connection."""
 
     def run(task: Any, job_id: str, session: dict[str, str] | None = None) -> Delivery:
         connection = connections[alias]
@@ -60,7 +60,7 @@ def start(alias: str) -> Iterator[Callable[..., Future[Delivery]]]:
 
 @pytest.fixture
 def until_blocked(alias: str) -> Callable[[int], None]:
-    """``until_blocked(n)``: return when n sessions wait for a lock. SQLite cannot be asked that."""
+    """``until_blocked(n)``: return when n sessions wait for a lock. SQLite cannot tell."""
 
     def wait(number: int) -> None:
         connection = connections[alias]

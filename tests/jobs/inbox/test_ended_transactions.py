@@ -1,4 +1,4 @@
-"""Idempotent tasks that end their transaction: refused, or found, and their id deleted."""
+"""Idempotent tasks that end their transaction are refused, or detected, and their id deleted."""
 
 from __future__ import annotations
 

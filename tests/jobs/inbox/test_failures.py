@@ -1,4 +1,4 @@
-"""A task that does not end well leaves neither effects nor an id, so its next delivery counts."""
+"""A task that fails leaves neither effects nor an id, so its next delivery is executed."""
 
 from __future__ import annotations
 

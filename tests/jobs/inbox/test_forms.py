@@ -1,4 +1,4 @@
-"""Every form of a Celery task can be idempotent; what is no task of its own takes nobody's id."""
+"""Every form of a Celery task can be idempotent. Functions that are not tasks use no job's id."""
 
 from __future__ import annotations
 

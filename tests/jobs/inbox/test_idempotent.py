@@ -1,4 +1,4 @@
-"""One word, ``@idempotent``: the effects of a job happen once, and its first result is kept."""
+"""``@idempotent``: the effects of a job happen once, and its first result is kept."""
 
 from __future__ import annotations
 

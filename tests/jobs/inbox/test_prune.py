@@ -1,4 +1,4 @@
-"""``manage.py outbox_prune`` removes what was kept long enough, and nothing younger."""
+"""``manage.py outbox_prune`` removes rows that were kept long enough, and no younger ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def kept(alias):
-    """Fill both tables with rows of the given ages in days; read what is left of them."""
+    """Fill both tables with rows of the given ages in days; read the ages that are left."""
 
     class Kept:
         def fill(self, *days: float) -> None:

@@ -1,4 +1,4 @@
-"""Real workers on Redis: a message that arrives twice, a worker that is killed in a task."""
+"""Real workers on Redis: a message that arrives twice, and a worker killed in a task."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def app(make_app: Callable[..., OutboxCelery], redis_url: str) -> OutboxCelery:
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
-    """Where tasks and tests talk to each other."""
+    """A Redis client, by which tasks and tests communicate."""
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         yield client
 
@@ -48,7 +48,7 @@ def start_worker(
     environment: Callable[[str], dict[str, str]],
     tmp_path: Path,
 ) -> Iterator[Callable[[OutboxCelery], Worker]]:
-    """``start_worker(app)``: a worker with two processes, which takes what the app sends."""
+    """``start_worker(app)``: a worker with two processes, for the messages of the app."""
     workers: list[Worker] = []
 
     def start(app: OutboxCelery) -> Worker:

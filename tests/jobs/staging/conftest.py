@@ -27,7 +27,7 @@ def broker_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def inbox(broker_url: str) -> Iterator[twins.Inbox]:
-    """A look into the broker."""
+    """Reads messages from the broker."""
     made = (twins.RedisInbox if broker_url.startswith("redis") else twins.RabbitInbox)(broker_url)
     yield made
     made.close()
@@ -35,7 +35,7 @@ def inbox(broker_url: str) -> Iterator[twins.Inbox]:
 
 @pytest.fixture
 def assert_equal(broker_url: str, inbox: twins.Inbox) -> Callable[..., list[dict[str, Any]]]:
-    """``assert_equal(send, using=…, **conf)``: staged and drained, it is what plain Celery sends.
+    """``assert_equal(send, using=…, **conf)``: the drained messages equal those of plain Celery.
 
     ``send`` is called with each twin. Returns the messages, in order.
     """
@@ -90,7 +90,7 @@ def add(app: Any) -> Any:
 
 @pytest.fixture
 def plain(make_app: Callable[..., Any]) -> Iterator[Celery]:
-    """A Celery app that knows nothing of the outbox; ``make_app`` forgets what it sent."""
+    """A Celery app without the outbox; ``make_app`` removes its messages after the test."""
     app = Celery("plain", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.task_default_queue = "plain"
     yield app
@@ -105,7 +105,7 @@ def plain_add(plain: Celery) -> Any:
 
 @pytest.fixture
 def sent_by() -> Callable[[Any], list[Any]]:
-    """``sent_by(app)``: the arguments of what the app's broker got, without going through a row."""
+    """``sent_by(app)``: the arguments of the messages that the app has sent without a row."""
 
     def take(app: Any) -> list[Any]:
         found = []
@@ -121,13 +121,13 @@ def sent_by() -> Callable[[Any], list[Any]]:
 
 @pytest.fixture
 def sent(app: Any, sent_by: Callable[[Any], list[Any]]) -> Callable[[], list[Any]]:
-    """``sent()``: the same of the fixture ``app``."""
+    """``sent()``: the same for the fixture ``app``."""
     return partial(sent_by, app)
 
 
 @pytest.fixture
 def staged(alias: str) -> Callable[[], list[Any]]:
-    """``staged()``: the arguments of what is in the table on ``alias``, in order."""
+    """``staged()``: the arguments of the jobs in the table on ``alias``, in order."""
 
     def read() -> list[Any]:
         jobs = StagedJob.objects.using(alias).order_by("id")

@@ -1,4 +1,4 @@
-"""With autocommit off a transaction is open outside ``atomic()``: no call leaves before it ends."""
+"""With autocommit off, a transaction is open outside ``atomic()``: calls wait for its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input, on each database: taken as Celery takes it, or refused with the transaction usable."""
+"""Bad input, on each database: accepted as by Celery, or refused with a usable transaction."""
 
 from __future__ import annotations
 

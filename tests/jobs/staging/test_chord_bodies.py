@@ -1,4 +1,4 @@
-"""The body of a chord, which a worker sends, leaves whatever backend counts the parts."""
+"""A worker sends the body of a chord, with any backend that counts the parts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CountingBackend(CacheBackend):
 
 @pytest.fixture
 def work(make_app, monkeypatch):
-    """``work(alias, using=…, inside=…)``: two parts are staged and executed; returns the app."""
+    """``work(alias, using=…, inside=…)``: stage and execute two parts; returns the app."""
 
     def run(alias, *, using, inside=False):
         monkeypatch.setattr(CountingBackend, "using", using)

@@ -1,4 +1,4 @@
-"""A data migration that stages before the outbox's tables exist is told what to depend on."""
+"""A data migration that stages before the outbox's tables exist: the error names the dependency."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
 
 @pytest.fixture
 def migrating(alias):
-    """``migrate`` is at work on the alias."""
+    """``migrate`` is running on the alias."""
     transactions._begin(using=alias)
     yield
     transactions._end(using=alias)

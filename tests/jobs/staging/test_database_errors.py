@@ -1,4 +1,4 @@
-"""Databases that refuse the row: the business row is never committed without its job."""
+"""The database refuses the job's row: the business row is never committed without its job."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_message_that_may_not_fit_the_packet_is_refused_before_it_is_sent(alia
 
 @pytest.fixture
 def small_packet(alias):
-    """The alias leads to a server whose max_allowed_packet is an old default, a mebibyte."""
+    """The alias connects to a server with an old default of max_allowed_packet, one mebibyte."""
     connection = connections[alias]
     connection.close()
     before = dict(connection.settings_dict)

@@ -1,4 +1,4 @@
-"""The detector finds what is sent inside a transaction, says where, and breaks no call."""
+"""The detector finds calls that are sent inside a transaction, says where, and breaks none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker receives equals, field for field, what plain Celery would have sent."""
+"""The message that a worker receives equals, field by field, that of plain Celery."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ TASKS = {
 
 @pytest.fixture(autouse=True)
 def backwards():
-    """A serializer of the project's own, with a text encoding that is not UTF-8."""
+    """A custom serializer of the project, with a text encoding other than UTF-8."""
     kombu.serialization.register(
         "backwards", lambda o: repr(o)[::-1], eval, "application/x-backwards", "latin-1"
     )

@@ -1,4 +1,4 @@
-"""What workers receive of a canvas equals what plain Celery would have sent, and so do results."""
+"""The messages of a canvas, and its results, equal those of plain Celery."""
 
 from __future__ import annotations
 

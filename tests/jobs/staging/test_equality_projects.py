@@ -1,7 +1,7 @@
-"""What projects build upon Celery works on an OutboxCelery as it works on Celery.
+"""Projects' extensions of Celery work with an OutboxCelery as they do with Celery.
 
-Subclasses of the app, overridden tasks, result backends of their own, stamps of any name, processes
-without Django.
+The extensions are subclasses of the app, overridden tasks, custom result backends, stamps of any
+name, and processes without Django.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker receives equals what plain Celery would have sent, whatever decides the route."""
+"""The message that a worker receives equals that of plain Celery, for every way to route it."""
 
 from __future__ import annotations
 

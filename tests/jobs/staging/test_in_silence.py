@@ -1,4 +1,4 @@
-"""What was accepted in silence: an order that is none, and a wait that never ends."""
+"""Calls that would fail silently are refused: a key without an order, and a wait without an end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue that only the sender's process knows is declared by the drain as the sender did."""
+"""The drain declares a queue that only the sender's process knows, as the sender did."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def process(broker_url):
-    """``process()``: the app as another process of the project has it, one at a time."""
+    """``process()``: the app in another process of the project, one process at a time."""
     name, apps = f"app-{uuid4().hex[:12]}", []
 
     def start(**conf):

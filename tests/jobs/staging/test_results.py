@@ -1,4 +1,4 @@
-"""What a call returns: the kinds of results that Celery returns, of jobs that were staged."""
+"""The return values of calls that stage: the same kinds of results that Celery returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls stage, which go straight out, and which are refused: the table of ``sending``."""
+"""Which calls stage, which are sent directly, and which are refused: the table of ``sending``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shadow mode: sent as before, recorded beside it, compared by key; nothing is published twice."""
+"""Shadow mode: jobs are sent as before, also recorded, and compared by key; none is sent twice."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def in_shadow(settings):
 
 @pytest.fixture
 def outcomes(alias):
-    """``outcomes()``: how often each was found, an hour later; ``outcomes(0)``: now."""
+    """``outcomes()``: counts of findings for rows two hours old; ``outcomes(0)``: new rows."""
 
     def judged(hours=2):
         shadow.writer.drain(patience())

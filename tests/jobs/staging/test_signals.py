@@ -1,4 +1,4 @@
-"""Celery's own signals and events: before_task_publish while staging, the rest in the drain."""
+"""Celery's own signals and events: before_task_publish when staging, all others in the drain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def heard():
-    """``heard``: what the two signals said since the test began."""
+    """``heard``: the calls of the two signals' receivers since the test began."""
     calls = []
 
     def before(sender, headers, **kwargs):

@@ -1,4 +1,4 @@
-"""What threads share, an app and its result backend, while another one is at any line of it."""
+"""Threads share an app and its result backend: one is paused at any line while another runs."""
 
 from __future__ import annotations
 

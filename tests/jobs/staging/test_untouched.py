@@ -1,4 +1,4 @@
-"""Staging contacts neither broker nor result backend, so it does not matter whether they are up."""
+"""Staging contacts neither the broker nor the result backend, so both may be down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wake-up: after a commit, at most one in a while, and nothing depends on it."""
+"""The wake-up: after a commit, at most one in an interval, and no job depends on it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def notified(alias):
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """A clock that a test sets forward; DEBOUNCE goes by it."""
+    """A clock that the test moves; DEBOUNCE uses it."""
 
     class Clock:
         now = 1000.0

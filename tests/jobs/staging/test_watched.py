@@ -1,7 +1,7 @@
-"""Functions that monitoring products wrap: each is passed through as with Celery, without an error.
+"""Functions that monitoring products wrap: a call passes each one without an error, as in Celery.
 
 New Relic, Sentry and ddtrace replace functions of Celery and kombu by wrappers that take any
-exception for a failed send. Wrappers like theirs stand in for them.
+exception for a failed send. The tests use similar wrappers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture
 def watched(monkeypatch):
-    """``watched(owner, name)``: wrap a function. ``watched.calls`` has a pair for each call."""
+    """``watched(owner, name)``: wrap a function. ``watched.calls`` gets a pair for each call."""
 
     class Watch:
         def __init__(self):

@@ -1,4 +1,4 @@
-"""With real workers: results of staged jobs, and what a worker sends by itself."""
+"""Real workers: the results of staged jobs, and the messages that a worker sends itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def start(tmp_path, environment) -> Iterator[Callable[..., OutboxCelery]]:
-    """``start(alias, broker=…, backend=…, outside=…)``: starts a worker and returns its client."""
+    """``start(alias, broker=…, backend=…, outside=…)``: start a worker; returns its client."""
     workers: list[subprocess.Popen[bytes]] = []
     apps: list[OutboxCelery] = []
 

@@ -16,7 +16,7 @@ BACKEND = {"BACKEND": "outbox_app.tasks.OutboxBackend", "QUEUES": ["default", "m
 
 @pytest.fixture
 def current() -> Iterator[Callable[[Any], None]]:
-    """``current(app)``: make an app the one of shared tasks, until the test ends."""
+    """``current(app)``: make an app the current one, for shared tasks, until the test ends."""
     before = _state._tls.current_app
     yield lambda app: app.set_current()
     _state._set_current_app(before)
@@ -31,7 +31,7 @@ def app(make_app: Any, current: Any) -> OutboxCelery:
 
 @pytest.fixture
 def backend(settings: Any, app: OutboxCelery) -> Any:
-    """The backend "default"; its Celery app sends to the memory of this process."""
+    """The backend "default". Its Celery app uses an in-memory broker."""
     from tests.jobs.tasks.declared import task_backends
 
     settings.TASKS = {"default": BACKEND}
@@ -40,7 +40,7 @@ def backend(settings: Any, app: OutboxCelery) -> Any:
 
 @pytest.fixture
 def run(backend: Any, app: OutboxCelery) -> Callable[..., Delivery]:
-    """``run(result)``: what a worker does with the message of a result."""
+    """``run(result)``: handle the message of a result as a worker does."""
 
     def run(result: Any, **request: Any) -> Delivery:
         task = app.tasks["outbox_app.run_task"]

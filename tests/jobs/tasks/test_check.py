@@ -1,4 +1,4 @@
-"""``manage.py check``: what of TASKS cannot work as it is written, and what is not spoken of."""
+"""``manage.py check``: entries of TASKS that cannot work, and entries without findings."""
 
 from __future__ import annotations
 

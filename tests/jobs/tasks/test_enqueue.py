@@ -1,4 +1,4 @@
-"""``enqueue()``: the job and its result in one transaction, or neither; what is refused."""
+"""``enqueue()``: the job and its result commit together or not at all; calls that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker makes of a message: states, errors, attempts, and deliveries that come again."""
+"""A worker's handling of a message: states, errors, attempts, and repeated deliveries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.django_db(transact
 
 @pytest.fixture
 def enqueue(alias: str) -> Callable[..., Any]:
-    """``enqueue(task, …)``: committed; its job is gone, as after the drain."""
+    """``enqueue(task, …)``: commit a call; its job is deleted, as after the drain."""
 
     def enqueue(task: Any, *args: Any) -> Any:
         with transaction.atomic(using=alias):
@@ -46,7 +46,7 @@ def enqueue(alias: str) -> Callable[..., Any]:
 
 @pytest.fixture
 def heard() -> Iterator[list[tuple[str, str]]]:
-    """Which signals came, with the status at that time."""
+    """The signals that were sent, each with the status at that time."""
     names = ("task_started", "task_finished")
     heard: list[tuple[str, str]] = []
     receivers = {

@@ -25,7 +25,7 @@ BROKERS = {"default": "redis_url", "postgres": "redis_url", "mariadb": "rabbitmq
 
 @pytest.fixture
 def app(alias: str, make_app: Any, current: Any, request: Any) -> Any:
-    """One for each broker; RabbitMQ's queue knows priorities."""
+    """An app for each broker. RabbitMQ's queue has priorities."""
     app = make_app(request.getfixturevalue(BROKERS[alias]), task_queue_max_priority=10)
     current(app)
     return app
@@ -33,7 +33,7 @@ def app(alias: str, make_app: Any, current: Any, request: Any) -> Any:
 
 @pytest.fixture
 def start_worker(alias: str, app: Any, environment: Any, tmp_path: Path) -> Iterator[Any]:
-    """``start_worker()``: a worker with one process, which takes one message at a time."""
+    """``start_worker()``: a worker with one process, which prefetches one message at a time."""
     started: list[Any] = []
 
     def start() -> Path:
