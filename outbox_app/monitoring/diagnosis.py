@@ -61,7 +61,7 @@ CODES = {
         _("Start a drainer if this lasts.")),
     "subscription": Kind(BAD, ngettext_lazy(
         "%(count)s subscription has stopped.", "%(count)s subscriptions have stopped.", "n"),
-        _("Correct the handler, or start manage.py run_subscriptions.")),
+        _("Remove the cause that its error names, or start manage.py run_subscriptions.")),
     "no_check_back": Kind(BAD, ngettext_lazy(
         "%(count)s prepared event waits for a check-back, and no process asks its sender.",
         "%(count)s prepared events wait for check-backs, and no process asks their senders.", "n"),
