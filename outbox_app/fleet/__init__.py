@@ -1,6 +1,6 @@
 """The fleet: which processes serve a service, and which of them takes a call.
 
-Nothing here decides what is true: a wrong list makes calls slower, and only that. ``servers`` and
+No correctness depends on the list of servers: a wrong list only makes calls slower. ``servers`` and
 ``service`` need the extra ``door``.
 """
 

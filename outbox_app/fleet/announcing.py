@@ -1,11 +1,11 @@
-"""A process says that it is there: it registers when it starts, and leaves before it ends.
+"""Announces a process to the registry: it registers when it starts, and leaves before it ends.
 
-A server is ``announce``d and registers when its process starts, not with its first request: nothing
-would ever call it. A process that only calls registers as a client, with its first call. A daemon
-thread keeps the row, with a connection of its own; it waits for a registry that is away. SIGTERM
-takes the process off first, and then goes on to end it as before. A process that was stopped for
-longer than its lease registers anew, under another id, and is drained if it was. A fork announces
-nothing by itself.
+A server registers when its process starts (``announce``). Its first request would be too late:
+until a server is registered, it gets no request. A process that only calls registers as a client,
+with its first call. A daemon thread sends the heartbeats, on a connection of its own, and retries
+while the registry is unavailable. SIGTERM first takes the process off the registry, and then ends
+it as before. A process that was suspended for longer than its lease registers again, under another
+id, and is still draining if it was. A forked child does not announce itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .registry import CLIENT, SERVER, Member, Registry, RegistryThread
 
 logger = get_logger("outbox_app.fleet")
 
-#: Seconds that a process which ends gives the registry.
+#: Seconds for which a process that ends waits for the registry.
 AT_EXIT = 2.0
 Application = Callable[..., Awaitable[None]]
 
@@ -35,7 +35,7 @@ def announce(application: Application) -> Application:
     """Answer the lifespan protocol of ASGI: register on startup, leave on shutdown.
 
     Args:
-        application: What gets everything else, such as ``get_asgi_application()``.
+        application: The application for all other scopes, such as ``get_asgi_application()``.
     """
 
     async def announced(scope: Any, receive: Any, send: Any) -> None:
@@ -52,7 +52,7 @@ def announce(application: Application) -> Application:
 
 
 class Announcement(RegistryThread):
-    """The place of a process in the registry, and the thread that keeps it."""
+    """The entry of a process in the registry, and the thread that keeps it alive."""
 
     def __init__(self, kind: str) -> None:
         super().__init__("outbox-fleet")
@@ -75,26 +75,26 @@ class Announcement(RegistryThread):
         if registry.beat(self.member):
             self.member = registry.current(self.member)
             return
-        # Under a new id, and as it was drained, or weighed, from outside.
+        # Use a new id, but keep the weight and the draining that were set from outside.
         self.member = replace(self.member, id=uuid4())
         registry.register(self.member)
         logger.info("Registered kind=%s address=%s", self.member.kind, self.member.address)
 
 
 _lock = threading.Lock()
-#: That of this process.
+#: The announcement of this process.
 _announced: Announcement | None = None
 
 
 def join() -> None:
-    """Announce this process, as a server where it has an address."""
+    """Announce this process: as a server if it has an address, else as a client."""
     join_as(SERVER if fleet_settings().ADDRESS else CLIENT)
     if threading.current_thread() is threading.main_thread():
         _leave_on(signal.SIGTERM)
 
 
 def join_as(kind: str) -> None:
-    """Announce this process as a server or a client, unless it is announced as that, or more."""
+    """Announce this process as a server or a client. A server does not become a client."""
     global _announced
     if not fleet_settings().SERVICE:
         return
@@ -102,14 +102,14 @@ def join_as(kind: str) -> None:
         before = _announced
         if before is None or (before.member.kind, kind) == (CLIENT, SERVER):
             begun = Announcement(kind)
-            begun.thread.start()  # where it cannot be started, the next call tries again
+            begun.thread.start()  # if it cannot start, the next call tries again
             _announced = begun
             if before is not None:
                 before.stop.set()
 
 
 def leave() -> None:
-    """Take this process off, and wait a moment until that is done."""
+    """Take this process off the registry; wait up to ``AT_EXIT`` seconds for that."""
     global _announced
     if (announced := _announced) is not None:
         _announced = None
@@ -119,7 +119,7 @@ def leave() -> None:
 
 def _leave_on(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    if before is None:  # of a server in C, which could not be called after ours
+    if before is None:  # a handler that a server has set in C: ours could not call it
         return
 
     def handle(signal_number: int, frame: Any) -> None:
@@ -127,7 +127,7 @@ def _leave_on(number: signal.Signals) -> None:
             _announced.stop.set()
         if callable(before):
             before(signal_number, frame)
-        elif before == signal.SIG_DFL:  # ends the process as it would have ended
+        elif before == signal.SIG_DFL:  # let the signal end the process
             leave()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -1,9 +1,9 @@
-"""Which server takes the next call: by weight, and not those that have just failed.
+"""Which server takes the next call: servers are chosen by weight, failing ones are ejected.
 
 Three failures in a row eject a server for the callers of this process: for 5 s, then twice as long
-each time, up to a minute; after that one call tries it. No more than half of a list is ejected: a
-process whose own network is broken must not conclude that every server is down. An ejected server
-is tried when all the others have failed. What is listed no more is forgotten.
+each time, up to a minute; then one call tries it. No more than half of a list is ejected: a process
+whose own network is broken must not conclude that every server is down. An ejected server is tried
+when all others have failed. The failures of a server that is no longer listed are forgotten.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from dataclasses import dataclass
 
 from .registry import Member
 
-#: Failures in a row; seconds of the first ejection, and of the longest.
+#: Failures in a row that eject a server, and seconds of the first and of the longest ejection.
 FAILURES, FIRST, LONGEST = 3, 5.0, 60.0
 
 
 @dataclass(slots=True)
 class Failing:
-    """A server whose last call from here has failed."""
+    """A server whose last call from this process has failed."""
 
     why: str = ""
     failures: int = 0
-    #: Seconds of its last ejection, and when that ends; 0: not ejected yet.
+    #: Seconds of its last ejection, and when that ends; 0 if it was never ejected.
     seconds: float = 0.0
     until: float = 0.0
-    #: One call tries it.
+    #: Whether one call is trying it after an ejection.
     trying: bool = False
 
 
@@ -39,12 +39,12 @@ class Balance:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.failing: dict[str, Failing] = {}
-        # At random: a hundred clients that start together must not call the same server.
+        # Start at random: a hundred clients that start together must not call the same server.
         self._turn = random.randrange(2**16)
         self._lock = threading.Lock()
 
     def attempts(self, servers: Sequence[Member], balance: str) -> Iterator[tuple[Member, bool]]:
-        """Yield servers to try one after the other, each once, and whether one is the last."""
+        """Yield each server once, in the order in which to try them, and whether it is the last."""
         every = [each for each in servers if each.weight and not each.draining]
         left = list(every)
         while left:
@@ -56,13 +56,13 @@ class Balance:
                 chosen = self._choose(usable, balance)
                 trial = self.failing.get(chosen.address)
                 if trial is not None and trial.until:
-                    # The other calls stay away until one has tried it.
+                    # Other calls do not choose this server until the trial has ended.
                     trial.trying, trial.until = True, self.clock() + trial.seconds
             left.remove(chosen)
             yield chosen, not left
 
     def ejected(self, servers: Collection[Member]) -> list[str]:
-        """Return the addresses that are not to be chosen: half at most, the longest failing."""
+        """Return the ejected addresses: at most half, those that have failed for longest."""
         now = self.clock()
         listed = {each.address for each in servers}
         out = [a for a, f in self.failing.items() if a in listed and now < f.until]
@@ -78,7 +78,7 @@ class Balance:
             state = self.failing.setdefault(address, Failing())
             state.failures += 1
             state.why = why
-            # Calls that were under way at the ejection fail, too, and say nothing new.
+            # Calls that were in progress at the ejection fail, too, and must not prolong it.
             if state.failures >= FAILURES and (state.trying or now >= state.until):
                 state.seconds = min(2 * state.seconds, LONGEST) or FIRST
                 state.until, state.trying = now + state.seconds, False

@@ -1,9 +1,9 @@
-"""Calls to a service: to one of its servers, and to others where that fails.
+"""Calls to a service: to one of its servers, and to another one if that fails.
 
-All attempts have one deadline together. Tried again is what has not arrived, and what may have been
-executed only if the call carries an id by which the second server finds what the first has done. An
-answer is an answer: what is refused is refused. Attempts that may have arrived have a budget, a
-fifth of the calls: or a slow fleet would be killed by its own clients.
+All attempts share one deadline. A call that was not sent is retried. A call that may have been
+executed is retried only if it is repeatable: its id lets the second server find what the first one
+has done. An answer is final, also a refusal, unless it is a 502, 503 or 504. Retries of calls that
+may have arrived have a budget, a fifth of all calls: or clients would overload a slow fleet.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from .watch import Watch
 if TYPE_CHECKING:
     from ..entities import Outcome
 
-#: Seconds of the budget; part of its calls that may be tried again; how many may in any case.
+#: The budget: its window in seconds, retries for each call in it, and retries allowed in any case.
 WINDOW, SHARE, LEAST = 10, 0.2, 10
 #: Longest pause between two attempts, in seconds.
 PAUSE = 0.05
-#: What settings and callers may choose.
+#: The valid values of settings and arguments.
 CHOICES = {key: get_args(get_type_hints(FleetSettings)[key]) for key in ("CLUSTER", "BALANCE")}
-#: Answers of a proxy, or of a server that cannot work.
+#: The statuses of a proxy, or of a server that cannot serve requests.
 UNAVAILABLE = (502, 503, 504)
 
 
 class Budget:
-    """How many calls of the last seconds may be tried again."""
+    """How many of the calls of the last ``WINDOW`` seconds may be retried."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        #: By second: calls, and those that were tried again.
+        #: Each entry: the second, its calls, and its retries.
         self._seconds: deque[list[int]] = deque()
         self._lock = threading.Lock()
 
@@ -58,7 +58,7 @@ class Budget:
             self._now()[1] += 1
 
     def take(self) -> bool:
-        """Take one attempt out of the budget, if there is one."""
+        """Take one retry from the budget; return whether there was one left."""
         with self._lock:
             now = self._now()
             calls, taken = (sum(each[n] for each in self._seconds) for n in (1, 2))
@@ -85,7 +85,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service whose servers are called. May be kept, and shared by threads."""
+    """A service whose servers are called. It may be kept, and shared by threads."""
 
     name: str
     cluster: str
@@ -103,12 +103,12 @@ class Service:
         repeatable: bool = True,
         **options: Any,
     ) -> tuple[int, Any]:
-        """Return status and content of the first answer. Raises ``PeerError``.
+        """Return the status and the content of the first answer. Raises ``PeerError``.
 
         Args:
-            peer: Whose keys sign the call, and verify the answer.
-            seconds: The deadline, where it is earlier.
-            repeatable: The call carries an id, or changes nothing.
+            peer: The peer whose keys sign the call and verify the answer.
+            seconds: The timeout, if it is shorter than the service's deadline.
+            repeatable: Whether the call carries an id, or changes nothing.
         """
         known = known_of(self.name)
         until = time.monotonic() + min(self.deadline, seconds or self.deadline)
@@ -120,10 +120,10 @@ class Service:
         )
         sent = False
         attempts = known.balance.attempts(listing.servers, self.balance)
-        # No server is taken without time to call it: a trial that is not made would eject it anew.
+        # Take a server only if there is time to call it: a trial that is not made ejects it again.
         while (left := until - time.monotonic()) > 0 and (taken := next(attempts, None)):
             server, is_last = taken
-            # A server that does not answer must leave time to ask another one.
+            # A server that does not answer must leave time to call another one.
             whole = is_last or not repeatable or self.cluster == "fail_fast"
             try:
                 status, said = client.call(
@@ -142,7 +142,7 @@ class Service:
             sent = sent or failure.sent
             if is_last or self.cluster == "fail_fast":
                 break
-            # What was not sent is no load for anyone.
+            # A request that was not sent is no load for the servers, and needs no budget.
             if failure.sent and not (repeatable and known.budget.take()):
                 break
             time.sleep(random.uniform(0, PAUSE))
@@ -161,17 +161,17 @@ class Service:
         timeout: float | None = None,
         raise_rejected: bool = False,
     ) -> Outcome:
-        """Ask an entity of the service for something, once, whichever server answers.
+        """Let the service execute a command of an entity, once, whichever server answers.
 
         Args:
-            type: Of the entity, with its app: "bank.account".
+            type: The type of the entity, with its app: "bank.account".
             command_id: As for ``Entity.execute``; 1 to 174 visible ASCII characters, no comma.
-            timeout: Seconds for all attempts together, where that is less than ``DEADLINE``.
+            timeout: Seconds for all attempts together, if less than ``DEADLINE``.
 
         Raises:
-            EntityError: As ``Entity.execute`` raises it. ``InvalidCommand`` also where the service
+            EntityError: As ``Entity.execute`` raises it. ``InvalidCommand`` also if the service
                 does not grant the command to this peer.
-            OutcomeUnknown: No server has answered. Repeat with the same id.
+            OutcomeUnknown: No server has answered. Repeat the call with the same command id.
             PeerError: The service is not registered as a keeper, or could not be reached.
         """
         from ..entities.remote import execute
@@ -192,13 +192,13 @@ class Service:
             try:
                 return self.execute(*args, **options)
             finally:
-                connections.close_all()  # a peer of the table was looked for in this thread
+                connections.close_all()  # this thread may have queried the table of peers
 
         return await asyncio.to_thread(run)
 
 
 def service(name: str, *, cluster: str = "", balance: str = "") -> Service:
-    """Return a service, to be called as the settings say."""
+    """Return a service. What is not given here is taken from the settings."""
     conf = fleet_settings()
     chosen = {"CLUSTER": cluster or conf.CLUSTER, "BALANCE": balance or conf.BALANCE}
     for key, value in chosen.items():
@@ -208,7 +208,7 @@ def service(name: str, *, cluster: str = "", balance: str = "") -> Service:
 
 
 def call(peer: Peer, method: str, path: str, payload: Any = None, **options: Any) -> Any:
-    """Call a peer: at its address, or one of the servers of the service that this names."""
+    """Call a peer at its address, or at a server of the service that its address names."""
     if name := service_of(peer):
         return service(name).call(peer, method, path, payload, **options)
     return client.call(peer, method, path, payload, **options)
@@ -227,11 +227,11 @@ class KnownServer:
     """A server as this process knows it."""
 
     member: Member
-    #: Seconds for which it is not chosen; 0: it is.
+    #: Seconds until its ejection ends; 0 if it is not ejected.
     ejected: float
-    #: Why its last call failed; empty: it did not.
+    #: Why its last call failed; empty if it did not fail.
     why: str
-    #: Whether the registry has it no more, and that is not believed yet.
+    #: Whether it is listed although the registry has lost it, or is unavailable.
     kept: bool
 
 
@@ -248,7 +248,7 @@ def servers(name: str) -> list[KnownServer]:
 
 
 def known_failing() -> dict[tuple[str, str], Failing]:
-    """Return the servers whose last call from here has failed, by service and address."""
+    """Return the servers whose last call from this process failed, by service and address."""
     failing = [(name, known.balance.failing.copy()) for name, known in _services.copy().items()]
     return {(name, address): each for name, found in failing for address, each in found.items()}
 
@@ -267,7 +267,7 @@ def known_of(service: str) -> Known:
 
 
 def forget() -> None:
-    """Begin anew, as a process that has called no service yet."""
+    """Forget all services, as in a process that has called none yet."""
     global _lock
     for known in _services.values():
         known.watch.stop.set()

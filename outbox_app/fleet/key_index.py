@@ -1,9 +1,9 @@
-"""Finding a row of a split table by another key than the one that it is split by: one partition.
+"""Looks up a row of a split table by another key than the split column, and reads one partition.
 
-A table of its own has, for each row, the key and the value of the column that the table is split
-by. Triggers write it, so each statement that writes a row writes it in the same transaction. The
-key is its primary key: what a split table keeps unique no longer, it does. It is filled while the
-table is written to; killed at any point, migrate again.
+An index table has, for each row, the key and the value of the column by which the table is split.
+Triggers keep it up to date, in the transaction of each write. The key is the primary key of the
+index table, so it is unique there even if the split table cannot keep it unique. The index is
+filled while the table is in use. If the migration is killed at any point, migrate again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .table_copy import MysqlCopy, PostgresCopy, TableCopy
 
 
 class KeyIndex(TableOperation):
-    """Keep a table that says where the row with a key is, for ``find_by_key``.
+    """Keep an index table that maps a key to the value of the split column, for ``find_by_key``.
 
     Args:
-        model: Its name, or ``"app_label.Name"`` of another app.
-        key: The field, unique, that rows are looked up by.
-        by: The field that the table is split by.
+        model: The name of the model, or ``"app_label.Name"`` for another app.
+        key: The unique field by which rows are looked up.
+        by: The field by which the table is split.
     """
 
     def __init__(self, model: str, *, key: str, by: str) -> None:
@@ -59,7 +59,7 @@ def index_table(model: Any, key: str) -> str:
 
 
 def find_by_key(model: Any, *, using: str | None = None, **key: Any) -> Any:
-    """Return the row with a key that has a ``KeyIndex``; on SQLite, any field.
+    """Return the row with a key that has a ``KeyIndex``. On SQLite the key may be any field.
 
     Raises ``model.DoesNotExist``.
 
@@ -85,18 +85,18 @@ def find_by_key(model: Any, *, using: str | None = None, **key: Any) -> Any:
         if found is None:
             raise model.DoesNotExist(f"There is no {model._meta.label} with {name} = {value!r}.")
         split_by = next(f for f in model._meta.concrete_fields if f.column == names[1])
-        # As the database has given it, without a way through Python's types.
+        # Pass the value back as the database returned it, without converting it to a Python type.
         there = rows.filter(**{split_by.attname: RawSQL("%s", [found[1]])})
         try:
             return there.get(**key)
         except model.DoesNotExist:
             if found == before:
                 raise
-            before = found  # between the two looks it may have moved
+            before = found  # the row may have moved between the two queries
 
 
 class _Index(TableCopy):
-    #: Of two rows that meet here one is too many.
+    #: Two rows with one key are an error here, and must not be skipped.
     ignores_conflicts = False
 
     def create(self) -> None:
@@ -110,7 +110,7 @@ class _Index(TableCopy):
 
     def copy(self) -> None:
         key = self.names(self.key)
-        # Copying leaves out the second of two; what changes from now on does not.
+        # The copy skips the second of two rows with one key. For later changes they are an error.
         for value, *_ in self.run(
             f"SELECT {key} FROM {self.t} GROUP BY {key} HAVING count(*) > 1 LIMIT 1"
         ):

@@ -1,6 +1,6 @@
 """How a table is split on PostgreSQL, and on MySQL and MariaDB: the statements of ``ShardedTable``.
 
-Tables of a run have names of their own: two runs at once cannot meet in one table.
+The tables of each run have unique names, so two runs at once cannot write to the same table.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MOST_SHARDS = 1024
 
 
 class Partitions(TableCopy):
-    """A table, and the one that is to take its place."""
+    """A table, and the partitioned table that will replace it."""
 
     is_split: Callable[[], bool]
-    #: What would not be on the new table.
+    #: Descriptions of what the new table would lack, such as triggers and foreign keys.
     obstacles: Callable[[], list[str]]
 
     def __init__(self, model: Any, by: Any, shards: int, connection: Any) -> None:
@@ -35,7 +35,7 @@ class Partitions(TableCopy):
         super().__init__(model, connection, new=new, prefix=prefix, key=key)
 
     def unique_indexes(self) -> Iterator[tuple[str, list[str], bool]]:
-        """Yield name, columns, and whether it is the primary key."""
+        """Yield the name and columns of each, and whether it is the primary key."""
         with self.connection.cursor() as cursor:
             found = self.connection.introspection.get_constraints(cursor, self.table)
         for name, each in found.items():
@@ -64,11 +64,11 @@ class PostgresPartitions(PostgresCopy, Partitions):
             "FROM pg_constraint WHERE confrelid = {t} AND contype = 'f' AND conparentid = 0 "
             "UNION ALL SELECT 'foreign key that is not valid ' || conname FROM pg_constraint "
             "WHERE conrelid = {t} AND contype = 'f' AND NOT convalidated "
-            # In the first one the new table would not be found by who looks into this one.
+            # The new table is made in the first schema. Clients may look only in this one.
             "UNION ALL SELECT 'schema ' || nspname || ', not the first of search_path,' "
             "FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
             "WHERE c.oid = {t} AND nspname <> current_schema() "
-            # PostgreSQL ignores no conflict where one of them may be deferred.
+            # ON CONFLICT DO NOTHING fails on a table with a deferrable unique constraint.
             "UNION ALL SELECT 'deferrable constraint ' || conname FROM pg_constraint "
             "WHERE conrelid = {t} AND condeferrable AND contype <> 'f' AND conname <> ALL(%s) "
             "UNION ALL SELECT DISTINCT 'view ' || ev_class::regclass FROM pg_rewrite r "
@@ -109,7 +109,7 @@ class PostgresPartitions(PostgresCopy, Partitions):
             self.make_journal()
 
     def _make_indexes(self) -> Iterator[tuple[str, str]]:
-        """Make the indexes of the table; yield their names, and the names that they are to have."""
+        """Make the indexes of the table; yield their names, and their names after the swap."""
         for name, primary, constraint, unique, definition in self.run(
             "SELECT c.relname, indisprimary, pg_get_constraintdef(o.oid), indisunique, "
             "pg_get_indexdef(indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = indexrelid "
@@ -143,14 +143,14 @@ class PostgresPartitions(PostgresCopy, Partitions):
         for number in range(self.shards):
             name = self.quote(f"{self.new}_{number}")
             to = self.quote(truncate_name(f"{self.table}_{number}", longest, hash_len=8))
-            # Not before: what others delete meanwhile would still be referenced from the copy.
+            # Added only now: before, the copy would still reference rows that others delete.
             for (key,) in keys:
                 self.run(f"ALTER TABLE {name} ADD CONSTRAINT {key} NOT VALID")
             self.run(f"ALTER TABLE {name} RENAME TO {to}")
         failpoint("split_swapped")
 
     def sweep(self) -> None:
-        """Make foreign keys that the partitions have those of the table, too."""
+        """Remove leftovers; validate foreign keys of the partitions, and add them to the table."""
         super().sweep()
         keys = {}
         for partition, name, key in self.run(
@@ -165,7 +165,7 @@ class PostgresPartitions(PostgresCopy, Partitions):
             self.retry(self.run, f"ALTER TABLE {self.t} ADD CONSTRAINT {name} {key}")
 
     def _move_sequences(self) -> Iterator[tuple[str, str]]:
-        """Have numbers go on where they are."""
+        """Let the new table continue the sequences of the old one."""
         for column, identity, old, name in self.run(
             "SELECT attname, attidentity <> '', of, quote_ident(relname) FROM pg_attribute "
             "CROSS JOIN pg_get_serial_sequence(%s, attname) of JOIN pg_class c "
@@ -184,7 +184,7 @@ class PostgresPartitions(PostgresCopy, Partitions):
 class MysqlPartitions(MysqlCopy, Partitions):
     @property
     def method(self) -> str:
-        """HASH, which is ``shard_of``, for numbers."""
+        """Return HASH, which computes ``shard_of``, for integers, and KEY for other types."""
         field = getattr(self.by_field, "target_field", self.by_field)
         return "HASH" if isinstance(field, models.IntegerField) else "KEY"
 
@@ -193,7 +193,7 @@ class MysqlPartitions(MysqlCopy, Partitions):
             "SELECT partition_method, partition_expression FROM information_schema.partitions "
             "WHERE table_schema = DATABASE() AND table_name = %s",
             [self.table],
-        )  # its column is quoted as ANSI_QUOTES says
+        )  # with ANSI_QUOTES the column is quoted with double quotes
         names = [(method, str(by).strip('`"')) for method, by in found]
         return names == [(self.method, self.by)] * self.shards
 
@@ -222,7 +222,7 @@ class MysqlPartitions(MysqlCopy, Partitions):
         self.make_journal()
 
     def swap(self) -> None:
-        """Rename, which MariaDB does under no lock: so the tables are kept equal until then."""
+        """Swap the names. MariaDB renames without a lock, so triggers keep the tables equal."""
         self.retry(self.mirror)
         failpoint("split_mirrored")
         old = self.quote(f"{self.new}_old")

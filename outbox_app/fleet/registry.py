@@ -1,7 +1,7 @@
-"""The contract of registries: who is there, as each process says of itself; and who uses them.
+"""The contract of registries, where processes register and are found, and of their threads.
 
-A registry is a hint. A list that is wrong makes calls slower, and only that. An object is used by
-one thread. Each method may raise any error while the registry is away; the thread tries again.
+A registry is a hint: a wrong list only makes calls slower. Each object is used by one thread. Any
+method may raise any error while the registry is unavailable; the thread then tries again.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ class Registry(ABC):
 
     @abstractmethod
     def register(self, member: Member) -> None:
-        """Enter a process, which is there until it has been silent for its lease."""
+        """Enter a process. The entry is valid until no heartbeat has come for its lease."""
 
     @abstractmethod
     def beat(self, member: Member) -> bool:
-        """Say that a process lives. False: it is not there (any more), and has to register."""
+        """Send a heartbeat. Return False if the process has no entry, and so has to register."""
 
     def current(self, member: Member) -> Member:
-        """Return a process as it is there now, where it can be changed from outside."""
+        """Return the entry of a process as it is now, if others can change it in this registry."""
         return member
 
     @abstractmethod
     def leave(self, member: Member) -> None:
-        """Take a process off."""
+        """Remove the entry of a process."""
 
     @abstractmethod
     def members(self, service: str) -> list[Member]:
-        """Return who is there now, servers and clients, without those that are silent."""
+        """Return the servers and clients of a service whose lease has not run out."""
 
     def change(self, name: str, *, weight: int | None = None, draining: bool) -> int:
-        """Change processes by their node, address or id; return how many there were."""
+        """Change the processes with this node, address or id; return how many there were."""
         raise InvalidArgument(
             f"Servers in a {type(self).__name__} cannot be changed from here. Change WEIGHT in "
             "their own settings."
@@ -78,7 +78,7 @@ class Registry(ABC):
 
     @contextmanager
     def session(self, stop: StopFlag) -> Iterator[PollWaiter]:
-        """Use the registry in this thread; yields what waits for its next change."""
+        """Use the registry in this thread. Yields a waiter that its changes wake."""
         yield PollWaiter(stop)
 
 
@@ -88,7 +88,7 @@ def new_registry() -> Registry:
 
 
 class RegistryThread:
-    """A daemon thread that uses a registry, step by step, through its errors, until stopped."""
+    """A daemon thread that calls ``step`` with a registry until stopped, through all errors."""
 
     def __init__(self, name: str, registry: Callable[[], Registry] = new_registry) -> None:
         self.stop = StopFlag()
@@ -97,7 +97,7 @@ class RegistryThread:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def step(self, registry: Registry) -> None:
-        """Do what is to be done five times in a lease."""
+        """Do the work that is due five times in a lease."""
         raise NotImplementedError
 
     def wait(self, waiter: PollWaiter) -> None:
@@ -105,11 +105,11 @@ class RegistryThread:
         self.stop.wait(pause())
 
     def end(self, registry: Registry) -> None:
-        """Called when it is stopped."""
+        """Called when the thread is stopped."""
 
     def failed(self, error: Exception) -> None:
         self.backoff.failed(error)
-        connections.close_all()  # of this thread
+        connections.close_all()  # closes those of this thread only
 
     def _run(self) -> None:
         while not self.stop.is_set():
@@ -120,7 +120,7 @@ class RegistryThread:
                         self._attempt(registry)
                         self.wait(waiter)
                     self.end(registry)
-            except Exception as error:  # no session: a thread of its own cannot be started
+            except Exception as error:  # no session, for instance because its thread cannot start
                 self.failed(error)
                 self.stop.wait(pause())
 
@@ -134,5 +134,5 @@ class RegistryThread:
 
 
 def pause() -> float:
-    """Return the seconds between two looks at a registry, with jitter."""
+    """Return the seconds until the next step, with jitter."""
     return outbox_settings().LEASE_SECONDS / BEATS * random.uniform(0.75, 1)

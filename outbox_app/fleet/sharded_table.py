@@ -1,11 +1,11 @@
-"""Splitting a table into partitions of its database, in a migration, while it is written to.
+"""Splits a table into partitions of its database, in a migration, while the table is in use.
 
-A new table is made beside it, as ``table_copy`` says, and takes its name. Writers wait for the
-triggers and for the swap only, two seconds each time; where the lock is not to be had in that time
-it is tried again.
+The rows are copied into a new table, as ``table_copy`` describes, which then takes the table's
+name. Writers wait only while triggers are created and while the tables are swapped, at most two
+seconds each time. If the lock is not free by then, the step is retried.
 
-Killed at any point, the table of that name has every row; migrate again: it removes what is left
-and begins anew, or sees that it is done. SQLite has no partitions: there it does nothing.
+If the migration is killed at any point, the table of that name has every row. Migrate again: the
+next run removes leftovers and starts over, or finds the table split. SQLite has no partitions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .table_copy import only_run
 
 
 class TableOperation(Operation):
-    """Changes the table of a model on a server in steps that it commits; nothing on SQLite."""
+    """Changes the table of a model in steps that it commits; does nothing on SQLite."""
 
     atomic = False
     reduces_to_sql = False
@@ -33,7 +33,7 @@ class TableOperation(Operation):
     backwards: Callable[[Any, Any], None]
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """The model is as it was."""
+        """Nothing to do: the model does not change."""
 
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
@@ -64,10 +64,10 @@ class ShardedTable(TableOperation):
     """Split the table of a model into partitions, by the hash of a column.
 
     Args:
-        model: Its name, or ``"app_label.Name"`` of another app.
-        by: The field that most look-ups name: each of them reads one partition.
-        shards: How many partitions: 2 to 1024.
-        giving_up: Names of fields or constraints that the database keeps unique no longer.
+        model: The name of the model, or ``"app_label.Name"`` for another app.
+        by: The field by which most look-ups filter: each of these reads one partition.
+        shards: The number of partitions, 2 to 1024.
+        giving_up: Names of fields or constraints that need not stay unique in the database.
     """
 
     reversible = False
@@ -96,7 +96,7 @@ class ShardedTable(TableOperation):
             partitions.sweep()
 
     def _check(self, model: Any, partitions: Partitions) -> None:
-        """Refuse what the split would break; note the unique indexes that become plain ones."""
+        """Refuse a split that would break something; note the unique indexes that become plain."""
         meta = model._meta
         generated = isinstance(meta.pk, AutoFieldMixin | SnowflakeField)
         left, broken = set(self.giving_up), []
@@ -130,7 +130,7 @@ class ShardedTable(TableOperation):
 
 
 def field_of(model: Any, name: str) -> Any:
-    """Return a field that a table can be split by. Raises ``InvalidArgument``."""
+    """Return a field by which a table can be split. Raises ``InvalidArgument``."""
     label, fields = model._meta.label, {each.name: each for each in model._meta.concrete_fields}
     if name not in fields:
         text = f"{label} has no column {name!r}; it has {', '.join(fields)}."

@@ -1,10 +1,10 @@
-"""Copying a table into another one while it is written to, so that both are equal under a lock.
+"""Copies a table into another one while it is in use, so that both are equal under a lock.
 
-Triggers write the key of each row that changes into a journal; all rows are copied in batches; what
-is in the journal is copied anew, the rest of it under a lock on the table. No row is lost or comes
-back: every change since the triggers is in the journal, and what is copied last is what was there
-under the lock. Copying locks no rows. Killed at any point, the table is as it was, with triggers
-that the next run removes.
+Triggers write the key of each changed row into a journal, and all rows are copied in batches. Then
+the rows in the journal are copied again, the last of them under a lock on the table. No row is lost
+and no deleted row comes back: the journal has every change since the triggers were created, and the
+last copy is made under the lock. Copying locks no rows. If a run is killed at any point, the table
+is unchanged, except for triggers that the next run removes.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ from ..exceptions import OutboxError
 from ..failpoints import failpoint
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 
-#: Rows that one statement copies; keys of the journal that are left to the lock.
+#: The rows that one statement copies, and the keys in the journal that may be left to the lock.
 BATCH, FEW = 2000, 200
-#: Seconds for which writers wait behind a lock that is waited for, and how often it is tried.
+#: Seconds to wait for a lock, while writers wait behind the request; and the number of attempts.
 LOCK_WAIT, ATTEMPTS = 2, 60
-#: Seconds in which the session of a run that was killed ends.
+#: Seconds within which the server ends the session of a killed run.
 ENDS = 5
 
 
 @contextmanager
 def only_run(connection: Any, table: str) -> Iterator[None]:
-    """Let no other run change this table: it would remove what this one has made.
+    """Lock out other runs on this table, which would remove the tables and triggers of this run.
 
     Raises ``OutboxError``. The lock ends with its session.
     """
     number = [crc32(f"{connection.settings_dict['NAME']}.{table}".encode())]
     until = time.monotonic() + ENDS
     is_postgres = connection.vendor == "postgresql"
-    # On MySQL the session that works: what a run that was killed waits for is made when it comes,
-    # and a trigger of it would write to what the next run has dropped. PostgreSQL rolls that back.
+    # On MySQL the working session holds the lock, until its last statement has ended: if a run is
+    # killed while its CREATE TRIGGER waits, the server still creates the trigger, which would write
+    # to a table that the next run has dropped. PostgreSQL rolls such a statement back.
     own = connections.create_connection(connection.alias) if is_postgres else connection
-    with closing(own):  # that of MySQL has settings of its own, too
+    with closing(own):  # on MySQL also because it has session settings of this run
         with own.cursor() as cursor:
             if is_postgres:
-                # In a transaction, for which a pooler, too, keeps a session; it is idle.
+                # Even a pooler keeps one session for a transaction. This one stays idle.
                 cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
                 cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
                 take = "SELECT pg_try_advisory_xact_lock(%s)"
@@ -67,29 +68,29 @@ def only_run(connection: Any, table: str) -> Iterator[None]:
 
 
 class TableCopy:
-    """A table, the one that it is copied into, and the journal."""
+    """A table, the new table into which it is copied, and the journal."""
 
-    #: When ``watch`` returns, changes are recorded and older transactions have ended.
+    #: When ``watch`` returns, the triggers record changes and older transactions have ended.
     create: Callable[[], None]
     watch: Callable[[], None]
     unwatch: Callable[[], None]
     swap: Callable[[], None]
-    #: Names of the table's triggers that begin so.
+    #: Returns the names of the table's triggers with this prefix.
     triggers: Callable[[str], list[str]]
-    #: How many of them record changes.
+    #: The number of triggers that record changes.
     watches: int
     delete_sql: str
     analyze_sql: str
-    #: How a column gets numbers.
+    #: The SQL that makes a column number its rows.
     number: str
-    #: Whether the rest may have a row that meets an older one: its own entry comes later.
+    #: Whether ``sync`` skips a row that conflicts with an older copy: a later entry copies it.
     ignores_conflicts = True
 
     def __init__(
         self, model: Any, connection: Any, *, new: str, prefix: str, key: list[str]
     ) -> None:
-        """Names in the database: of the table to make, and of all that is made; the key's columns,
-        of which the first is indexed."""
+        """``new`` is the name of the new table. All names that a run makes begin with ``prefix``.
+        The first column of ``key`` is indexed."""
         self.connection, self.quote = connection, connection.ops.quote_name
         self.table, self.pk = model._meta.db_table, model._meta.pk.column
         self.new, self.prefix, self.key = new, prefix, key
@@ -139,12 +140,12 @@ class TableCopy:
             after, where = bound, f"{pk} > %s"
 
     def sync(self) -> int:
-        """Copy rows anew that have changed, in the order of the journal; return how many."""
+        """Copy changed rows again, in the order of the journal; return the number of entries."""
         read = self.run(f"SELECT noted_n FROM {self.j} ORDER BY noted_n LIMIT {BATCH}")
         if read:
-            # Not <= the highest: a lower one may be committed later.
+            # Not <= the highest number: an entry with a lower one may be committed later.
             these = f"{self.j}.noted_n IN ({', '.join(str(n) for (n,) in read)})"
-            keys = map(self.quote, self.key)  # no aliases: MySQL would want locks of their own
+            keys = map(self.quote, self.key)  # no aliases: MySQL would require a lock for each
             same = " AND ".join(f"{self.n}.{key} = {self.j}.{key}" for key in keys)
             self.run(self.delete_sql.format(new=self.n, journal=self.j) + f" {same} AND {these}")
             key = self.quote(self.key[0])
@@ -158,7 +159,7 @@ class TableCopy:
             pass
 
     def check_watched(self) -> None:
-        """Under the lock: without its own triggers a run would lose what was written since."""
+        """Check, under the lock, that the run's triggers exist: without them changes are lost."""
         if len(self.triggers(f"{self.new}_n")) != self.watches:
             raise OutboxError(
                 f"The triggers of this run on {self.table} are gone, so changes may be missing "
@@ -175,7 +176,7 @@ class TableCopy:
         )
 
     def retry(self, step: Callable[..., Any], *args: Any) -> None:
-        """Take a step that waits for a lock; others go on between two attempts."""
+        """Run a step that waits for a lock; between two attempts, writers can proceed."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 step(*args)
@@ -186,7 +187,7 @@ class TableCopy:
             time.sleep(random.uniform(0.5, 2))
 
     def sweep(self) -> None:
-        """Remove what a run has left: first the triggers, then the tables that they write to."""
+        """Remove the leftovers of runs: first the triggers, then the tables to which they write."""
         small = self.connection.features.ignores_table_name_case  # lower_case_table_names
         kept = str.lower if small else str
         names = [kept(name) for name in self.connection.introspection.table_names()]
@@ -207,7 +208,7 @@ class TableCopy:
         return f"INSERT INTO {self.j} ({self.names(self.key)}) VALUES {values}"
 
     def mirrored(self) -> dict[str, str]:
-        """What each event on the table does to the new one."""
+        """Return, for each event on the table, the statement that repeats it on the new table."""
         where = " AND ".join(f"{self.quote(name)} = OLD.{self.quote(name)}" for name in self.key)
         given = ", ".join(f"{self.quote(name)} = NEW.{self.quote(name)}" for name in self.columns)
         return {
@@ -221,7 +222,7 @@ class TableCopy:
 class PostgresCopy(TableCopy):
     delete_sql, analyze_sql = "DELETE FROM {new} USING {journal} WHERE", "ANALYZE"
     number, watches = "GENERATED ALWAYS AS IDENTITY", 1
-    #: Put the new table to its use, under the lock.
+    #: Puts the new table into use, under the lock.
     take_over: Callable[[], None]
 
     def run(self, sql: str, params: Any = None) -> list[Any]:
@@ -229,7 +230,7 @@ class PostgresCopy(TableCopy):
             return super().run(sql, params)
 
     def bounded(self) -> AbstractContextManager[None]:
-        """Bound waits for locks in a transaction: behind a pooler the next one is elsewhere."""
+        """Limit lock waits for one transaction: behind a pooler the next has another session."""
         return atomic_with_lock_wait(LOCK_WAIT, using=self.connection.alias)
 
     def watch(self) -> None:
@@ -241,7 +242,7 @@ class PostgresCopy(TableCopy):
 
     def add_trigger(self, name: str, events: str, body: str, each: str = "ROW") -> None:
         name = self.quote(f"{self.new}_{name}")
-        # It runs as its owner, as writers have no rights on the table that it writes to.
+        # The function runs with its owner's rights: writers have none on the table it writes to.
         self.run(
             f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql SECURITY "
             f"DEFINER SET search_path FROM CURRENT AS $$ BEGIN {body} RETURN NULL; END $$"
@@ -267,7 +268,7 @@ class PostgresCopy(TableCopy):
                 self.run(f"DROP TRIGGER IF EXISTS {self.quote(name)} ON {self.t}")
 
         if found:
-            # Dropping would lock partitions before their table, and writers lock them after it.
+            # DROP TRIGGER would lock partitions before their table, writers lock them after it.
             self.retry(self.under_lock, drop)
         for (name,) in self.run(
             "SELECT proname FROM pg_proc WHERE pg_function_is_visible(oid) "
@@ -322,7 +323,7 @@ class MysqlCopy(TableCopy):
             self.retry(self.run, f"DROP TRIGGER IF EXISTS {self.quote(name)}")
 
     def mirror(self) -> None:
-        """Under a lock copy what is left, and let each writer write to both from then on."""
+        """Under a lock, copy the last changes; from then on triggers write to both tables."""
         self.run(f"LOCK TABLES {self.t} WRITE, {self.n} WRITE, {self.j} WRITE")
         try:
             self.check_watched()
@@ -334,7 +335,7 @@ class MysqlCopy(TableCopy):
             self.run("UNLOCK TABLES")
 
     def keep_number(self) -> None:
-        """Have numbers go on where they are: one that was not used is not given out again."""
+        """Keep AUTO_INCREMENT where it is: even an unused number is not given out again."""
         [(number,)] = self.run(
             "SELECT auto_increment FROM information_schema.tables "
             "WHERE table_schema = DATABASE() AND table_name = %s",

@@ -1,9 +1,9 @@
-"""Which server of a service leads what: a pure function of the list that a process has.
+"""Which server of a service leads which slice: a pure function of a process's list of servers.
 
-A slice belongs to one of the servers by rendezvous hashing with their weights, so a server that
-comes or goes moves its own slices only. Each process computes this from its own list; it is written
-nowhere, and two processes need not agree: what is passed to another server than the leader is
-executed where it arrives, and costs a conflict at most.
+Rendezvous hashing with the servers' weights assigns each slice to a server, so a server that comes
+or goes moves only its own slices. Each process computes the leaders from its own list. They are not
+stored, and two processes need not agree: a command that is passed to a server other than the leader
+is executed there, at the cost of a conflict at most.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .registry import SERVER, Member
 
 logger = get_logger("outbox_app.fleet")
 
-#: Seconds for which nothing is passed to a server that has not answered.
+#: Seconds for which no command is passed to a server that has not answered.
 AVOIDED = 5.0
-#: Servers of the database's registry that are looked at: the newest.
+#: The number of servers that ``live_servers`` reads from the database's registry: the newest.
 LISTED = 256
 _avoided: dict[str, float] = {}
 
 
 def other_leader(slice: int) -> str:
-    """Return the address of another server that leads a slice, whether it answers or not.
+    """Return the address of the other server that leads a slice, even if it does not answer.
 
-    Empty: this process leads it, or none does.
+    Return an empty string if this process leads the slice, or if no server does.
     """
     conf = fleet_settings()
     listed = conf.TOPOLOGY == "elected" and conf.SERVICE
@@ -44,7 +44,7 @@ def other_leader(slice: int) -> str:
 
 
 def leaders_of(members: Iterable[Member | Server]) -> tuple[str, ...]:
-    """Return the address of the leader of each slice of this service's entities; empty: none."""
+    """Return the leader's address for each slice of this service; empty without servers."""
     conf = fleet_settings()
     if not conf.SERVICE:
         return ()
@@ -69,7 +69,7 @@ def _score(slice: int, server: tuple[str, int]) -> float:
 
 
 def is_avoided(address: str) -> bool:
-    """Say whether nothing is passed to a server, as it has not answered lately."""
+    """Return whether commands are not passed to a server because it did not answer lately."""
     return time.monotonic() < _avoided.get(address, 0)
 
 
@@ -78,18 +78,18 @@ def avoid(address: str, commands: int, why: object) -> None:
         "Executed here, as the leader did not answer address=%s commands=%d error=%r",
         *(address, commands, why),
     )
-    for each in list(_avoided):  # by other threads, too
+    for each in list(_avoided):  # other threads may remove entries, too
         if not is_avoided(each):
             _avoided.pop(each, None)
     _avoided[address] = time.monotonic() + AVOIDED
 
 
 def live_servers(*, using: str) -> list[Server]:
-    """Return the newest servers of the database's registry that are not silent. Changes nothing."""
+    """Return the newest servers in the database whose lease has not run out. Changes nothing."""
     rows = Server.objects.using(using).filter(kind=Server.Kind.SERVER)
     return alive(rows.order_by("-started_at")[:LISTED])
 
 
 def slices(members: Iterable[Member | Server]) -> dict[str, int]:
-    """Return how many slices each server of this service leads, by its address."""
+    """Return the number of slices that each server of this service leads, by address."""
     return dict(sorted(Counter(leaders_of(members)).items()))

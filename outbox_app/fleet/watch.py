@@ -1,10 +1,10 @@
-"""The list of a service's servers, as this process knows it: pulled by a thread, woken by changes.
+"""A process's list of a service's servers. A thread pulls it, and is woken by changes.
 
-A caller never waits for the registry, but for the first list. A list that is pulled is not believed
-when more than half of the servers are gone in one step: that is trouble of the registry, not of
-the servers, so those stay listed for a minute, and who is really away is ejected by its callers.
-While the registry is away the last list stays. One thread pulls a list, so that an older one never
-replaces a newer one.
+A caller waits for the registry only until the first list is there. If more than half of the servers
+are missing in one pull, the fault is probably in the registry, not in the servers. So the missing
+servers stay listed for a minute; if a server is really down, its callers eject it. While the
+registry is unavailable, the last list is used. Only one thread pulls a list, so that an older list
+never replaces a newer one.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from .registry import SERVER, Member, Registry, RegistryThread, new_registry, pa
 
 logger = get_logger("outbox_app.fleet")
 
-#: Seconds for which servers stay listed that were gone together.
+#: Seconds for which servers stay listed after more than half of them were missing in one pull.
 KEEP = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Servers by their addresses; which of them are kept although the registry has them no more."""
+    """Servers in the order of address. Those that the registry has lost may be kept for a while."""
 
     servers: tuple[Member, ...] = ()
     kept: frozenset[str] = frozenset()
     kept_since: float | None = None
-    #: Why the registry could not be asked; empty when it was.
+    #: Why the last pull failed; empty if it did not fail.
     trouble: str = ""
 
     def after(self, found: Iterable[Member], now: float) -> Listing:
-        """Return the list after a pull."""
+        """Return the list after a pull that found these members."""
         called = [each for each in found if each.kind == SERVER and _is_called_at(each.address)]
         new = {each.address: each for each in sorted(called, key=_strength)}
         gone = [each for each in self.servers if each.address not in new]
@@ -50,7 +50,7 @@ class Listing:
 
 
 def _strength(member: Member) -> tuple[int, str]:
-    """Of several processes at one address the one that takes most, whichever it is, stands."""
+    """Sort processes at one address: the last one, with the highest weight, is listed."""
     return (0 if member.draining else member.weight, str(member.id))
 
 
@@ -79,7 +79,7 @@ class Watch(RegistryThread):
         self.thread.start()
 
     def listing(self, seconds: float = 0) -> Listing:
-        """Return the list as it is known; wait for the first one for so many seconds at most."""
+        """Return the present list; wait for the first one for at most so many seconds."""
         self._pulled.wait(seconds)
         return self._listing
 
@@ -92,6 +92,6 @@ class Watch(RegistryThread):
 
     def failed(self, error: Exception) -> None:
         super().failed(error)
-        # What is gone when it is back is kept from then on.
+        # Servers that are missing when the registry is back are kept for a full minute.
         self._listing = replace(self._listing, trouble=self.backoff.text, kept_since=None)
         self._pulled.set()

@@ -1,4 +1,4 @@
-"""The registries there are, by the names that ``OUTBOX["FLEET"]["REGISTRY"]`` takes."""
+"""The registries, by the names that ``OUTBOX["FLEET"]["REGISTRY"]`` accepts."""
 
 from ...exports import lazy
 

@@ -1,7 +1,7 @@
-"""Servers as rows of the database of the outbox, judged by its clock.
+"""A registry in the database of the outbox: a row for each process, judged by the database's clock.
 
-Every statement is a transaction of its own, on the connection of a thread that only does this.
-A change of a list sends a NOTIFY on PostgreSQL. Each look at a list removes silent servers.
+Every statement is a transaction of its own, on the connection of a thread that only does this. On
+PostgreSQL a change to the servers sends a NOTIFY. Reading the list removes silent processes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ...process.watchdog import Watchdog
 from ...transactions import own_connection
 from ..registry import SERVER, Member, Registry
 
-#: Channel of PostgreSQL.
+#: The channel of NOTIFY on PostgreSQL.
 FLEET = "outbox_fleet"
 
 
 def change(rows: QuerySet[Server], **values: Any) -> int:
-    """Change servers, and wake who calls them; return how many there were."""
+    """Change the rows of servers, and wake their callers; return how many rows there were."""
     count = rows.filter(kind=Server.Kind.SERVER).update(**values)
     wake(rows.db, FLEET)
     return count
 
 
 class DatabaseRegistry(Registry):
-    """The table ``outbox_server``: nothing to install, for services that share a database."""
+    """The table ``outbox_server``, for services that share a database. It needs no other server."""
 
     def __init__(self) -> None:
         self.using = outbox_alias()
@@ -79,11 +79,11 @@ class DatabaseRegistry(Registry):
         watchdog = Watchdog(using=self.using, limit=seconds)
         waiting = waiter(stop, using=self.using, watchdog=watchdog, channel=FLEET)
         with own_connection(self.using, seconds=seconds), closing(waiting):
-            set_timeouts(self.using)  # of this connection only
+            set_timeouts(self.using)  # on this connection only
             with watchdog.watching():
                 yield waiting
 
     def _wake_for(self, member: Member) -> None:
-        """Clients that start together would wake each other, and none of them calls a client."""
+        """Wake callers only for a server: clients are not called, and many may start together."""
         if member.kind == SERVER:
             wake(self.using, FLEET)

@@ -1,6 +1,6 @@
-"""Servers that are listed in the settings.
+"""A registry of servers that are listed in the settings.
 
-Each is there as long as it is listed; one that does not answer is ejected by those who call it.
+A server is a member as long as it is listed. If it does not answer, its callers eject it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from ..registry import Member, Registry
 
 
 class StaticRegistry(Registry):
-    """The list ``OUTBOX["FLEET"]["SERVERS"]``. Who registers changes nothing."""
+    """The list ``OUTBOX["FLEET"]["SERVERS"]``. Registering changes nothing."""
 
     def register(self, member: Member) -> None:
-        """Nothing to do: it is listed, or not."""
+        """Nothing to do: the process is listed, or it is not."""
 
     def beat(self, member: Member) -> bool:
         return True
 
     def leave(self, member: Member) -> None:
-        """Nothing to do: it stays listed."""
+        """Nothing to do: the process stays listed."""
 
     def members(self, service: str) -> list[Member]:
         listed = fleet_settings().SERVERS.get(service, ())

@@ -1,7 +1,7 @@
-"""Servers in Redis, ZooKeeper, or what else tooz knows: for services without a common database.
+"""A registry in Redis, ZooKeeper or another backend of tooz, if services share no database.
 
-A service is a group of tooz, a process a member of it, with a coordinator of its own. Needs the
-extra ``coordination``. Changes are pulled.
+A service is a group of tooz. A process is a member of it, with a coordinator of its own. Processes
+poll for changes. Needs the extra ``coordination``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ logger = get_logger("outbox_app.fleet")
 
 
 class ToozRegistry(Registry):
-    """The groups at ``OUTBOX["FLEET"]["REGISTRY_URL"]``."""
+    """The groups of tooz at ``OUTBOX["FLEET"]["REGISTRY_URL"]``."""
 
     def __init__(self) -> None:
-        #: By member; under a new id the one that looks.
+        #: The coordinator of each member, by its id. The one with the id ``_looks`` only reads.
         self._coordinators: dict[UUID, Any] = {}
         self._looks = uuid4()
 
@@ -48,8 +48,8 @@ class ToozRegistry(Registry):
         if member.id not in self._coordinators:
             return False
         coordinator = self._coordinators[member.id]
-        with suppress(coordination.GroupNotCreated):  # what holds the groups has lost them
-            # Asked first, as a heartbeat waits for a ZooKeeper that is away, and this does not.
+        with suppress(coordination.GroupNotCreated):  # the backend has lost the groups
+            # Ask for the members first: without ZooKeeper this times out, but a heartbeat hangs.
             found = _answer(coordinator.get_members(_group(member.service)))
             if str(member.id).encode() in found:
                 coordinator.heartbeat()
@@ -72,7 +72,7 @@ class ToozRegistry(Registry):
         except coordination.GroupNotCreated:
             return []
         for id in ids:
-            with suppress(coordination.MemberNotJoined):  # meanwhile
+            with suppress(coordination.MemberNotJoined):  # it has left meanwhile
                 said = _answer(looks.get_member_capabilities(group, id))
                 try:
                     found.append(_member(said))
@@ -110,12 +110,12 @@ class ToozRegistry(Registry):
 
 
 def _answer(asked: Any) -> Any:
-    """Return what was asked for; without a limit ZooKeeper would be waited for until it is back."""
+    """Return the result of a request. Without a timeout this would wait until ZooKeeper is back."""
     return asked.get(timeout=outbox_settings().LEASE_SECONDS / BEATS)
 
 
 def _member(said: Any) -> Member:
-    """Return what a member has said of itself. A newer release may say more."""
+    """Return a member from its capabilities. Those of a newer release may have more fields."""
     known = {each.name: said[each.name] for each in fields(Member) if each.name in said}
     member = Member(**known | {"id": UUID(said["id"])})
     if type(member.weight) is not int or not 0 <= member.weight <= 100:
