@@ -1,15 +1,15 @@
 """Ids of 64 bits that no two processes make, and that grow with time.
 
 ``0 | 43 bits of milliseconds since 2025 | 3 datacentre | 5 node | 12 counter``. Time is reserved in
-the table ``outbox_node``, not read from a clock: a process makes ids in milliseconds that are its
-own for ever, and the next owner of its node begins above them. So a clock set back, a process that
-was stopped, and a fork (the child has nothing reserved) make no id again. The reservation is
-committed at once, on a connection of its own: the rollback of a caller would give the time out
-again. On SQLite, which has one writer, it is part of the caller's transaction; other transactions
-use its time only once that is committed.
+the table ``outbox_node``, not read from a clock: the milliseconds in which a process makes ids
+belong to it for ever, and the next owner of its node begins above them. So no id is made twice, not
+after a clock was set back, a process was suspended, or a fork (the child has no reservation). A
+reservation is committed at once, on a connection of its own: a rollback of the caller would free
+the time again. On SQLite, which allows one writer, it is part of the caller's transaction, and
+other transactions use its time only after the commit.
 
-While the database is away ids go on until the reserved time is used up; then ``NoNode`` is raised.
-A process that ends gives its node back; one that is killed keeps it for a minute.
+While the database is unavailable, ids are made until the reserved time is used up; then ``NoNode``
+is raised. A process that ends gives its node back; a killed process keeps it for a minute.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from .transactions import after_commit, is_in_test, lacks_autocommit, own_connec
 __all__ = ["IdParts", "SnowflakeField", "parts_of", "shard_of", "snowflake", "snowflakes"]
 
 EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
-#: Milliseconds that are reserved at once; those left when more are asked for; after which the
-#: node of a process that was killed is free; that an id has room for.
+#: Milliseconds: reserved at once; left when more are requested; until the node of a killed process
+#: is free; and the most that fit into an id.
 RESERVED, EARLY, SILENT, MOST = 10_000, 3_000, 60_000, 2**43 - 1
-#: Ids in a millisecond. The first counter is drawn below SHARDS, so that tables that are chosen by
-#: the least significant bits fill evenly, however few ids there are in a millisecond.
+#: Ids in a millisecond. The first counter of each is random, from 0 to SHARDS - 1, so that tables
+#: that are chosen by the least significant bits fill evenly, even with one id in a millisecond.
 COUNTERS, SHARDS = 2**12, 128
-#: Seconds for which an id waits for the database, and after which another thread asks it.
+#: Seconds for which a caller waits for the database, and after which another thread asks it.
 WAIT, HUNG = 5.0, 10.0
 
 
 class IdParts(NamedTuple):
-    """What an id is made of."""
+    """The parts of an id."""
 
     time: datetime
     datacentre: int
@@ -72,30 +72,30 @@ def snowflake() -> int:
     """Return a new id.
 
     Raises:
-        NoNode: Every node is taken, or no time is left and the database is away.
+        NoNode: Every node is taken, or no reserved time is left and the database is unavailable.
     """
     return _ids.make()
 
 
 def snowflakes(n: int) -> list[int]:
-    """Return so many new ids, in growing order. Beyond 3,968 they use the next millisecond."""
+    """Return ``n`` new ids, in ascending order. Beyond 3,968 they use the next millisecond."""
     if type(n) is not int or n < 0:
         raise InvalidArgument(f"snowflakes() makes a whole number of ids from 0; it got {n!r}.")
     return _ids.make_many(n)
 
 
 def parts_of(id: int) -> IdParts:
-    """Take an id apart. Any number of 63 bits is one: this says not that it was ever made."""
+    """Split an id into its parts. Any number of 63 bits has them, also if no process made it."""
     _require_id(id)
     time = EPOCH + timedelta(milliseconds=id >> 20)
     return IdParts(time, id >> 17 & DATACENTRES - 1, id >> 12 & NODES - 1, id & COUNTERS - 1)
 
 
 def shard_of(id: int, shards: int = SHARDS) -> int:
-    """Return which of so many tables an id belongs to, as ``PARTITION BY HASH`` of MySQL does.
+    """Return the shard of an id, by the same formula as ``PARTITION BY HASH`` of MySQL.
 
     Args:
-        shards: 1 to 128. Ids do not fill more tables evenly.
+        shards: The number of shards, 1 to 128. Ids do not fill more shards evenly.
     """
     _require_id(id)
     if type(shards) is not int or not 1 <= shards <= SHARDS:
@@ -127,32 +127,32 @@ class SnowflakeField(models.BigIntegerField):  # type: ignore[type-arg]
 
 @dataclass(slots=True, eq=False)
 class _Reserved:
-    """The milliseconds after ``low`` up to ``high`` of one node."""
+    """Reserved time of one node: the milliseconds after ``low``, up to and including ``high``."""
 
     using: str
     pair: tuple[int, int]
     low: int
     high: int
-    #: What the monotonic clock showed at millisecond 0.
+    #: The reading of the monotonic clock at millisecond 0.
     zero: float
-    #: From this millisecond on more time is asked for.
+    #: The millisecond from which on more time is requested.
     renew_at: float = inf
-    #: When the millisecond in use ends on that clock, and its ids that are left.
+    #: When the current millisecond ends on that clock, and the ids that are left in it.
     current: tuple[float, Iterator[int]] = (-inf, iter(()))
 
 
 class Snowflakes:
-    """The ids of one process. Threads share it, and take its lock once a millisecond."""
+    """Makes the ids of one process. Its threads share it, and take its lock once a millisecond."""
 
     def __init__(self, *, clock: Callable[[], float] = elapsed) -> None:
         self._clock = clock
         self._draw = Random().getrandbits
-        #: The last millisecond that was used, with any node: no id goes back below it.
+        #: The last millisecond in which ids were made, with any node: no later id is below it.
         self._last = -1
         self.begin()
 
     def begin(self) -> None:
-        """Forget what is reserved: after a fork it is the parent's."""
+        """Start without a reservation: after a fork, it belongs to the parent."""
         self._lock, self._turn = Lock(), Lock()
         self.owner = uuid4()
         self._reserved: _Reserved | None = None
@@ -160,7 +160,7 @@ class Snowflakes:
 
     def make(self) -> int:
         used = None
-        # A thread may stop anywhere here: ``next`` is one step, and the ids stay this process's.
+        # A thread may be suspended anywhere here: ``next`` is atomic, and ids stay this process's.
         while (id := next(ids := self._ids(used), None)) is None:
             used = ids
         return id
@@ -173,7 +173,7 @@ class Snowflakes:
         return made
 
     def _ids(self, used: Iterator[int] | None) -> Iterator[int]:
-        """Return ids of this millisecond, or of the next one if these are used up."""
+        """Return the ids left in this millisecond, or those of the next if ``used`` is used up."""
         reserved = self._reserved
         if reserved is not None:
             until, ids = reserved.current
@@ -198,13 +198,13 @@ class Snowflakes:
             reserved.current = reserved.zero + (ms + 1) / 1000, ids
             if ms > reserved.renew_at:
                 reserved.renew_at = ms + RESERVED / 20
-                with suppress(NoNode):  # there are some left
+                with suppress(NoNode):  # some reserved time is left
                     self._ask(reserved.using)
             return ids
 
     def _reserve(self, before: _Reserved | None) -> _Reserved | None:
-        """Wait for more time than before, and return it; None where it was given back meanwhile."""
-        with chosen(""):  # not the alias of a page of the admin: its processes make the same ids
+        """Wait for a new reservation, and return it; None if it was given back meanwhile."""
+        with chosen(""):  # not the alias of an admin page: processes there may make the same ids
             using = outbox_alias()
         try:
             if _is_one_writer(using):
@@ -226,14 +226,14 @@ class Snowflakes:
             raise NoNode(text) from error
 
     def _ask(self, using: str) -> tuple[Future[None], float]:
-        """Let another thread ask, unless one does already. Raises ``NoNode`` if none can start."""
+        """Let another thread reserve time, unless one does. Raises ``NoNode`` if none can start."""
         if self._asked and not self._asked[0].done() and self._asked[1] + HUNG > self._clock():
             return self._asked
         asked = Future[None](), self._clock()
         thread = Thread(target=self._answer, args=(using, asked[0]), name="outbox-ids", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the system has no more, or the interpreter ends
+        except RuntimeError as error:  # the system has no more threads, or the interpreter exits
             raise NoNode(f"No time is reserved for ids, and no thread asks: {error}") from error
         self._asked = asked
         return asked
@@ -249,8 +249,8 @@ class Snowflakes:
             future.set_exception(error)
 
     def _reserve_inside(self, using: str) -> _Reserved:
-        """Reserve inside the caller's transaction, for that one alone until it has committed."""
-        # A callback that is there is of this transaction, and no savepoint has dropped it.
+        """Reserve time inside the caller's transaction, for that alone until the commit."""
+        # Callbacks that are still here belong to this transaction, and no rollback dropped them.
         callbacks = [f for _, f, *_ in connections[using].run_on_commit if isinstance(f, partial)]
         own: list[_Reserved] = [f.args[0] for f in callbacks if f.func == self._keep]
         if own and max((self._clock() - own[-1].zero) * 1000, self._last + 1) < own[-1].high:
@@ -263,13 +263,13 @@ class Snowflakes:
         with self._lock:
             before = self._reserved
             if before and before.using == reserved.using and before.high >= reserved.high:
-                return  # of a thread that hung
+                return  # the late answer to a thread that hung
             if before and before.pair == reserved.pair and before.high == reserved.low:
                 reserved.low = before.low
             self._reserved = reserved
 
     def _request(self, using: str) -> _Reserved:
-        """Reserve time of a node: our own, if it still is, else a free one."""
+        """Reserve time of the node that this process owns, or else of a free one."""
         require_table(Node, "0011_nodes_of_ids", using=using)
         wanted = fleet_settings().DATACENTRE
         if wanted not in (None, *range(DATACENTRES)):
@@ -282,7 +282,7 @@ class Snowflakes:
             rows = {(d, n): row for d, n, *row in columns.all()}
             answered = self._clock()
             if missing := pairs - rows.keys():
-                # Above what owners of deleted rows may still use.
+                # Begin above the time that owners of deleted rows may still use.
                 reserved_ms: Any = Milliseconds() + RESERVED + EARLY
                 new = [Node(datacentre=d, node=n, reserved_ms=reserved_ms) for d, n in missing]
                 nodes.bulk_create(new, ignore_conflicts=True)
@@ -298,13 +298,13 @@ class Snowflakes:
             pair = SystemRandom().choice(free)
             _, seen, now = rows[pair]
             low = max(seen, now, self._last)
-            # Of two that have seen the same, one finds the row. Who finds it owns the time.
+            # Of two processes that have read the same row, only one updates it, and owns the time.
             row = nodes.filter(datacentre=pair[0], node=pair[1], reserved_ms=seen)
             if row.update(owner=self.owner, reserved_ms=low + RESERVED):
                 return _Reserved(using, pair, low, low + RESERVED, answered - now / 1000)
 
     def give_back(self, **kwargs: Any) -> None:
-        """Let others have the node, above the last id. A reservation that has ended stays."""
+        """Give the node and the time after the last id to others, unless the time has run out."""
         with self._lock:
             reserved, self._reserved = self._reserved, None
             if reserved is None or (self._clock() - reserved.zero) * 1000 > reserved.high:
@@ -316,7 +316,7 @@ class Snowflakes:
 
 
 def _is_one_writer(using: str) -> bool:
-    """Say whether another connection would wait for the caller's own: on SQLite."""
+    """Return whether this is SQLite, where a second connection would wait for the caller's."""
     connection = connections[using]
     if connection.vendor != "sqlite" or lacks_autocommit(connection):
         return False
@@ -324,7 +324,7 @@ def _is_one_writer(using: str) -> bool:
         asyncio.get_running_loop()
     except RuntimeError:
         return True
-    return False  # a coroutine has no transaction, and may not ask
+    return False  # a coroutine has no transaction, and Django refuses its queries
 
 
 def _all_taken(wanted: int | None, count: int, using: str) -> str:
@@ -344,6 +344,6 @@ worker_process_shutdown.connect(_ids.give_back, weak=False)
 
 @receiver(setting_changed, dispatch_uid="outbox_app.ids")
 def _move(*, setting: str, **kwargs: Any) -> None:
-    """Leave a node whose table may be on another alias now: in tests only."""
+    """Give the node back: its table may be on another alias now. Only tests change settings."""
     if setting == "OUTBOX":
         _ids.give_back()
