@@ -53,9 +53,8 @@ def in_callers_transaction(entity: Any, *, using: str) -> bool:
     """
     if inside := running.get():
         raise InvalidCommand(
-            f"The command {inside.command} may not execute another command, as it may run several "
-            "times. Execute the other command after this one has returned, or in a subscription "
-            "on the versions of this entity."
+            f"The command {inside.command} may not execute another command: it may run repeatedly. "
+            "Execute the other after this one has returned, or in a subscription on its versions."
         )
     connection = connections[using]
     if connection.in_atomic_block:

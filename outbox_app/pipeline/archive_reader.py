@@ -146,8 +146,8 @@ def planned(options: Options) -> Planned:
             if archive.end == start:
                 return plan
     raise ReadRefused(
-        f"The archive {options.archive} has got on {PLANS} times while its reading was planned. "
-        "Read it again, or let the archiver catch up before."
+        f"The archive {options.archive} has grown {PLANS} times while the read was planned. Read "
+        "it again, or first let the archiver catch up."
     )
 
 

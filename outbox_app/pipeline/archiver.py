@@ -139,8 +139,8 @@ class Archiver:
                 return total
             except database.errors as error:
                 raise Unreachable(
-                    f"{self.options.url} has not answered as it should: {one_line(error, 1000)}. "
-                    "What is in the table is archived; run it again."
+                    f"The database {self.options.url} failed: {one_line(error, 1000)}. The rows in "
+                    "the archive's table are archived; run the archiver again."
                 ) from error
 
     def _verify(self, archive: Archive, database: Database) -> None:
@@ -150,7 +150,7 @@ class Archiver:
             if not database.has(first):
                 raise ArchiveRefused(
                     f"The archive {self.store.folder} is damaged: no commit names {file.name}, and "
-                    f"the log has no position {first}, which is in it. Put _delta_log back from a "
+                    f"the log no longer has its position {first}. Put _delta_log back from a "
                     "copy; if the log was pruned without --archived, delete the file."
                 )
 
@@ -229,7 +229,7 @@ def _compare(
     position = first_difference(archived, logged)
     if position is not None:
         raise ArchiveRefused(
-            f"What was just archived of {options.log} is not what the log holds, first at "
+            f"The rows that were just archived differ from the rows of {options.log}, first at "
             f"position {position}: rows were changed or deleted meanwhile, or the disk is broken. "
             "Nothing of this batch was kept."
         )

@@ -35,8 +35,8 @@ def compact(archive: Archive) -> Iterator[File]:
         failpoint("compaction_written")
         if first_difference(old, read_all(archive.store, new, archive.schema)) is not None:
             raise ArchiveRefused(
-                f"Files of {archive.store.folder} that were put together are not what they were "
-                "made of: the disk is broken. The old ones are kept."
+                f"Merged files of {archive.store.folder} differ from the files that they were "
+                "made of: the disk is broken. The old files are kept."
             )
         archive.replace(group, new)
         yield from new

@@ -145,7 +145,7 @@ def connected(
                 told, secret = str(error).strip(), options.secret()
                 if secret:
                     told = told.replace(secret, "****")
-                raise Unreachable(f"{options.url} cannot be connected to: {told}") from None
+                raise Unreachable(f"Connecting to {options.url} failed: {told}") from None
         time.sleep(pause)
         pause = min(pause * 2, 2.0)
 

@@ -31,8 +31,8 @@ KINDS: Mapping[str, Kind] = {
     "tail": Kind("Versions missing at the end of a stream", _RESTORE),
     "only_in_archive": Kind(
         "Lost by the database",
-        "Pruning removes the front of a log only. Put the rows back from the archive, with their "
-        "ids, before a subscription passes them.",
+        "Pruning removes only the oldest rows of a log. Put the rows back from the archive, with "
+        "their ids, before a subscription passes them.",
     ),
     "not_in_archive": Kind(
         "Lost by the archive",
@@ -41,27 +41,27 @@ KINDS: Mapping[str, Kind] = {
     ),
     "content_differs": Kind(
         "Different in database and archive",
-        "Events never change. Find out who wrote to one of the two, and put the right content "
-        "back.",
+        "Events never change. Find out who edited the database or the archive, and restore the "
+        "right content.",
     ),
     "archived_twice": Kind(
         "More than once in the archive",
-        "Its tasks or its disk failed. Archive to a new folder while the log has the rows.",
+        "Tasks or the disk failed. Archive to a new folder while the log still has the rows.",
     ),
     "duplicate_version": Kind(
-        "Versions there more than once",
-        "The unique constraint of the log forbids it: see that it is there. Delete the row that "
-        "is wrong.",
+        "Versions that occur more than once",
+        "The unique constraint of the log prevents this: check that it exists. Delete the wrong "
+        "row.",
     ),
     "duplicate_id": Kind(
-        "Positions there more than once",
-        "The primary key of the log forbids it: see that it is there, and REINDEX. Delete the row "
-        "that is wrong.",
+        "Positions that occur more than once",
+        "The primary key of the log prevents this: check that it exists, and REINDEX. Delete the "
+        "wrong row.",
     ),
     "order": Kind(
         "Out of order",
-        "Rows were written by hand, or imported. Subscriptions that begin anew are given them in "
-        "the order of positions: import them again in the order of versions.",
+        "Rows were written by hand, or imported. A new subscription gets them in the order of "
+        "their positions: import the rows again in the order of their versions.",
     ),
     "invalid_version": Kind(
         "Versions below 1",
@@ -70,17 +70,17 @@ KINDS: Mapping[str, Kind] = {
     ),
     "low_head": Kind(
         "Heads behind their stream",
-        "The next publish() to the stream fails, as its version is taken. Set its row in "
-        "outbox_stream to the last version of the log.",
+        "The next publish() to the stream fails, because its version exists. Set the stream's row "
+        "in outbox_stream to its last version in the log.",
     ),
 }
 _EDITED = (
-    "A row was written by hand; commands end with DamagedEntity. Versions are the "
-    "truth: manage.py outbox_entities verify --repair writes the row from the newest one."
+    "A row was edited by hand, so commands raise DamagedEntity. The versions are right: manage.py "
+    "outbox_entities verify --repair writes the row from the newest version."
 )
 #: Kinds for the log of an entity type, with which the rows of entities are compared.
 ENTITY_KINDS: Mapping[str, Kind] = {
-    "entity_row": Kind("Entities without their row, or with one too many", _EDITED),
+    "entity_row": Kind("Entities with a missing or a superfluous row", _EDITED),
     "entity_version": Kind("Entities at another version than their log", _EDITED),
     "entity_state": Kind("Entities in another state than their newest version", _EDITED),
 }
@@ -115,7 +115,7 @@ class Defect(NamedTuple):
                 begins = f"it begins with version {(last or 0) + 1} (position {position})"
                 return f"{stream}: {which} missing; {begins}"
             case "tail" if first == 1:
-                return f"{stream}: {which} missing, and nothing of the stream is there"
+                return f"{stream}: {which} missing, and the log has no event of the stream"
             case "tail":
                 known = f"outbox_stream knows version {last}"
                 return f"{stream}: {which} missing at the end ({known})"
@@ -125,14 +125,14 @@ class Defect(NamedTuple):
             case "not_in_archive":
                 return f"{event} is in the database, but not in the archive"
             case "content_differs":
-                return f"{event} is not the same in database and archive"
+                return f"{event} differs between database and archive"
             case "archived_twice":
                 return f"{event} is in the archive {detail} times"
             case "duplicate_version":
                 again = f"again at position {position}"
-                return f"{stream}: version {first} is there more than once, {again}"
+                return f"{stream}: version {first} occurs more than once, {again}"
             case "duplicate_id":
-                return f"position {position} is there {detail} times"
+                return f"position {position} occurs {detail} times"
             case "order":
                 return f"{event} has a lower position than the version before it"
             case "invalid_version":

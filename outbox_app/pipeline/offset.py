@@ -20,7 +20,7 @@ from .database import Database
 #: The version of the format. Offsets of another version are refused.
 VERSION = 1
 
-_EXPECTED = "A checkpoint has to be of this log and this database: take another folder for it."
+_EXPECTED = "A checkpoint must belong to this log and this database: use another folder for it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Offset:
             values = dict(json.loads(given) if isinstance(given, str) else given)
             if values.get("version", VERSION) != VERSION:
                 raise DamagedCursor(
-                    f"The offset is of version {values['version']!r:.20}; this release knows "
-                    f"{VERSION}. Read it with the release that has written it, or a later one."
+                    f"The offset has version {values['version']!r:.20}; this release reads version "
+                    f"{VERSION}. Read it with the release that wrote the offset, or a later one."
                 )
             offset = cls(**values)
             kinds = {"position": int, "version": int}
@@ -72,8 +72,8 @@ class Offsets(LogScan[Offset]):
         options = database.options
         if not database.columns(options.log):
             raise UnknownLog(
-                f"There is no table {options.log!r} in {options.url}. The option log is the table "
-                "of a log, outbox_event by default."
+                f"There is no table {options.log!r} in {options.url}. The option log must name the "
+                "table of a log (default: outbox_event)."
             )
         self.database = database
         self.scan = database.log()
@@ -116,9 +116,9 @@ class Offsets(LogScan[Offset]):
         )
         if found and _hex(found[0][0]) != _hex(offset.message_id):
             raise ForeignCursor(
-                f"The offset has seen event {offset.message_id} at position {offset.position} of "
-                f"{offset.log}; it is not there: this is another database, or it was restored to "
-                f"an earlier time. {_EXPECTED}"
+                f"The offset names event {offset.message_id} at position {offset.position} of "
+                f"{offset.log}, but that event is not there: this is another database, or it was "
+                f"restored to an earlier time. {_EXPECTED}"
             )
 
     def state(self, offset: Offset) -> WindowState:
@@ -132,7 +132,7 @@ class Offsets(LogScan[Offset]):
         if offset.database != identity:
             raise ForeignCursor(
                 f"The offset was made in database {offset.database}; this is {identity}: another "
-                f"one, or a dump that was restored. {_EXPECTED}"
+                f"database, or one that was restored from a dump. {_EXPECTED}"
             )
         state: WindowState = self.scan.state.load(offset.state)
         return state

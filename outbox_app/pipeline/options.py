@@ -92,7 +92,7 @@ class Options:
             values[names[key].name] = _parsed(str(names[key].type), name, text)
         if "url" not in values:
             raise InvalidOption(
-                'Say which database: .option("url", "postgresql://user@host/name"), or mysql://…, '
+                'Name the database: .option("url", "postgresql://user@host/name"), or mysql://…, '
                 "or sqlite:///file."
             )
         return cls(**values)
@@ -104,15 +104,15 @@ class Options:
             raise InvalidOption(f"The url is invalid: {error}.") from None
         if self.address.password is not None or not _SECRETS.isdisjoint(map(str.lower, said)):
             raise InvalidOption(
-                "The url holds a password, which would be shown in plans and logs. Leave it out, "
-                "and name a file or an environment variable: passwordFile, passwordEnv."
+                "The url holds a password, which would be shown in plans and logs. Leave it out. "
+                "Name a file (passwordFile) or an environment variable (passwordEnv) that holds it."
             )
         if self.read not in ("events", "heads", "inbox"):
             raise InvalidOption(f"read must be events, heads or inbox; got {self.read!r}.")
         if self.vendor == "sqlite" and not self.address.path.strip("/"):
-            raise InvalidOption("An SQLite url names a file: sqlite:///relative or sqlite:////abs.")
+            raise InvalidOption("An SQLite url must name a file: sqlite:///rel or sqlite:////abs.")
         if self.archive and self.start:
-            raise InvalidOption("An archive begins at the beginning: leave out start, or archive.")
+            raise InvalidOption("An archive is read from its start: leave out start or archive.")
         if self.lowest and not self.lowest.isdecimal():
             raise InvalidOption(f"lowest must be a position; got {self.lowest!r:.50}.")
         if self.partitions < 1:
@@ -170,17 +170,17 @@ class Options:
                 return Path(self.password_file).read_text().rstrip("\r\n")
             except OSError as error:
                 raise Unreachable(
-                    f"The password of {self.url} is said to be in the file {self.password_file}, "
-                    f"which cannot be read here: {error.strerror}. Mount it on the driver and on "
-                    "every executor."
+                    f"The file with the password of {self.url}, {self.password_file}, cannot be "
+                    f"read here: {error.strerror}. Mount the file on the driver and on every "
+                    "executor."
                 ) from error
         if self.password_env:
             try:
                 return os.environ[self.password_env]
             except KeyError:
                 raise Unreachable(
-                    f"The password of {self.url} is said to be in the environment variable "
-                    f"{self.password_env}, which this process does not have. Set it where the "
+                    f"The environment variable with the password of {self.url}, "
+                    f"{self.password_env}, is not set in this process. Set the variable where the "
                     "driver and the executors are started."
                 ) from None
         return self.password or None

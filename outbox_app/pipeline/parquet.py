@@ -73,7 +73,7 @@ def write_days(
     has_day = pc.and_(pc.greater(years, 0), pc.less(years, 10_000)).fill_null(False)
     if (odd := pc.index(has_day, False).as_py()) >= 0:
         raise InvalidSchema(
-            "Column recorded_at has a value that is no moment of the years 1 to 9999, at position "
+            "Column recorded_at has a value that is not a time in years 1 to 9999, at position "
             f"{table['id'][odd]}. Correct it."
         )
     days = table["recorded_at"].cast(pa.date32())
@@ -152,10 +152,10 @@ def read_stream(
 
 def damaged(store: Store, file: File) -> ArchiveRefused:
     return ArchiveRefused(
-        f"The archive {store.folder} is damaged: {file.name} is not there, or not as it was "
-        f"written ({file.bytes} bytes, sha256 {file.digest}…). Put it back from a copy. It has "
-        f"positions {file.first} to {file.last}; as long as the log has them, a new folder can be "
-        "archived to."
+        f"The archive {store.folder} is damaged: {file.name} is missing, or not as it was written "
+        f"({file.bytes} bytes, sha256 {file.digest}…). Put it back from a copy. The file has "
+        f"positions {file.first} to {file.last}: as long as the log has them, you can archive to "
+        "a new folder instead."
     )
 
 

@@ -108,7 +108,7 @@ def arrow_schema(schema: StructType, columns: Mapping[str, str], read: str = "ev
         if kind != columns[field.name]:
             expected = _SPELLED.get(columns[field.name], columns[field.name])
             raise InvalidSchema(
-                f"Column {field.name} is {expected}, not {kind}. Read it as that, and "
+                f"Column {field.name} is {expected}, not {kind}. Read it so, and "
                 f'cast: .withColumn("{field.name}", col("{field.name}").cast("{kind}")).'
             )
         fields.append(pa.field(field.name, _arrow(kind), nullable=field.nullable))

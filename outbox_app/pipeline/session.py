@@ -124,7 +124,7 @@ def require_java() -> None:
         " or let JAVA_HOME name one. Everything else of outbox_app works without."
     )
     if shutil.which(java) is None:
-        raise NoSpark(f"Spark runs on Java, and there is no program {java}. {how}")
+        raise NoSpark(f"Spark needs Java, but the program {java} was not found. {how}")
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "(\d+)', told)
     if version is None or int(version[1]) < JAVA:

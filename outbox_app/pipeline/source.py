@@ -68,7 +68,7 @@ class OutboxDataSource(DataSource):
         bounds = (options.archive, options.start, options.end, options.lowest)
         if options.read != "events" or any(bounds):
             raise InvalidOption(
-                "A stream is of events, and its checkpoint says from where on: leave out read, "
+                "A stream reads events, and starts where its checkpoint says: leave out read, "
                 "archive, start, end and lowest."
             )
         return StreamReader(options, schema)
@@ -106,8 +106,8 @@ class Reader(DataSourceReader):
             with closing(connect(options)) as database:
                 if not database.has(lowest):
                     raise ReadRefused(
-                        f"Position {lowest} has gone from {options.log} while it was read: the "
-                        "archive has got on, and the log was pruned. Read both again."
+                        f"Position {lowest} was removed from {options.log} while the log was read: "
+                        "the archive has grown, and the log was pruned. Read both again."
                     )
 
 

@@ -49,8 +49,8 @@ class Store:
         self.folder = (os.path.abspath(path) if self.is_local else folder).rstrip("/")
         if self.is_local and (unfit := _UNFIT.search(self.folder)):
             raise ArchiveRefused(
-                f"No archive can be in {self.folder!r}: delta-rs, which writes its table, takes "
-                f"{unfit[0]!r} for a part of an address. Name another folder."
+                f"{self.folder!r} cannot hold an archive: delta-rs, which writes its table, would "
+                f"take {unfit[0]!r} for a part of an address. Name another folder."
             )
         self.system, self.root = fs.LocalFileSystem(), self.folder
         if not self.is_local:
@@ -114,9 +114,9 @@ class Store:
         missing = isinstance(error, FileNotFoundError) or "404 Not Found" in text
         if failed and not missing and not self.is_local:
             raise Unreachable(
-                f"{self.folder} has not answered as it should: {told(error)}. Each process needs "
-                "valid credentials and a way to the store (docs/howto/object-storage.md). What the "
-                "table has is archived; run it again."
+                f"Access to {self.folder} failed: {told(error)}. Each process needs valid "
+                "credentials and a way to the store (docs/howto/object-storage.md). The rows in "
+                "the archive's table are archived; run the command again."
             ) from error
         if isinstance(error, OSError):
             if error.errno is None:  # delta-rs has raised it, in several lines
@@ -135,7 +135,7 @@ class Store:
         if self.is_local and not os.path.realpath(path).startswith(f"{root}/"):
             raise ArchiveRefused(
                 f"The archive {self.folder} is damaged: {name!r:.100} leads out of it, by a "
-                "symbolic link or by its name. Archives hold no links; put a folder in its place."
+                "symbolic link or by its name. Archives have no links: replace it with a folder."
             )
         return path
 

@@ -100,8 +100,8 @@ class Archive:
                 archive = cls(store, log, DeltaTable(store.folder))
         except TableNotFoundError:
             raise ArchiveRefused(
-                f"{store.folder} is no archive: it is no Delta table. Name the folder that "
-                "manage.py outbox_pipeline archive --to was given."
+                f"{store.folder} is no archive: it is no Delta table. Name the folder that you "
+                "gave to manage.py outbox_pipeline archive --to."
             ) from None
         archive.refresh()
         if end not in (None, archive.end):  # else all commits would be read, for nothing
@@ -192,8 +192,8 @@ class Archive:
         for each in schema:
             if known.get(each.name, each.type) != each.type:
                 raise ArchiveRefused(
-                    f"Column {each.name} of {self.log} is {each.type} now; in the archive "
-                    f"{self.store.folder} it is {known[each.name]}, and a table keeps its types. "
+                    f"Column {each.name} of {self.log} is {each.type} now, but in the archive "
+                    f"{self.store.folder} it is {known[each.name]}, which cannot be changed there. "
                     "Archive to a new folder, or give the column its type back."
                 )
         if new := [each for each in schema if each.name not in known]:
@@ -268,8 +268,8 @@ class Archive:
             # If an answer of the store was lost, delta-rs has sent the commit a second time.
             if attempt not in [commit.get(ATTEMPT) for commit in made]:
                 raise ArchiveRefused(
-                    f"Another process has written to {self.store.folder} meanwhile. What it has "
-                    "committed counts, and nothing of this one. Run one archiver."
+                    f"Another process has written to {self.store.folder} meanwhile. Its commit "
+                    "counts, and this process has committed nothing. Run only one archiver."
                 ) from error
         self.refresh()
 
@@ -279,7 +279,7 @@ class Archive:
         if newest is not None:
             return newest
         raise ArchiveRefused(
-            f"{self.store.folder} is a Delta table, and no commit of it says how far a log is "
+            f"{self.store.folder} is a Delta table, but none of its commits says how far a log is "
             "archived: another program has written it, or commits were removed. Put _delta_log "
             "back from a copy, or name an empty folder, or a new one."
         )
@@ -306,9 +306,9 @@ class Archive:
             told = next(c for c in reversed(self._table.history()) if c["version"] > version)
             raise ArchiveRefused(
                 f"Another program has changed the archive {self.store.folder}: version "
-                f"{told['version']} ({told.get('operation')!s:.50}). An archive is written by "
-                f"outbox_pipeline alone. Undo it: DeltaTable({self.store.folder!r})"
-                f".restore({version}), within a week; or archive to a new folder."
+                f"{told['version']} ({told.get('operation')!s:.50}). Only outbox_pipeline may "
+                f"write it. Undo this within a week, by DeltaTable({self.store.folder!r})"
+                f".restore({version}), or archive to a new folder."
             )
 
     def _require_ours(self) -> None:
@@ -316,7 +316,7 @@ class Archive:
         if self.mark.log != self.log:
             raise ArchiveRefused(
                 f"{folder} is the archive of the log {self.mark.log!r:.128}, not of {self.log}. "
-                "Take a folder for each log."
+                "Use one folder for each log."
             )
         if (protocol.min_reader_version, protocol.min_writer_version) > _PROTOCOL:
             raise ArchiveRefused(
@@ -326,7 +326,7 @@ class Archive:
             )
         self._files = sorted(_files(self._table, self.store), key=lambda file: file.first)
         if (found := sum(file.rows for file in self._files)) != self.rows:
-            raise _damaged(self.store, f"it has {found} rows, and its newest commit {self.rows}")
+            raise _damaged(self.store, f"{found} rows, but {self.rows} by its newest commit")
 
     def _go_back(self, end: Offset) -> None:
         with _explained(self.store):
@@ -336,8 +336,8 @@ class Archive:
                     self.mark = mark
                     return self._require_ours()
         raise ArchiveRefused(
-            f"No batch of the archive {self.store.folder} ends at the offset that is asked for. "
-            "Leave the option end out, or take the end of a commit of its table."
+            f"No batch of the archive {self.store.folder} ends at the offset of the option end. "
+            "Leave the option out, or use the end of a commit of the archive's table."
         )
 
 
@@ -347,7 +347,7 @@ def _with_day(schema: pa.Schema) -> pa.Schema:
         if name.lower() == DAY or _UNFIT.search(name):
             raise ArchiveRefused(
                 f"A Delta table cannot have the log's column {name!r}: "
-                f"{DAY} is that of the archive, and blanks and ,;{{}}()= are not taken. Rename it."
+                f"{DAY} is the archive's own, and blanks and ,;{{}}()= are invalid. Rename it."
             )
     return schema.append(pa.field(DAY, pa.date32()))
 

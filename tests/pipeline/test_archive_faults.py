@@ -112,7 +112,7 @@ def test_a_damaged_file(alias, new_log, folder, damage, monkeypatch):
         path.write_bytes(content[:50] + bytes([content[50] ^ 4]) + content[51:])
         monkeypatch.setattr("outbox_app.pipeline.compaction.FILES", 2)
     publish_some(alias, 1)
-    with pytest.raises(ArchiveRefused, match=f"is damaged: .*{path.name} is not there") as refused:
+    with pytest.raises(ArchiveRefused, match=f"is damaged: .*{path.name} is missing") as refused:
         archive(alias, folder)
     assert "Put it back from a copy" in str(refused.value)
     path.write_bytes(content)
@@ -186,7 +186,7 @@ def test_a_commit_that_is_lost_with_rows_that_were_pruned(alias, new_log, folder
     Event.objects.using(alias).filter(pk__in=ids).delete()
     newest.unlink()
     before = tree(folder)
-    with pytest.raises(ArchiveRefused, match=r"no commit names .*, and the log has no position"):
+    with pytest.raises(ArchiveRefused, match=r"no commit names .*, and the log no longer has"):
         archive(alias, folder)
     assert tree(folder) == before
     newest.write_text(content)
@@ -346,9 +346,9 @@ def test_the_database_is_restarted_in_the_middle(server, private, folder, at, po
         said, waits = [], Waiting(2)
         archiver = Archiver(Following(), source(alias), str(folder), max_rows=4, write=said.append)
         archiver.follow(0.5, waits)
-        assert sum("has not answered as it should" in line for line in said) == 1
+        assert sum("The database " in line for line in said) == 1
     else:
-        with pytest.raises(Unreachable, match="has not answered as it should") as lost:
+        with pytest.raises(Unreachable, match=r"The database .* failed") as lost:
             archive(alias, folder)
         assert "\n" not in str(lost.value)
         archive(alias, folder)
@@ -360,7 +360,7 @@ def test_the_database_is_away(server, private, folder):
     options = source(private, connect_timeout=0.1)
     server.stop()
     try:
-        with pytest.raises(Unreachable, match="cannot be connected to"):
+        with pytest.raises(Unreachable, match=r"Connecting to .* failed"):
             Archiver(Here(), options, str(folder)).run()
     finally:
         server.start()

@@ -338,7 +338,7 @@ def test_all_are_counted_and_the_first_are_listed(log, monkeypatch):
         ),
         (
             Defect("tail", "order-17", 1, 2, None, ""),
-            "order-17: versions 1 to 2 are missing, and nothing of the stream is there",
+            "order-17: versions 1 to 2 are missing, and the log has no event of the stream",
         ),
         (
             Defect("low_head", "order-17", 0, 3, 9, ""),

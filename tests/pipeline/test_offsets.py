@@ -182,7 +182,7 @@ def test_nonsense(given):
 
 @pytest.mark.parametrize("given", [{"version": 2}, {"version": 2, "more": "x"}, {"version": "1"}])
 def test_another_version(given):
-    with pytest.raises(DamagedCursor, match=r"of version .*knows 1"):
+    with pytest.raises(DamagedCursor, match=r"has version .*reads version 1"):
         Offset.load(GOOD.dump() | given)
 
 

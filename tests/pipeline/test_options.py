@@ -41,11 +41,11 @@ def test_names_are_spelled_in_any_case():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "Say which database"),
+        ({}, "Name the database"),
         ({"url": URL, "dbtable": "x"}, "no option 'dbtable'.*maxRowsPerBatch"),
         ({"url": "oracle://db/shop"}, "begins with 'oracle'"),
         ({"url": "db/shop"}, "begins with ''"),
-        ({"url": "sqlite:///"}, "names a file"),
+        ({"url": "sqlite:///"}, "must name a file"),
         ({"url": "postgresql://[db/shop"}, "is invalid"),
         ({"url": "mysql://db:abc/shop"}, "is invalid"),
         ({"url": URL, "read": "rows"}, "events, heads or inbox"),
@@ -128,10 +128,10 @@ def test_secrets(tmp_path, monkeypatch):
 
 
 def test_secrets_that_are_not_there(tmp_path):
-    with pytest.raises(Unreachable, match=r"variable NO_SUCH.*Set it where"):
+    with pytest.raises(Unreachable, match=r"NO_SUCH, is not set.*Set the variable where"):
         options(passwordEnv="NO_SUCH").secret()
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(Unreachable, match=rf"file {path}.*every executor"):
+        with pytest.raises(Unreachable, match=rf"{path}, cannot be read.*every executor"):
             options(passwordFile=str(path)).secret()
 
 

@@ -155,11 +155,11 @@ class TestRefused:
         position = Event.objects.using(alias).get(type="bad").pk
         text = str(caught.value)
         assert text.startswith(
-            "The rebuild of 'spark_status' ended with PipelineError: Projection 'spark_status': "
+            "The rebuild of 'spark_status' failed with PipelineError: Projection 'spark_status': "
             f"apply() of b@2 (bad, position {position} of outbox_event) raised ValueError: b@2 ("
         )
         assert text.endswith(
-            "declared.py:30). The view and its subscription are as they were. Run it again."
+            "declared.py:30). The view and its subscription are unchanged. Run the rebuild again."
         )
         assert rows(alias, "spark_status") == before
         assert tables_left(alias) == []
@@ -176,7 +176,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "text"),
         [
-            ("plain", "'plain' is no projection"),
+            ("plain", "'plain' is not a projection"),
             ("pointed", "points at projections.Pointed"),
             ("two", r"reads 2 logs \(.*manage.py outbox_rebuild two"),
             ("ledger", "reads the log ledger, not outbox_event"),
@@ -199,7 +199,7 @@ class TestRefused:
         end = Plan.make(options, EventFilter()).end
         require_same_database(Event, end, using=alias)
         Event.objects.using(alias).filter(pk=end.position).delete()
-        with pytest.raises(PipelineError, match="here there is none: it has read another"):
+        with pytest.raises(PipelineError, match="has none there: Spark has read another"):
             require_same_database(Event, end, using=alias)
         Event.objects.using(alias).all().delete()
         require_same_database(Event, end, using=alias)
@@ -209,7 +209,7 @@ class TestRefused:
             publish_many([NewEvent("a", "made")])
         end = Plan.make(options, EventFilter()).end
         Event.objects.using(alias).update(message_id=uuid4())
-        with pytest.raises(PipelineError, match="it has read another database"):
+        with pytest.raises(PipelineError, match="Spark has read another database"):
             require_same_database(Event, end, using=alias)
 
     def test_rows_of_another_database_are_no_view(self, alias, spark_rebuilds):
@@ -217,7 +217,7 @@ class TestRefused:
         work(alias, 2)
         newest = Event.objects.using(alias).order_by("-pk")[:1]
         set_failpoint("rebuild_folded", lambda: newest.get().delete())
-        with pytest.raises(RebuildFailed, match="it has read another database"):
+        with pytest.raises(RebuildFailed, match="Spark has read another database"):
             spark_rebuilds("spark_sold")
         assert rows(alias, "spark_sold") == []
 
@@ -229,6 +229,6 @@ class TestRefused:
         monkeypatch.setattr(
             SparkRebuild, "_load", lambda self, rows, events: load(self, rows, events + 1)
         )
-        with pytest.raises(RebuildFailed, match="an executor was lost, and the log pruned"):
+        with pytest.raises(RebuildFailed, match="an executor was lost, and the log was pruned"):
             spark_rebuilds("spark_sold")
         assert rows(alias, "spark_sold") == []

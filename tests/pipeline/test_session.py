@@ -51,7 +51,7 @@ def test_java_home_comes_first(java, monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     require_java()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "wrong"))
-    with pytest.raises(NoSpark, match=f"no program {tmp_path}/wrong/bin/java.*JAVA_HOME"):
+    with pytest.raises(NoSpark, match=f"program {tmp_path}/wrong/bin/java.*JAVA_HOME"):
         require_java()
 
 

@@ -58,7 +58,7 @@ class TestStore:
     def test_rows_of_another_log_are_refused(self, alias):
         store([row("a")], log=LOG, using=alias)
         rows = [row(str(n)) for n in range(BATCH)] + [row(source="shop_log")]
-        with pytest.raises(ValueError, match="'shop_log' was given as one of 'outbox_event'"):
+        with pytest.raises(ValueError, match="'shop_log' was given for 'outbox_event'"):
             store(rows, log=LOG, using=alias)
         assert stored(alias) == {row("a")}
 

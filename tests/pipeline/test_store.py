@@ -63,7 +63,7 @@ def test_an_address_that_makes_no_sense(folder):
 @pytest.mark.parametrize("name", ["a#b", "a?b", "a%41b", "a\\b", "a\nb", "file:///a%23b"])
 def test_a_path_that_delta_does_not_take_as_it_is(name):
     """Its table would be in another folder, and the archive called damaged."""
-    with pytest.raises(ArchiveRefused, match="No archive can be in"):
+    with pytest.raises(ArchiveRefused, match="cannot hold an archive"):
         Store(name)
     Store("/srv/100% of it, ä'b")
 
@@ -90,7 +90,7 @@ def test_a_request_that_failed_or_whose_answer_was_cut_off_is_no_damage(said, mo
     """As delta-rs says it where it has read a table before, and looks for newer versions."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # the region is not asked for
     said = f"Error interacting with object store ↳ Generic S3 error ↳ {said} ↳ request or …"
-    with pytest.raises(Unreachable, match="has not answered as it should"):
+    with pytest.raises(Unreachable, match="Access to s3:"):
         Store("s3://bucket/archive").require_reached(DeltaError(said))
 
 
@@ -105,7 +105,7 @@ def test_a_bucket_whose_region_cannot_be_asked_for_is_unreachable(monkeypatch):
         LocalFileSystem=fs.LocalFileSystem, FileSystem=SimpleNamespace(from_uri=away)
     )
     monkeypatch.setattr("outbox_app.pipeline.store.fs", systems)
-    with pytest.raises(Unreachable, match="s3://b/archive has not answered as it should: When"):
+    with pytest.raises(Unreachable, match="Access to s3://b/archive failed: When"):
         Store("s3://b/archive")
 
 

@@ -109,7 +109,7 @@ def _readable() -> Iterator[None]:
         yield
     except OSError as error:
         raise Unreachable(
-            f"The archive cannot be read: {error}. This process needs the right to read its "
+            f"The archive cannot be read: {error}. This process needs permission to read its "
             "folder, and all files in it."
         ) from error
 

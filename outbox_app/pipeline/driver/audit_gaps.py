@@ -93,7 +93,7 @@ def _settle(
         # Its later versions that are still missing were recorded as other gaps.
         last = min([gap.last, *(first - 1 for first, _ in around if first > gap.first)])
         if larger:
-            reason = f"Part of a larger gap by now: versions {larger[0][0]} to {larger[0][1]}."
+            reason = f"Now part of a larger gap: versions {larger[0][0]} to {larger[0][1]}."
             _unchanged(gap, using).settle(Gap.State.CLOSED, reason=reason)
         elif whole or _there(gap.stream, gap.first, last, log, using):
             filled += _unchanged(gap, using).settle(Gap.State.FILLED, last=last)

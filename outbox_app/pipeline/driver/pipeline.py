@@ -108,9 +108,9 @@ def pipeline(
     if not any(given.values()) and _has_password(alias):
         if not inherited:
             raise InvalidOption(
-                f"Spark's processes do not know the password of {alias!r}. Name a file that "
-                "holds it for each of them (--password-file) or an environment variable "
-                "(--password-env)."
+                f"Spark's processes do not know the password of {alias!r}. Name a file "
+                "(--password-file) or an environment variable (--password-env) that holds it for "
+                "each of these processes."
             )
         given["password_env"] = _password_variable(alias)
     if inherited:

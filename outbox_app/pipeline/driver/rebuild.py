@@ -67,8 +67,8 @@ def log_of(name: str) -> tuple[type[EventLog], str]:
     if len(logs) > 1:
         tables = ", ".join(log._meta.db_table for log in logs)
         raise RebuildRefused(
-            f"Projection {name!r} reads {len(logs)} logs ({tables}), of which no archive and no "
-            f"offset is one. Rebuild it without Spark: manage.py outbox_rebuild {name}."
+            f"Projection {name!r} reads {len(logs)} logs ({tables}), but an archive or an offset "
+            f"belongs to one log. Rebuild it without Spark: manage.py outbox_rebuild {name}."
         )
     return logs[0], projection.subscriber.using
 
@@ -112,8 +112,8 @@ def planned(session: SparkSession, options: Options, projection: Projection) -> 
     elif stream := beginning_missing(session, options):
         raise RebuildRefused(
             f"Neither {options.log} nor the archive {options.archive} has version 1 of "
-            f"{stream!r}: events were removed that are not archived. The view knows them, and a "
-            "rebuild would not. Put them back, or leave the view."
+            f"{stream!r}: events were removed that are not archived. The view has applied them, "
+            "but a rebuild could not. Put the events back, or keep the view as it is."
         )
     return plan
 
@@ -197,8 +197,8 @@ class SparkRebuild(Rebuild):
                     self.view.rows.bulk_create(batch)
             except IntegrityError as error:
                 raise PipelineError(
-                    f"Rows of {self.live._meta.db_table} cannot be loaded: {error}. If it takes "
-                    "two keys for one, have the table compare bytes: compare_bytes() of "
+                    f"Rows of {self.live._meta.db_table} cannot be loaded: {error}. If two keys "
+                    "are equal to the database, let the table compare bytes: compare_bytes() of "
                     "outbox_app.models.collation in a migration."
                 ) from error
             failpoint("rebuild_loaded")
@@ -208,8 +208,8 @@ class SparkRebuild(Rebuild):
         # If an executor is lost, its rows are made again, from a log that may be pruned by then.
         if self.replayed != events:
             raise PipelineError(
-                f"The rows were made of {events} events, and those that were loaded of "
-                f"{self.replayed}: an executor was lost, and the log pruned meanwhile."
+                f"The rows were made from {events} events, but the loaded rows from "
+                f"{self.replayed}: an executor was lost, and the log was pruned meanwhile."
             )
         self.write(f"loaded name={self.name} events={events} rows={loaded}")
 
@@ -273,8 +273,8 @@ class SparkRebuild(Rebuild):
                 seen += len(found)
                 if seen > MAX_UNSETTLED:
                     raise PipelineError(
-                        f"the subscription is more than {MAX_UNSETTLED} events behind, so it "
-                        "cannot be told what differs for another reason. Let it catch up"
+                        f"the subscription is more than {MAX_UNSETTLED} events behind, so other "
+                        "differences cannot be found. Let the subscription catch up"
                     )
         return keys
 
@@ -297,6 +297,6 @@ def require_same_database(log: type[EventLog], end: Offset, *, using: str) -> No
     # If the event was pruned, so was everything before it.
     if found != expected and (found or rows.filter(pk__lt=end.position).exists()):
         raise PipelineError(
-            f"Spark has seen event {expected} at position {end.position} of {end.log}; here there "
-            f"is {found or 'none'}: it has read another database."
+            f"Spark has read event {expected} at position {end.position} of {end.log}; {using!r} "
+            f"has {found or 'none'} there: Spark has read another database."
         )

@@ -70,7 +70,7 @@ def run_audit(
     else:
         raise PipelineError(
             f"{run.options.log} was archived and pruned {PLANS} times while it was audited. Let "
-            "the archiver catch up, or stop pruning until it is audited. Nothing was noted."
+            "the archiver catch up, or stop pruning until the audit ends. No gap was recorded."
         )
     # A version that only the archive has is no missing one, but the log lacks it: hence ``sound``.
     whole = bool(archive) and not pruned and result.sound
@@ -82,7 +82,7 @@ def run_audit(
     if result.total > TOLD:
         write(f"… and {result.total - min(TOLD, len(result.defects))} more; see --report")
     if not archive and not pruned and result.counts.keys() & {"late_start", "tail"}:
-        write("If events were pruned: --archive DIR looks for them there, --pruned does without.")
+        write("If events were pruned: give --archive DIR to look for them there, or else --pruned.")
     noted = record(result, log=run.log, using=run.using, whole=whole)
     write(
         f"audited log={result.log} events={result.events} streams={result.streams} "
@@ -210,7 +210,7 @@ def _statistic(row: tuple[Any, ...], log: str) -> Statistic:
     source, minute, name, dimension, label, value = row
     if source != log:
         raise ValueError(
-            f"A statistic of {source!r} was given as one of {log!r}. Store each log by itself."
+            f"A statistic of the log {source!r} was given for {log!r}. Store each log separately."
         )
     values = (source, stored(minute), name, dimension, label_of(label), value)
     return Statistic(**dict(zip(COLUMNS, values, strict=True)))
