@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def at() -> Iterator[Callable[[str, Callable[[], Any]], None]]:
-    """``at(point, action)``: have something done there, once."""
+    """``at(point, action)``: call it once, at this failpoint."""
     points: list[str] = []
 
     def arrange(point: str, action: Callable[[], Any]) -> None:
@@ -41,10 +41,10 @@ def at() -> Iterator[Callable[[str, Callable[[], Any]], None]]:
 
 @pytest.fixture
 def source_options(tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """``source_options(alias)``: options with which the test's database is read.
+    """``source_options(alias)``: the options for reading the test's database.
 
-    As ``Options.of`` and Spark take them. Further ones are given by name; ``model`` is the log.
-    The test has to commit, so it is marked ``transaction=True``.
+    ``Options.of`` and Spark take them. Give further options by name; ``model`` is the log. The test
+    must commit, so mark it ``transaction=True``.
     """
 
     def make(alias: str, *, model: Any = Event, **given: Any) -> dict[str, str]:
@@ -64,7 +64,7 @@ def source_options(tmp_path: Path) -> Callable[..., dict[str, str]]:
 
 @pytest.fixture
 def old(alias: str) -> Callable[[int], list[int]]:
-    """``old(n)``: publish so many events, ten days old. Returns their positions."""
+    """``old(n)``: publish n events that are ten days old. Returns their positions."""
 
     def make(count: int) -> list[int]:
         positions = publish_some(alias, count)

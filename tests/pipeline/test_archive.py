@@ -1,4 +1,4 @@
-"""The archive is the log, row for row, however it came to be and whoever reads it."""
+"""The archive equals the log, row by row, however it was written, and for every reader."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ def test_a_frame_has_what_was_committed_when_it_was_made(alias, new_log, folder,
 
 @pytest.fixture
 def lenient(spark):
-    """A session that passes over files, and in which ``timestamp`` has no zone."""
+    """A session that ignores bad files, and in which ``timestamp`` has no zone."""
     said = {
         "spark.sql.files.ignoreCorruptFiles": "true",
         "spark.sql.files.ignoreMissingFiles": "true",

@@ -1,5 +1,5 @@
 """``manage.py outbox_pipeline archive`` as a real process: on this machine, on a small cluster,
-killed by SIGKILL, and told to end."""
+killed with SIGKILL, and ended by a signal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def start(environment, tmp_path):
-    """``start(alias, *arguments, **variables)``: the command as a process of its own."""
+    """``start(alias, *arguments, **variables)``: start the command as a process."""
     started = []
 
     def run(alias, *arguments, **variables):

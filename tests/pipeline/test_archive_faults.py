@@ -1,4 +1,4 @@
-"""Whatever goes wrong while archiving: a clear error, and afterwards the archive is the log."""
+"""Faults while archiving: each gives a clear error, and afterwards the archive equals the log."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_commit_that_is_lost_with_rows_that_were_pruned(alias, new_log, folder
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of so many bytes."""
+    """``small_disk(size)``: mount a file system of this size."""
     folder, made = tmp_path / "disk", []
 
     def make(size, *options):

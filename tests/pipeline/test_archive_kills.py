@@ -1,5 +1,5 @@
-"""Killed at any point, with writers that commit late, roll back and take long: nothing is missing,
-nothing is doubled. Who reads by the last id that was seen does not get there."""
+"""An archiver killed at any point, with writers that commit late, roll back and take long: no row
+is missing or doubled. A reader by the last id that it has seen fails this test."""
 
 from __future__ import annotations
 

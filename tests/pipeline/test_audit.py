@@ -1,4 +1,4 @@
-"""The audit: each defect is found, nothing else is, and what others do meanwhile is none."""
+"""The audit finds each defect and no other, and concurrent changes do not count as defects."""
 
 from __future__ import annotations
 

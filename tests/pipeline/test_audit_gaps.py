@@ -1,4 +1,4 @@
-"""What an audit leaves behind: rows of gaps that a person can read, accept, and see filled."""
+"""The gaps that an audit records: a person can read and accept them, and filled ones are closed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def audited(*defects: Defect, **counts: int) -> Audit:
 
 @pytest.fixture
 def found(alias):
-    """``found(*defects)``: record them."""
+    """``found(*defects)``: record these defects."""
     return lambda *defects: record(audited(*defects), log=Event, using=alias)
 
 
@@ -46,7 +46,7 @@ def rows(alias):
 
 @pytest.fixture
 def stream(alias, in_atomic):
-    """``stream("a", 5)``: publish so many events, without those whose versions are given."""
+    """``stream("a", 5)``: publish 5 events, without those of the given versions."""
 
     def make(name, count, without=()):
         for _ in range(count):

@@ -1,7 +1,7 @@
-"""The clock of a process that archives is an hour off: order is that of versions, not of times, and
-what may be deleted is a week old, by far more than an hour.
+"""The clock of an archiving process is an hour wrong: the order is that of versions, not of times,
+and files that may be deleted are a week old, far more than an hour.
 
-``libfaketime`` under real processes; the times of files are those of a clock that is right.
+Real processes run under ``libfaketime``; the times of files come from a right clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .harness import age, assert_exact, commits, leftovers, publish_some, source
 
 @pytest.fixture
 def archive(alias, tmp_path):
-    """``archive(hours, point)``: in a process whose clock is so far ahead, killed at the point."""
+    """``archive(hours, point)``: archive with a clock that is ahead; killed at the point."""
     if not (library := glob.glob(LIBRARY)):
         pytest.skip("no libfaketime")
 

@@ -1,7 +1,7 @@
-"""A standalone cluster, on which machines are lost and hang: the archive is the log.
+"""A standalone cluster whose machines are lost or hang: the archive equals the log.
 
-Its commands are those of the how-to, typed out of the page. ``CLUSTER_FULL=1`` kills the driver at
-each point of a batch, and runs on MariaDB as well.
+The commands come from the page of the how-to. ``CLUSTER_FULL=1`` kills the driver at each point of
+a batch, and also runs on MariaDB.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def cluster(alias, environment, tmp_path):
 def typed(cluster, tmp_path):
     """``typed("spark-submit", "--option …", **variables)``: start the page's command of that name.
 
-    Only the names of what the test has are put in, each for one of the page.
+    The fixture replaces only names of the page, such as addresses and paths, by the test's.
     """
     blocks = re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     ours = {

@@ -1,4 +1,4 @@
-"""Small files become large ones, and nobody who reads notices."""
+"""Small files become large ones, and no reader notices."""
 
 from __future__ import annotations
 

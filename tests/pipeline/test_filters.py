@@ -1,4 +1,4 @@
-"""Filters that the database does find the very rows that Spark would."""
+"""Filters in the database find exactly the rows that Spark's own filters find."""
 
 from __future__ import annotations
 

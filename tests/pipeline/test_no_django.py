@@ -1,4 +1,4 @@
-"""Executors have no Django, and most projects no Spark and no peers: each does without the rest."""
+"""Executors have no Django, and most projects no Spark and no peers: each works without them."""
 
 from __future__ import annotations
 

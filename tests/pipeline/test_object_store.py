@@ -1,7 +1,7 @@
 """An archive in a bucket, on a local server that speaks S3: addresses, a refused PUT, credentials
 that are wrong or expire in the middle.
 
-The server looks whether a file is there, and then writes it, so it cannot show a race.
+The server checks for a file before it writes it, not atomically, so it cannot show a race.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def ask(port, method, path, body=None):
 
 @pytest.fixture
 def credentials(server):
-    """``credentials(valid)``: whether those of the environment are valid from now on."""
+    """``credentials(valid)``: make the environment's credentials valid or invalid from now on."""
 
     def make(valid):
         port = int(server.rpartition(":")[2])
@@ -73,7 +73,7 @@ def credentials(server):
 
 @pytest.fixture
 def folder(server, monkeypatch, request):
-    """An address in a bucket. What it takes to get there is in the environment."""
+    """An address in a bucket. The environment has the endpoint and the credentials."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", server)
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_REGION", "us-east-1")

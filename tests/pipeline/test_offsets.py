@@ -1,4 +1,4 @@
-"""Offsets: they go on exactly where they were made, and nowhere else."""
+"""Offsets: a reader resumes exactly at its offset, and only on the same log and database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of the data source, and where the password comes from."""
+"""The options of the data source, and the source of the password."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_where_the_password_of_an_inbox_elsewhere_is(monkeypatch, inbox, expecte
 
 @pytest.fixture
 def given(alias, monkeypatch):
-    """``given(OPTIONS)``: the database is connected to with these."""
+    """``given(OPTIONS)``: connect to the database with these OPTIONS."""
 
     def make(options):
         before = connections[alias].settings_dict["OPTIONS"]

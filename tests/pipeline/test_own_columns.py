@@ -1,4 +1,4 @@
-"""A log's own columns are archived, read and audited with all others, and may come later."""
+"""A log's own columns are archived, read and audited like all others, and may be added later."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MOMENT = {"postgresql": "'2026-01-31 23:59:59.123456Z'"}
 
 @pytest.fixture
 def run(alias):
-    """``run(sql)`` for the log; the columns that it was given go at the end."""
+    """``run(sql)``: execute it; columns added by ``run.add`` are dropped after the test."""
     given = []
 
     def execute(sql):

@@ -1,4 +1,4 @@
-"""``outbox_pipeline audit`` and ``statistics``, from the log to what they leave behind."""
+"""``outbox_pipeline audit`` and ``statistics``, from the log to their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Call = Callable[..., str]
 
 @pytest.fixture
 def call(alias: str, tmp_path: Path) -> Call:
-    """``call("audit", …)``: run a pipeline; return what it says."""
+    """``call("audit", …)``: run a pipeline; return its output."""
     password = tmp_path / "password"
     password.write_text(str(connections[alias].settings_dict.get("PASSWORD") or ""))
 

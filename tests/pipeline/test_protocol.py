@@ -1,5 +1,5 @@
-"""A table whose protocol another program has raised is refused by every reader and writer: what
-counts is no longer told by the names of its files."""
+"""All readers and writers refuse a table whose protocol another program has raised: the names of
+its files no longer say which rows count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``outbox_prune --archived DIR``: what is old, passed by everybody, and in the archive, goes."""
+"""``outbox_prune --archived DIR`` deletes old events that are archived and passed by all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def old(alias, new_log):
-    """``old(n)``: publish so many events, ten days old."""
+    """``old(n)``: publish n events that are ten days old."""
 
     def make(count: int) -> None:
         before = Event.objects.using(alias).order_by("-pk").values_list("pk", flat=True).first()
@@ -48,7 +48,7 @@ def old(alias, new_log):
 
 @pytest.fixture
 def archive(alias, tmp_path):
-    """``archive()``: archive what is there by now. Returns the folder."""
+    """``archive()``: archive the log as it is now. Returns the folder."""
     folder = str(tmp_path / "archive")
 
     def run() -> str:
@@ -62,7 +62,7 @@ def archive(alias, tmp_path):
 
 @pytest.fixture
 def left(alias):
-    """``left()``: positions that are kept."""
+    """``left()``: the positions left in the log."""
     return lambda: list(Event.objects.using(alias).order_by("pk").values_list("pk", flat=True))
 
 

@@ -1,4 +1,4 @@
-"""A view whose rows Spark has made is what ``outbox_rebuild`` makes, and no event is lost."""
+"""A view rebuilt on Spark equals that of ``outbox_rebuild``, and no event is lost."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_killed_rebuild_changes_nothing(alias, environment, spark_rebuilds, po
 class TestArchive:
     @pytest.fixture
     def archived(self, alias, options, spark, tmp_path):
-        """``archived(part)``: archive the log, and delete the front of it."""
+        """``archived(part)``: archive the log, and delete this part of it, from the front."""
 
         def make(part=1.0):
             Archiver(spark, options, str(tmp_path), write=lambda line: None).run()

@@ -1,4 +1,4 @@
-"""What a rebuild on Spark tells before it changes anything, and what it refuses."""
+"""The comparison that a rebuild on Spark prints before it changes rows, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: one file that tells all, asks nothing of the network, and believes no text."""
+"""The report: one complete file, which loads nothing from the network, and escapes all text."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(tmp_path):
-    """``page(result, …)``: what was written, parsed."""
+    """``page(result, …)``: the written report, parsed."""
 
     def make(result, **options):
         path = tmp_path / "report.html"

@@ -35,7 +35,7 @@ PAGE = ROOT / "docs" / "howto" / "restore-from-archive.md"
 
 @pytest.fixture
 def page() -> dict[str, Any]:
-    """What the page defines."""
+    """The names that the page's code defines."""
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks(PAGE):
         exec(block, names)
@@ -44,7 +44,7 @@ def page() -> dict[str, Any]:
 
 @pytest.fixture
 def stays(alias):
-    """A log with columns that archives keep in another type than Django's, for one test."""
+    """A log for one test, with columns whose type in archives differs from Django's."""
     with isolate_apps("tests.eventlog.own_log"):
 
         class Stay(EventLog):
@@ -64,7 +64,7 @@ def stays(alias):
 
 @pytest.fixture
 def publish_orders(alias):
-    """``publish_orders(6)``: so many events, the streams in turn."""
+    """``publish_orders(6)``: publish 6 events, for each stream in turn."""
 
     def make(count: int) -> None:
         for number in range(count):
@@ -77,7 +77,7 @@ def publish_orders(alias):
 
 @pytest.fixture
 def run(alias):
-    """``run("name")``: run a subscription until nothing is left. Returns the positions."""
+    """``run("name")``: run a subscription to the end of the log. Returns the positions."""
     given: dict[str, list[int]] = {}
 
     def declare(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The archive gets on, and old rows are pruned, while somebody reads both: no row is lost."""
+"""The archive advances and old rows are pruned while a reader reads both: no row is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def sink(alias, tmp_path):
-    """``sink()``: archive what is there, and prune what is old of it."""
+    """``sink()``: archive the log, and prune its old events."""
 
     def make() -> None:
         archive(alias, tmp_path)
@@ -38,7 +38,7 @@ def sink(alias, tmp_path):
 
 @pytest.fixture
 def ids(alias, tmp_path, old):
-    """Positions of events, some in the archive and the others behind it."""
+    """The positions of events: some in the archive, the others only in the log."""
     first = old(4)
     archive(alias, tmp_path)
     return first + old(8)
@@ -46,7 +46,7 @@ def ids(alias, tmp_path, old):
 
 @pytest.fixture
 def while_planned(monkeypatch, sink):
-    """``while_planned(times)``: so often it sinks before the lowest position is looked for."""
+    """``while_planned(times)``: call sink() before so many queries for the lowest position."""
     lowest, left = Offsets.lowest, []
 
     def act(self, ranges):

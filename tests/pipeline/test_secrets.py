@@ -1,7 +1,7 @@
-"""No password is seen: not in plans, event logs, offsets, Delta logs, errors or arguments.
+"""No password is visible: not in plans, event logs, offsets, Delta logs, errors or arguments.
 
-One Spark of its own, which writes its event log, reads a PostgreSQL that asks for a password and a
-MariaDB that does, by roles that may only read.
+A separate Spark, which writes its event log, reads a PostgreSQL and a MariaDB that require a
+password, with read-only roles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PostgreSQL gives ids of transactions out again after a crash; an offset must not know of them."""
+"""PostgreSQL reuses transaction ids after a crash; an offset must not contain such ids."""
 
 from __future__ import annotations
 

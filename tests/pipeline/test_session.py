@@ -1,4 +1,4 @@
-"""Sessions: the light one, the one that is there, and none where Java is missing."""
+"""Sessions: a new light one, an existing one, and an error without Java."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outbox_app.pipeline.session import is_local, is_running, require_java, spar
 
 @pytest.fixture
 def java(tmp_path, monkeypatch):
-    """``java(version)``: the only Java there is says so, on the path."""
+    """``java(version)``: put a fake Java of this version on the path, as the only one."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
 

@@ -1,4 +1,4 @@
-"""``OUTBOX["SINK"]``: what is old, archived and passed by all leaves the database by itself."""
+"""``OUTBOX["SINK"]``: a process deletes old events that are archived and passed by all readers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def folder(tmp_path, settings, monkeypatch, new_log):
-    """The archive of the log, into which events of three days sink, two at a time."""
+    """The folder of the archive; events sink into it after three days, two at a time."""
     settings.OUTBOX = {**settings.OUTBOX, "SINK": {LOG: (str(tmp_path / "archive"), 3)}}
     monkeypatch.setattr(retention, "BATCH_SIZE", 2)
     return str(tmp_path / "archive")
@@ -46,7 +46,7 @@ def folder(tmp_path, settings, monkeypatch, new_log):
 
 @pytest.fixture
 def left(alias):
-    """``left()``: positions that are in the database."""
+    """``left()``: the positions left in the database."""
     return lambda: list(Event.objects.using(alias).order_by("pk").values_list("pk", flat=True))
 
 

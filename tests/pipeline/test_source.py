@@ -1,4 +1,4 @@
-"""The data source: what is read is what the log holds, whatever is asked of it, and by whom."""
+"""The data source returns the rows of the log, for every query and every role."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def small_parts(request, monkeypatch):
 
 @pytest.fixture
 def history(alias):
-    """Events of all kinds; times with microseconds, and without."""
+    """Events of all kinds, at times with and without microseconds."""
     events = [
         NewEvent("a", "made", {"text": TRICKY, "n": 1.5, "null": None, "list": [1, {}]}),
         NewEvent(TRICKY.strip()[:80].replace("\n\ttab", ""), "order.placed", topic="eu"),

@@ -1,4 +1,4 @@
-"""A Spark that has ended by itself, or was never begun: the command says why it failed."""
+"""A Spark that has ended by itself, or never started: the command says why it failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of random events, against the same figures counted by hand; and the file of them."""
+"""Statistics of random events, compared with figures counted by hand; and their file."""
 
 from __future__ import annotations
 

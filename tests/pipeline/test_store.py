@@ -1,4 +1,4 @@
-"""A file of a store appears whole or not at all, and its address holds nothing that is secret."""
+"""A file of a store appears whole or not at all, and its address contains no secret."""
 
 from __future__ import annotations
 

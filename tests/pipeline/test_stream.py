@@ -1,4 +1,4 @@
-"""Streams: batch after batch, exactly once, and from where another log left off: not at all."""
+"""Streams: batch after batch, exactly once; a checkpoint of another log is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def small_parts(alias, monkeypatch):
 
 @pytest.fixture
 def make(alias, source_options):
-    """``make(**options)``: a reader that ends with the test."""
+    """``make(**options)``: a reader, which is stopped after the test."""
     with ExitStack() as stack:
 
         def make(**given):

@@ -1,4 +1,4 @@
-"""The Delta table of an archive is the only truth, and what others have written is not believed."""
+"""The Delta table alone defines an archive; files and commits of other programs are not trusted."""
 
 from __future__ import annotations
 

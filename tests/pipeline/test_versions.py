@@ -1,4 +1,4 @@
-"""The log of an entity type on Spark: all its columns, its audit, and projections made of it."""
+"""The log of an entity type on Spark: all its columns, its audit, and its projections."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ FULL = os.environ.get("OUTBOX_PREPARED") == "full"
 
 @pytest.fixture
 def short_waits(sender: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer waits for an open transaction for a moment, and not for 0.5 s, or a whole one."""
+    """An answer waits for an open transaction for 0.02 s, and not for 0.5 s or 1 s."""
     monkeypatch.setattr(fences_module, "LOCK_SECONDS", 0 if sender == "mariadb" else 0.02)
     # MariaDB knows 0, too, which MySQL does not.
     monkeypatch.setattr(lock_wait, "max", lambda least, given: given, raising=False)
@@ -31,7 +31,7 @@ def short_waits(sender: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def elsewhere() -> Iterator[Callable[..., Future[Any]]]:
-    """``elsewhere(function, *args)``: call it in another thread, whose connections end with it."""
+    """``elsewhere(function, *args)``: call it in another thread, which closes its connections."""
     with ThreadPoolExecutor(16) as pool:
 
         def call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -45,7 +45,7 @@ def elsewhere() -> Iterator[Callable[..., Future[Any]]]:
 
 @pytest.fixture
 def make(alias: str, sender: str) -> Callable[..., Prepared]:
-    """``make(stream, **options)``: a prepared event about which its sender may be asked at once."""
+    """``make(stream, **options)``: a prepared event that is due for a check-back at once."""
 
     def prepare(stream: str = "order-17", **options: Any) -> Prepared:
         options = {"immune": 0, "data": {"total": 30}, **options}
@@ -56,7 +56,7 @@ def make(alias: str, sender: str) -> Callable[..., Prepared]:
 
 @pytest.fixture
 def pay(sender: str) -> Callable[..., None]:
-    """``pay(event)``: the business transaction, without a confirm."""
+    """``pay(event)``: run the business transaction, without a confirm."""
 
     def run(*events: Prepared, commit: bool = True) -> None:
         with transaction.atomic(using=sender):
@@ -69,4 +69,4 @@ def pay(sender: str) -> Callable[..., None]:
 
 @pytest.fixture(autouse=True)
 def calls_end(one_way_calls_end: None) -> None:
-    """Of every test here."""
+    """One-way calls end with each test of this folder."""

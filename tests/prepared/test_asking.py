@@ -1,4 +1,4 @@
-"""The check-back: who is asked, when, how often, and what each answer does."""
+"""The check-back: which sender it asks, when, how often, and the effect of each answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Sender:
 
 @pytest.fixture
 def answering(monkeypatch: Any) -> Callable[..., Sender]:
-    """``answering(answer)``: a sender of every name, in place of the real ones."""
+    """``answering(answer)``: replace all senders by one with this answer."""
 
     def use(answer: Any) -> Sender:
         sender = Sender(answer)
@@ -72,7 +72,7 @@ def answering(monkeypatch: Any) -> Callable[..., Sender]:
 
 @pytest.fixture
 def own(monkeypatch: Any) -> None:
-    """Functions of a test are forgotten."""
+    """Forget the functions that a test registers."""
     monkeypatch.setattr(questions, "_functions", [])
 
 

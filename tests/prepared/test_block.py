@@ -1,4 +1,4 @@
-"""``prepared()``: published if and only if the block's transaction committed."""
+"""``prepared()``: the event is published if and only if the block's transaction commits."""
 
 from __future__ import annotations
 

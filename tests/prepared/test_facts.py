@@ -1,4 +1,4 @@
-"""What is told of prepared events: how many wait, what was decided by what route, who is silent."""
+"""Facts about prepared events: waiting ones, decisions by route, and silent senders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ State = PreparedEvent.State
 
 @pytest.fixture
 def row(alias: str) -> Any:
-    """``row(sender, age=seconds, **columns)``: a prepared event of that age."""
+    """``row(sender, age=seconds, **columns)``: a prepared event of this age."""
 
     def make(sender: str = "alias:billing", *, age: float = 0.0, **columns: Any) -> None:
         values = {"event_id": uuid4(), "decide_by": DatabaseNow() + timedelta(days=1), **columns}
@@ -42,7 +42,7 @@ def row(alias: str) -> Any:
 
 @pytest.fixture
 def written(monkeypatch: Any) -> None:
-    """Counters are written at once."""
+    """Write counters at once."""
     monkeypatch.setattr(counters, "EVERY", 0.0)
 
 

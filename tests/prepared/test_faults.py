@@ -1,4 +1,4 @@
-"""Processes that are killed, and replies to COMMIT that are lost: published equals committed."""
+"""Killed processes, and lost replies to COMMIT: published events equal committed transactions."""
 
 from __future__ import annotations
 

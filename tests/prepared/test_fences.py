@@ -1,4 +1,4 @@
-"""Fences: an answer is true for ever, whatever happens to the transaction in that moment."""
+"""Fences: an answer stays true for ever, in every race with the end of the transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keeper: each call in each state, races, rows that were damaged, and what is locked."""
+"""The keeper: each call in each state, races, damaged rows, and the rows that it locks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Sender, keeper, network and clock in any order, with real fences, against a pure model.
 
-The network loses, repeats, delays and reorders what is sent, answers to check-backs too. After each
-step what is published is a part of what is committed, and no final state has changed; when the
-faults have stopped, published equals committed. ``OUTBOX_PREPARED_EXAMPLES=20000`` takes as many
-other ways, half of them with each sender.
+The network loses, repeats, delays and reorders messages, also answers to check-backs. After each
+step the published events are a subset of the committed ones, and no final state has changed; when
+the faults have stopped, both are equal. ``OUTBOX_PREPARED_EXAMPLES=20000`` runs as many other
+examples, half of them with each sender.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A large table costs what is due, whatever statistics say."""
+"""In a large table only rows that are due are read, with any statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps without a block, what they refuse, and what they leave to others."""
+"""The steps without a block, their refusals, and the decisions that they leave to others."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_from_coroutines(alias: str, sender: str, pay: Any, states: Any) -> None
 
 @pytest.fixture
 def stuck(monkeypatch: Any) -> Any:
-    """Threads that are busy with something that does not end before the test does."""
+    """All threads for one-way calls are busy until the test ends."""
     go = threading.Event()
     calls = Background("stuck", threads=2, longest=3, together=100, at_exit=0)
     monkeypatch.setattr(one_way, "calls", calls)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "post
 
 @pytest.fixture
 def provider(monkeypatch: Any) -> TracerProvider:
-    """The provider is this test's, as that of a process is set once."""
+    """A provider for this test alone: a process can set its provider only once."""
     made = TracerProvider()
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: made)
     return made
@@ -34,7 +34,7 @@ def provider(monkeypatch: Any) -> TracerProvider:
 
 @pytest.fixture
 def spans(provider: TracerProvider) -> Any:
-    """``spans(name)``: those that have ended."""
+    """``spans(name)``: the spans of this name that have ended."""
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     return lambda name: [each for each in exporter.get_finished_spans() if each.name == name]
@@ -46,7 +46,7 @@ def request() -> Any:
 
 @pytest.fixture
 def handle(alias: str) -> Any:
-    """``handle()``: a subscription handles what there is, in a span of the handler's own."""
+    """``handle()``: a subscription handles the events, in a span of the handler's own."""
 
     def run(fails: bool = False) -> None:
         @subscriber("mail")

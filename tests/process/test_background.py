@@ -1,4 +1,4 @@
-"""Calls without an answer go on when the database is back, however busy their thread is."""
+"""One-way calls resume when the database is back, even if their thread is busy."""
 
 from __future__ import annotations
 

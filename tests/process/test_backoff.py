@@ -1,4 +1,4 @@
-"""What a backoff logs of an error."""
+"""The log lines of a backoff about an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that ends its transaction is found out, whatever else it does."""
+"""Code that ends its transaction is detected, even if it raises any error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors cross processes: pools, parallel tests and result backends make them anew."""
+"""Errors can be pickled: pools, parallel tests and result backends recreate them."""
 
 from __future__ import annotations
 

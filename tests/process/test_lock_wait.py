@@ -1,4 +1,4 @@
-"""A transaction waits for each lock as long as it was told, and leaves the session as it was."""
+"""A transaction waits for each lock up to its limit, and leaves the session's settings alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def held(alias: str) -> Iterator[None]:
 
 @pytest.fixture
 def mysql_session(alias: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """MySQL knows no ``SET STATEMENT``: its session has a bound, and has to be as it was."""
+    """MySQL has no ``SET STATEMENT``: the limit is set on the session, and must be restored."""
     monkeypatch.setattr(connections[alias], "mysql_is_mariadb", False)
     before = session(alias)
     yield

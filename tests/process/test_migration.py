@@ -1,4 +1,4 @@
-"""Drainers became processes: rows, users and groups keep what they had, forwards and backwards."""
+"""The migration from drainers to processes keeps rows and permissions, forwards and backwards."""
 
 import os
 import sys
@@ -55,7 +55,7 @@ NEW = [
 
 @pytest.fixture
 def python(tmp_path):
-    """``python(*arguments, apps=AUTH)``: what it wrote, in a project with a database of its own."""
+    """``python(*arguments, apps=AUTH)``: Python's output, in a project with its own database."""
 
     def run(*arguments, apps=AUTH):
         (tmp_path / "old.py").write_text(SETTINGS.format(apps=apps))

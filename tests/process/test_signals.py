@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end what runs in the foreground, whatever it does at that moment."""
+"""SIGTERM and SIGINT end a process in the foreground at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``run_outbox``: rows of each kind move, nothing twice; a part that fails stops no other."""
+"""``run_outbox``: rows of each kind are processed once, and a failing part stops no other."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def signals_stay() -> Iterator[None]:
 
 @pytest.fixture
 def prepare_event(alias: str) -> Callable[[str], None]:
-    """``prepare_event(stream)``: its sender has committed, and could not say so."""
+    """``prepare_event(stream)``: an event whose sender has committed without a confirm."""
 
     def make(stream: str) -> None:
         request = checked(NewPrepared(stream, "order.paid", {}))
@@ -87,7 +87,7 @@ def test_rows_of_each_kind_move(
 
 @pytest.fixture
 def start(start_drainer: Any, alias: str) -> Callable[..., Any]:
-    """``start(app)``: a real process, with the subscription of ``tests.subscribers``."""
+    """``start(app)``: start a real process, with the subscription of ``tests.subscribers``."""
     options = {"name": "noted"}
     variables = {"OUTBOX_TEST_SUBSCRIBER": json.dumps(options)}
     return lambda app: start_drainer(alias, app, command="run_outbox", **variables)
@@ -161,7 +161,7 @@ def test_a_wrong_alias() -> None:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Part]]:
-    """``running(work)``: a part in a thread, started again at once; it must end when stopped."""
+    """``running(work)``: a part in a thread, restarted at once; it must end when stopped."""
     monkeypatch.setattr(together, "LONGEST_PAUSE", 0.01)
     started: list[Part] = []
 

@@ -17,7 +17,7 @@ from tests.projections.models import Sold, Status
 
 @pytest.fixture(autouse=True)
 def subscribers() -> Iterator[None]:
-    """Subscriptions that a test declares are forgotten, and its failpoints."""
+    """Forget the subscriptions and failpoints of a test."""
     before = dict(declared._subscribers)
     yield
     declared._subscribers.clear()
@@ -44,7 +44,7 @@ def sold(alias: str) -> Callable[[], dict[int, int]]:
 
 @pytest.fixture
 def in_thread(alias: str) -> Iterator[Callable[..., threading.Thread]]:
-    """``in_thread(function)``: runs it with a connection of its own. What it raises fails."""
+    """``in_thread(function)``: run it with its own connection. An error fails the test."""
     threads, errors = [], []
 
     def start(function: Callable[[], Any]) -> threading.Thread:

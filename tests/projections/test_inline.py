@@ -1,4 +1,4 @@
-"""Inline: the view changes with the business, or neither does."""
+"""Inline: the view and the business rows commit together or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subscription keeps a view up to date, with as many statements for a page of any size."""
+"""The subscription updates a view, with the same number of statements for pages of any size."""
 
 from __future__ import annotations
 

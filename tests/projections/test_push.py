@@ -1,4 +1,4 @@
-"""Push: fresh right after the commit; lost, late or out of turn it does no harm."""
+"""Push: the view is fresh right after the commit; lost, late or reordered pushes do no harm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def no_push():
-    """``no_push()``: pushes are lost from now on; ``no_push(False)``: no longer."""
+    """``no_push()``: lose all pushes from now on; ``no_push(False)``: stop losing them."""
 
     def lose(lost=True):
         set_failpoint("push", (lambda: 1 / 0) if lost else None)

@@ -1,4 +1,4 @@
-"""A rebuild makes a view anew beside the live one; no event is missed or counted twice."""
+"""A rebuild builds a new view beside the live one; no event is missed or counted twice."""
 
 from __future__ import annotations
 

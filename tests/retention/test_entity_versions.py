@@ -1,4 +1,4 @@
-"""``outbox_prune --events`` on a log of versions: no command id goes before its time."""
+"""``outbox_prune --events`` on a log of versions: no command id is deleted too early."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def ask(alias):
-    """``ask("a", "x", days=40)``: a command with the id x on account a, so many days ago."""
+    """``ask("a", "x", days=40)``: a command with the id x to account a, 40 days ago."""
 
     def execute(id, command_id, *, days):
         command = ("open", {"owner": id}) if command_id == "open" else ("date", {})
@@ -33,7 +33,7 @@ def ask(alias):
 
 @pytest.fixture
 def left(alias):
-    """``left()``: the command ids that are remembered."""
+    """``left()``: the command ids that are left."""
     rows = QuerySet(AccountVersion, using=alias).order_by("pk")
     return lambda: list(rows.values_list("stream", "command_id"))
 

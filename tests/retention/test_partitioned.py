@@ -47,7 +47,7 @@ def sql(alias):
 
 @pytest.fixture
 def partitioned(alias, sql):
-    """Partition the log by the page; put the table back afterwards."""
+    """Partition the log as the page says; restore the table afterwards."""
     sql("ALTER SEQUENCE outbox_event_id_seq RESTART 1")
     sql("ALTER TABLE outbox_event RENAME TO kept")
     sql("CREATE TABLE outbox_event (LIKE kept INCLUDING ALL)")

@@ -1,4 +1,4 @@
-"""Decided events and old fences go; what is open stays, and what was pruned is never guessed."""
+"""Decided events and old fences are deleted; open events stay; no pruned outcome is guessed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prune(*arguments: str, command: str = "outbox_prune") -> str:
 
 @pytest.fixture
 def events(alias: str) -> Any:
-    """Decided 1, 31 and 40 days ago, and open for 50 days; the states and ages that are left."""
+    """Events decided 1, 31 and 40 days ago, and open for 50 days; the states and ages left."""
     rows = PreparedEvent.objects.using(alias)
     for state, age in ((State.CONFIRMED, 1), (State.CANCELLED, 31), (State.CONFIRMED, 40),
                        (State.PREPARED, None), (State.UNDECIDED, None)):  # fmt: skip

@@ -1,4 +1,4 @@
-"""``outbox_prune --results``: what is kept for how long, and what is never removed before."""
+"""``outbox_prune --results``: how long each result is kept, and which are never removed before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outbox_app.models.job import RUN_TASK
 
 @pytest.fixture
 def results(alias: str) -> Any:
-    """``results(days, status)``: the id of a result that is kept since so many days."""
+    """``results(days, status)``: the id of a result that is so many days old."""
 
     def make(days: int, status: str = "SUCCESSFUL") -> str:
         then = now() - timedelta(days=days)

@@ -1,4 +1,4 @@
-"""Django and Celery are enough: all that a project without an extra loads is there without them."""
+"""Django and Celery are enough: a project without extras imports no package of an extra."""
 
 from __future__ import annotations
 

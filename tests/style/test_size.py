@@ -1,4 +1,4 @@
-"""How large the package is: what it may have is written down, and a change raises it on purpose."""
+"""The size of the package: its limit is in setup.cfg, and a change raises it on purpose."""
 
 from __future__ import annotations
 

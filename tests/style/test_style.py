@@ -1,4 +1,4 @@
-"""How the package reads: sizes, docstrings, names, documented settings."""
+"""The style of the package: sizes, docstrings, names, documented settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``make lint`` and ``make docs`` run finds nothing; each command's output is its test's."""
+"""The commands of ``make lint`` and ``make docs`` have no findings. Each has its own test."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A release's schema with rows in it migrates, and the release before goes on beside the new one.
+"""The previous release's schema with rows migrates, and its code runs beside the new release.
 
-``BEFORE`` is the last migration of the release before, and ``RELEASE`` its commit; a release moves
-both. Its models, as the migrations know them, insert, read and delete beside the new schema. Its
-drainer, from the history of the checkout, runs beside ours on either schema.
+``BEFORE`` is the last migration of the previous release, and ``RELEASE`` its commit; each release
+moves both. Its models, from the migrations, insert, read and delete on the new schema. Its drainer,
+from the history of the checkout, runs beside ours on both schemas.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Code:
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as it was in the release before."""
+    """The package of the previous release."""
     packed = subprocess.run(
         ["git", "archive", RELEASE, "outbox_app", "setup.cfg"], cwd=ROOT, capture_output=True
     )

@@ -1,4 +1,4 @@
-"""The built wheel holds the whole package and nothing else; its sdist holds all that is kept."""
+"""The wheel has the whole package and nothing else; the sdist has all files of the project."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGE = ROOT / "outbox_app"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built by way of the sdist; from a copy, as builds leave files behind."""
+    """A wheel, built from the sdist, in a copy of the checkout: builds leave files behind."""
     copy = tmp_path_factory.mktemp("build") / "source"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "_build")
     shutil.copytree(ROOT, copy, ignore=ignored)

@@ -1,4 +1,4 @@
-"""What a subscription may be, and what is refused when it is declared."""
+"""Declarations of subscriptions: the valid ones, and the ones that are refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A log that is emptied under a running subscription: no event of the new one is skipped in
-silence."""
+"""A log is emptied under a running subscription: no event of the new log is skipped
+silently."""
 
 from __future__ import annotations
 

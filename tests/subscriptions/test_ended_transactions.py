@@ -1,4 +1,4 @@
-"""Handlers that end the transaction of their page: refused, or found and told."""
+"""Handlers that end the transaction of their page: they are refused, or detected and reported."""
 
 from __future__ import annotations
 

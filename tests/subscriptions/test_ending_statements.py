@@ -1,4 +1,4 @@
-"""Which statements end a transaction, whatever stands before them."""
+"""The statements that end a transaction, with any comments and blanks before them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed, frozen, started twice: the effects of every event are there once, in order."""
+"""Processes are killed, frozen, started twice: each event has its effects once, in order."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Subprocess:
 
 @pytest.fixture
 def start(alias, environment, tmp_path):
-    """``start(…)``: a process; those that are left are killed with the test."""
+    """``start(…)``: start a process. Processes that are left are killed after the test."""
     started: list[Subprocess] = []
 
     def make(*arguments: str, failpoint: str = "", **declared: Any) -> Subprocess:

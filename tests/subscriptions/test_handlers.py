@@ -1,4 +1,4 @@
-"""What handlers do that they should not: their own subscription bears it, and no event is lost."""
+"""Handlers that misbehave: only their own subscription is affected, and no event is lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cut(alias, other):
 
 @pytest.fixture
 def run_on(alias, run):
-    """``run_on("name")``: four runs, none of which waits for the next attempt."""
+    """``run_on("name")``: run it four times, without waiting for the next attempt."""
 
     def make(*names):
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""An event that its handler cannot handle: found, named, skipped; and no effect lost or doubled."""
+"""An event whose handler fails is found, named and skipped; no effect is lost or doubled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAMS = [f"s{n}" for n in range(11)]
 
 @pytest.fixture
 def shop(alias):
-    """``shop(poison, **options)``: writes a row for each event; fails at these streams."""
+    """``shop(poison, **options)``: it writes a row per event, and fails at these streams."""
 
     def make(*poison, **options):
         poison = set(poison)

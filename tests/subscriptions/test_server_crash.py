@@ -1,4 +1,4 @@
-"""PostgreSQL gives ids of transactions out again after a crash; no partition skips their events."""
+"""PostgreSQL reuses transaction ids after a crash; no partition skips the events of such ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(databases=[])
 
 @pytest.fixture
 def server():
-    """One whose commits are on disk late."""
+    """A PostgreSQL server that writes commits to disk late."""
     slow = ["-c", "wal_writer_delay=10s", "-c", "synchronous_commit=off"]
     with PostgreSQL(extra_arguments=slow) as server:
         yield server

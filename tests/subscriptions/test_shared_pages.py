@@ -1,7 +1,7 @@
-"""Partitions of one process that read a page together: each event once, in order, whoever is late.
+"""Partitions of one process share a page: each event is handled once, in order, if any one is late.
 
-Each test counts what was committed by the handlers, so an effect that is lost, or there twice,
-shows. They run against each database.
+Each test counts the rows that handlers have committed, so it sees lost and doubled effects. The
+tests run on each database.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def handled(alias, request):
 
 @pytest.fixture
 def asked(alias):
-    """``asked(Model)``: how many statements have read a table."""
+    """``asked(Model)``: how many statements have read the model's table."""
     sent: list[str] = []
 
     def note(execute, sql, params, many, context):
@@ -137,7 +137,7 @@ def asked(alias):
 
 @pytest.fixture
 def pages_read(monkeypatch):
-    """How many pages were read from a log, by the partitions that they were for."""
+    """A list with the partitions of each page that was read from a log."""
     read: list[Any] = []
     page = LogReader.page
 

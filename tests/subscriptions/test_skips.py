@@ -1,4 +1,4 @@
-"""A decision to skip an event holds until the cursor has passed it, whatever comes first."""
+"""A decision to skip an event holds until the cursor has passed it, in any order of steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BEFORE, SINCE = "2026-01-01T00:00Z", "2026-01-02T00:00Z"
 
 @pytest.fixture
 def shop(alias):
-    """``shop(poison, **options)``: writes a row for each event; fails at these streams."""
+    """``shop(poison, **options)``: it writes a row per event, and fails at these streams."""
 
     def make(*poison, **options):
         poison = set(poison)
@@ -49,7 +49,7 @@ def shop(alias):
 
 @pytest.fixture
 def skip(alias):
-    """``skip("s1")``: have the subscription skip the first event of a stream."""
+    """``skip("s1")``: decide to skip the first event of a stream."""
 
     def make(stream):
         place = Event.objects.using(alias).get(stream=stream, version=1).pk

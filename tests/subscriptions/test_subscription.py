@@ -1,4 +1,4 @@
-"""The main path: events reach their handler once, in order, with what the handler writes."""
+"""The main path: the handler gets each event once, in order; its rows commit with the cursor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``drain_inline()`` plays the drainer, inside a transaction that never commits."""
+"""``drain_inline()`` acts as the drainer, inside a transaction that never commits."""
 
 from __future__ import annotations
 

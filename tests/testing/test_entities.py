@@ -1,4 +1,4 @@
-"""What a project's own tests ask of entities, inside the transaction of a test and outside."""
+"""Entities in a project's own tests, inside the transaction of a test and outside."""
 
 from __future__ import annotations
 

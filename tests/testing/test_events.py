@@ -1,4 +1,4 @@
-"""What a project's own tests ask of events, inside the transaction of a test."""
+"""Events in a project's own tests, inside the transaction of a test."""
 
 from __future__ import annotations
 

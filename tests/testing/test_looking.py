@@ -1,4 +1,4 @@
-"""``assert_staged()`` and its kin: what is found, and what a failure says."""
+"""``assert_staged()`` and similar helpers: the jobs that they find, and their failure messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transaction of a test is none of the code: tests show what production sends or refuses."""
+"""The transaction of a test does not count: calls are sent or refused as in production."""
 
 from __future__ import annotations
 

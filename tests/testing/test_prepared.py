@@ -1,4 +1,4 @@
-"""In a plain ``TestCase`` leaving the block counts as the commit; what was prepared is asserted."""
+"""In a plain ``TestCase``, leaving the block counts as the commit; events can be asserted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``run_staged()`` plays the worker: bodies, follow-ups, retries, failures."""
+"""``run_staged()`` acts as the worker: bodies, follow-ups, retries, failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("in_atomic")
 
 @pytest.fixture
 def ran():
-    """What the tasks of a test were called with, in order."""
+    """The arguments of the test's tasks, in the order of their calls."""
     return []
 
 

@@ -29,7 +29,7 @@ def assert_harmless(written: str, *, times: int = 0) -> None:
 
 @pytest.fixture
 def logged() -> Iterator[StringIO]:
-    """What a handler of the project writes of the package's loggers, as it reaches the terminal."""
+    """The output of the project's log handler for the package's loggers, as on a terminal."""
     stream = StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))

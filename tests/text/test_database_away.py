@@ -1,4 +1,4 @@
-"""Commands whose database is away: one line says so, as of any other error."""
+"""Commands whose database is unreachable print one line about it, as for any other error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines: whatever is in a row or an exception, one record is one line, without codes."""
+"""Log lines: one record is one line, without control codes, for any text of rows and exceptions."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ def stop_the_clock_of(counters):
 
 @pytest.fixture
 def note(make_app):
-    """A task of an app with a broker of its own."""
+    """A task of an app with its own broker."""
     return make_app().task(name="note")(tasks.note)
 
 
 @pytest.fixture
 def stage(alias, note):
-    """``stage(5)``: so many jobs, committed."""
+    """``stage(5)``: stage and commit 5 jobs."""
 
     def make(count, **options):
         with transaction.atomic(using=alias):
@@ -35,9 +35,9 @@ def stage(alias, note):
 
 @pytest.fixture
 def drainer(alias):
-    """``drainer()``: a drainer that is turned by hand; it keeps its shards for the whole test.
+    """``drainer()``: a drainer that the test runs turn by turn. It keeps its shards to the end.
 
-    The ten seconds after which it writes its counters pass when ``due(drain)`` says so.
+    It writes its counters only after ``due(drain)``, instead of every ten seconds.
     """
     made = []
 
@@ -54,7 +54,7 @@ def drainer(alias):
 
 @pytest.fixture
 def due():
-    """``due(drain)``: ten seconds have passed since it wrote its counters."""
+    """``due(drain)``: make the drainer's counters due, as after ten seconds."""
 
     def make(drain):
         drain._counters._tried_at = float("-inf")

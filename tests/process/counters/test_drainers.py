@@ -1,4 +1,4 @@
-"""What drainers leave in the table: each job once, under the right name, whatever becomes of it."""
+"""The counters of drainers: each job is counted once, under the right name, with any outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader: figures of the last minutes, whatever is in the table and whatever is missing."""
+"""The reader of counters: figures of the last minutes, from any rows, and with rows missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLES = ("staged", "ready")
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch):
-    """It is NOW, by the database's clock."""
+    """The database's clock says NOW."""
     monkeypatch.setattr(series, "_now", lambda using: NOW)
 
 

@@ -1,4 +1,4 @@
-"""Events published by the minute: samples of positions, which readers take, and their growth."""
+"""Events published per minute, from the growth of positions, which readers sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters go when they have been kept for long enough, and nothing else goes with them."""
+"""Counters are deleted when they have been kept for long enough, and no other rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of the job table: one a minute, by one drainer, at a bounded price."""
+"""Samples of the job table: one per minute, by one drainer, at a bounded cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes that run subscriptions leave in the table, by subscription."""
+"""The counters of processes that run subscriptions, by subscription."""
 
 from __future__ import annotations
 

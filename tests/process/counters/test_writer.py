@@ -1,4 +1,4 @@
-"""Writing counters: whole rows of one's own, again and again, for as long as it takes."""
+"""Writing counters: each process writes its own rows whole, and retries until it succeeds."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def cursors(alias: str) -> Callable[[], list[dict[str, Any]]]:
 
 @pytest.fixture
 def command() -> Callable[..., tuple[Any, str]]:
-    """``command(*arguments)``: exit code of outbox_subscriptions, and what it says."""
+    """``command(*arguments)``: the exit code and the output of outbox_subscriptions."""
 
     def call(*arguments: str) -> tuple[Any, str]:
         out = StringIO()

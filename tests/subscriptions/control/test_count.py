@@ -1,4 +1,4 @@
-"""What a log has against what a subscription handled: nothing missed, nothing counted twice."""
+"""The count of a log's events against a subscription's: none is missed or counted twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def shop(alias):
-    """``shop(poison, **options)``: fails at these streams. Returns them, to be mended."""
+    """``shop(poison, **options)``: a handler that fails at these streams; returns the set."""
 
     def make(*poison, **options):
         poison = set(poison)

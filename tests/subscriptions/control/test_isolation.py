@@ -1,4 +1,4 @@
-"""What a person does while a page is being handled, at each isolation level of the alias."""
+"""Actions of a person while a page is being handled, at each isolation level of the alias."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def repeatable_read(alias, monkeypatch):
-    """Connections of the alias that are opened from now on are at REPEATABLE READ."""
+    """New connections of the alias use REPEATABLE READ."""
     level = "repeatable read"
     if alias == "postgres":
         from psycopg import IsolationLevel

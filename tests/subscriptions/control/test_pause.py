@@ -1,4 +1,4 @@
-"""Pause: nothing is handled once it has returned, whatever runs; resume: it goes on, exactly."""
+"""After pause() no process handles an event; after resume() each goes on exactly where it was."""
 
 from __future__ import annotations
 

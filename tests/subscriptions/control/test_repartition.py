@@ -1,4 +1,4 @@
-"""Another number of partitions, no multiple of the old one: each event is handled once."""
+"""A new number of partitions, not a multiple of the old one: each event is handled once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STREAMS = [f"s{number}" for number in range(12)]
 
 @pytest.fixture
 def declare(alias):
-    """``declare(3)``: the subscription with so many partitions. Its effects are rows."""
+    """``declare(3)``: declare the subscription with 3 partitions. Its effects are rows."""
 
     def handle(events):
         Incident.objects.using(alias).bulk_create(
@@ -46,7 +46,7 @@ def declare(alias):
 
 @pytest.fixture
 def at_failpoint():
-    """``at_failpoint(name, action)``: once."""
+    """``at_failpoint(name, action)``: call it once, at the failpoint."""
     names = []
 
     def make(name, action):

@@ -1,4 +1,4 @@
-"""Replay: from a place in the log on, everything once; parked streams; damaged cursors."""
+"""Replay: from a place in the log on, each event once; parked streams; damaged cursors."""
 
 from __future__ import annotations
 

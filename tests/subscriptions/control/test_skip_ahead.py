@@ -1,4 +1,4 @@
-"""A move ahead of what was handled: refused, or recorded; every other move is neither."""
+"""A move that skips events is refused, or recorded; every other move is neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far subscriptions are behind: counted right, bounded, through indexes, by few statements."""
+"""The lag of subscriptions: correct, bounded, with few statements that use indexes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in flight on a log: sessions and prepared transactions, with what may be seen of them."""
+"""Writers in progress on a log: sessions and prepared transactions, as permissions allow."""
 
 from __future__ import annotations
 

@@ -83,14 +83,14 @@ def _next_id(alias: str) -> int:
 
 @pytest.fixture
 def databases(django_db_blocker: Any, settings: Any) -> Iterator[Databases]:
-    """Not for tests with the mark ``django_db``: that knows the aliases of the settings only."""
+    """Not for tests with the mark ``django_db``: it knows only the aliases of the settings."""
     with django_db_blocker.unblock(), ExitStack() as stack:
         yield Databases(settings, stack)
 
 
 @pytest.fixture
 def publish_now(databases: Databases) -> Callable[..., None]:
-    """``publish_now("a", "b")``: one committed transaction where the outbox is now."""
+    """``publish_now("a", "b")``: commit one transaction in the outbox's present database."""
     from django.db import transaction
 
     from outbox_app import NewEvent, publish_many

@@ -1,7 +1,7 @@
-"""A PostgreSQL database that was restored elsewhere: noticed, rebased, and nothing lost or twice.
+"""A PostgreSQL database restored elsewhere is noticed, and a rebase loses or repeats no event.
 
-The dumps and restores are real ones, between two clusters, with cursors in the middle of windows
-and transactions in flight.
+The dumps and restores are real, between two clusters, with cursors in the middle of windows, and
+with open transactions.
 """
 
 from __future__ import annotations
