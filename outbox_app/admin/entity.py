@@ -109,7 +109,7 @@ class VersionAdmin(EventAdmin):
         rows = stream_of(version)
         earlier = rows.filter(version__lt=version.version).order_by("-version")
         numbers = list(earlier.values_list("version", flat=True)[:LAST])
-        words, shown = gettext("There is no version %(number)s, or none any more."), ""
+        words, shown = gettext("Version %(number)s does not exist, or no longer."), ""
         for before in rows.filter(version=version.against):
             words = gettext("Compared with version %(number)s.")
             shown = carried(self, version, difference_of(before.state, version.state))

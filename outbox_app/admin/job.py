@@ -37,10 +37,9 @@ def carried_column(description: Any, part: Callable[[Any], Part]) -> Callable[[A
 class JobAdmin(ConfirmedActionsAdmin):
     search_fields = ["task_id"]
     search_help_text = _(
-        "A whole task id; or the beginning of one, a part of the task's name, a whole ordering "
-        "key, or (with the permission to see messages) a part of the arguments as Celery shows "
-        "them, unless the message may be sensitive: those are looked for in the rows that the list "
-        "looks at."
+        "A whole task id. Or, among the rows that the list reads: the start of a task id, a part "
+        "of the task's name, a whole ordering key or, with the permission to see messages, a part "
+        "of the arguments as Celery shows them. Messages that may be sensitive are not searched."
     )
 
     def get_search_results(

@@ -27,7 +27,7 @@ from ..process.enclosure import LOST
 from ..text import escaped, get_logger, one_line, storable
 
 #: The help of ``--database`` in commands on the outbox's database.
-OUTBOX_ALIAS = "alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)"
+OUTBOX_ALIAS = "alias of the outbox (default: OUTBOX['DATABASE'], else by the routers)"
 #: Options that select rows or a place. An empty value, as from a script's unset variable, would
 #: select more than intended.
 SELECTING = ("app", "archive", "archived", "database", "error", "key", "log", "queue", "sender",
@@ -154,7 +154,7 @@ class TeachingCommand(BaseCommand):
         except (EOFError, RuntimeError):  # standard input is closed
             answer = ""
         if answer.strip().lower() not in ("y", "yes"):
-            raise CommandError("Not confirmed, so nothing was changed. A script gives --noinput.")
+            raise CommandError("Not confirmed, so nothing was changed. Scripts give --noinput.")
 
     def write(self, line: str) -> None:
         """Write a line, escaped, and flush it: a log collector may read from a pipe."""
@@ -180,6 +180,6 @@ def _require_sound(options: dict[str, Any]) -> None:
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and storable(text) != text:
                 raise InvalidArgument(
-                    f"{name}: {text[:100]!r} is no text that a database can store. Write it in "
-                    "valid UTF-8, without NUL."
+                    f"{name}: {text[:100]!r} is not text that a database can store. Write it "
+                    "in valid UTF-8, without NUL."
                 )

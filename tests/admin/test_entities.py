@@ -110,7 +110,7 @@ def test_two_states_are_compared(account, superuser, version):
     assert '+ "balance": 6,' in text(superuser.get(version(3), {"against": "1"}))
     for against in ("9", "0", "-1", "x", "1" * 30):
         response = superuser.get(version(1), {"against": against})
-        assert "There is no version" in text(response)
+        assert "does not exist, or no longer" in text(response)
 
 
 def test_a_difference_is_masked_and_in_the_order_of_keys():

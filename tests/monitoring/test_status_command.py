@@ -197,7 +197,7 @@ def test_a_database_that_is_away_is_one_sentence(database, variables):
     for arguments in ((), ("--json",)):
         done = process(*arguments, OUTBOX_ALIAS=database, **variables)
         assert done.returncode == 2
-        assert done.stderr.startswith(f"CommandError: Database {database!r} cannot be asked: ")
+        assert done.stderr.startswith(f"CommandError: Database {database!r} cannot be queried: ")
         assert len(done.stderr.splitlines()) == 1
         assert "hunter2" not in done.stderr
         assert not done.stdout

@@ -168,7 +168,7 @@ def test_nothing_selected_or_nothing_open(alias: str, sender: str, told: Any, st
     assert (code, "No open event matches" in text) == (1, True)
     assert states() == ["confirmed"]
     assert not Incident.objects.using(alias).exists()
-    with pytest.raises(CommandError, match="is no id of a prepared event"):
+    with pytest.raises(CommandError, match="is not the id of an event"):
         call_command("outbox_prepared", "show", "17")
 
 
@@ -194,7 +194,7 @@ def test_check_has_the_sender_asked(
     PreparedEvent.objects.using(alias).filter(event_id=late).update(decide_by=over)
     ask()
     assert states() == ["undecided"] * 2
-    assert "Senders are asked about 2 prepared events" in run("check", late, early)[1]
+    assert "asks the senders about 2 prepared events" in run("check", late, early)[1]
     ask()
     assert states() == ["cancelled"] * 2
 

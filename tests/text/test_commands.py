@@ -237,7 +237,7 @@ def test_an_error_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_an_argument_that_no_database_stores(arguments: list[str]) -> None:
-    with pytest.raises(CommandError, match="no text that a database can store") as raised:
+    with pytest.raises(CommandError, match="not text that a database can store") as raised:
         call_command("outbox_subscriptions", *arguments)
     assert raised.value.returncode == 2
     assert str(raised.value).isprintable()

@@ -34,8 +34,8 @@ class Command(TeachingCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_foreground_arguments(
             parser,
-            once="drain what is there",
-            interval="pause between two looks at an empty outbox (default: OUTBOX['INTERVAL'], or "
+            once="send the jobs that are there",
+            interval="pause between two polls of an empty outbox (default: OUTBOX['INTERVAL'], or "
             "1 on PostgreSQL, where a commit wakes the drainer at once, and 0.1 elsewhere, where "
             "this is the longest delay)",
             batch_size="rows moved at once (default: OUTBOX['BATCH_SIZE'], 1000)",

@@ -56,14 +56,14 @@ def age(text: str) -> timedelta:
     match = re.fullmatch(r"(\d{1,6})([smhdw])", text)
     found = timedelta(seconds=int(match[1]) * SECONDS[match[2]]) if match else None
     if found is None or found.days > MAX_DAYS:
-        raise ArgumentTypeError(f"{text!r} is no age; write 90s, 15m, 3h, 2d or 1w")
+        raise ArgumentTypeError(f"{text!r} is not an age; write 90s, 15m, 3h, 2d or 1w")
     return found
 
 
 def identifier(text: str) -> int:
     """Return an id, a number that the column can hold."""
     if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) >= 2**63:
-        raise ArgumentTypeError(f"{text!r} is no id of a dead job; ids are whole numbers")
+        raise ArgumentTypeError(f"{text!r} is not the id of a dead job; ids are whole numbers")
     return int(text)
 
 
@@ -89,7 +89,7 @@ class Command(TeachingCommand):
         add("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
         batch = f"jobs of one transaction (default {BATCH_SIZE})"
         add("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=batch)
-        add("--dry-run", action="store_true", help="say how many, and touch nothing")
+        add("--dry-run", action="store_true", help="print how many, and change nothing")
         why = "why: kept in the incident of a requeue, and in the log of a discard"
         add("--because", default="", metavar="TEXT", help=why)
 
@@ -103,10 +103,10 @@ class Command(TeachingCommand):
         given = any(value is not None for value in selection.values())
         if given and options["all"]:
             raise InvalidArgument(
-                "--all selects every dead job, so it goes with no other selection."
+                "--all selects every dead job, so no other selection may be given."
             )
         if options["reason"] == "":  # as from a script's unset variable
-            raise InvalidArgument("--reason is empty: each reason has that as its part.")
+            raise InvalidArgument("--reason is empty, which would match every reason.")
         require_migrated(using)
         jobs = dead.find_dead(using=using, **selection)
         if action == "list":
@@ -146,7 +146,7 @@ class Command(TeachingCommand):
             by = dead.decided(self.user, options["because"])
             done = decide(jobs, using=using, batch_size=options["batch_size"], by=by)
         except OutboxError as error:
-            raise CommandError(f"Stopped half-way: {error} Run it again to go on.") from error
+            raise CommandError(f"Stopped half-way: {error} Run it again to continue.") from error
         past = {"requeue": "Requeued", "discard": "Discarded"}[action]
         self.write(f"{past} {_jobs(done)}.")
 

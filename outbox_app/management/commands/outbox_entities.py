@@ -26,14 +26,14 @@ Shows, verifies, imports and erases entities. A TYPE is a label such as bank.Acc
   list                the types, their tables, and how many rows they have (--json: all of it)
   show TYPE ID        version and state of an entity, and its last versions with their answers;
                       --version N: its state at that version
-  verify [TYPE]       compare rows, heads and newest versions, while commands go on. --repair writes
-                      the row or the head from the newest version, and says what it did
+  verify [TYPE]       compare rows, heads and newest versions, while commands continue. --repair
+                      writes the row or the head from the newest version, and prints what it did
   import FILE         execute a command for each line of JSON; - is standard input:
                       {"type": "bank.Account", "id": "a-17", "command": "deposit",
                        "arguments": {"amount": 5}, "command_id": "import-1"}
-                      If it is interrupted, run it again: what was answered is replayed
-  erase TYPE ID       empty request, answer and state of all versions, and remove the row, for a
-                      --reason. Version numbers and command ids stay. It cannot be undone
+                      If it is interrupted, run it again: commands already answered do not run twice
+  erase TYPE ID       empty the request, answer and state of all versions, and remove the row; needs
+                      a --reason. Version numbers and command ids stay. It cannot be undone
 
   manage.py outbox_entities verify bank.Account
   manage.py outbox_entities erase bank.Account a-17 --reason "Request 88 of the customer"
@@ -61,7 +61,7 @@ class Command(TeachingCommand):
         repair = "write rows and heads from the newest versions"
         verified.add_argument("--repair", action="store_true", help=repair)
         imported.add_argument("file", metavar="FILE", help="lines of JSON; - is standard input")
-        imported.add_argument("--type", metavar="TYPE", help="of lines that name none")
+        imported.add_argument("--type", metavar="TYPE", help="type for lines without one")
         why = "why; kept with the versions"
         erased.add_argument("--reason", required=True, metavar="TEXT", help=why)
         self.add_no_input(erased)
@@ -146,6 +146,6 @@ class Command(TeachingCommand):
         emptied = operations.erase(entity, id, **given)
         self.write(f"Erased {name}: {emptied} versions emptied.")
         self.write(
-            "Archives, backups, projections, and events and jobs that its commands gave may still "
-            "hold copies."
+            "Archives, backups, projections, and events and jobs of its commands may still hold "
+            "copies."
         )

@@ -23,24 +23,24 @@ from ...process.preflight import require_migrated
 from ..teaching import TeachingCommand
 
 HELP = """
-Shows the processes of a service, and has some of them take no more calls.
+Shows the processes of a service, drains servers, and sets their weights.
 
-  servers           who is registered now: servers, and clients that call other services
-  drain NAME        give a server no more calls. What it is doing it goes on doing
-  weight NAME N     give it N parts of the calls beside the weights of the others, 0 to 100, drained
-                    or not
-  topology          which server leads how many of the 1024 slices of entities of routed types,
+  servers           the processes registered now: servers, and clients that call other services
+  drain NAME        send a server no more calls. It finishes the calls that it has
+  weight NAME N     set the server's share of the calls, 0 to 100, relative to the weights of the
+                    other servers. A drained server is no longer drained
+  topology          how many of the 1024 slices of entities of routed types each server leads,
                     how many commands were passed on, and how many executed elsewhere
 
 NAME is an address, a node (host:pid) or an id, as servers shows them. Clients learn of a change
-within two seconds. It holds until the process ends: the next one begins as its settings say.
+within two seconds. It lasts until the process ends: the next process starts with its settings.
 
   manage.py outbox_fleet servers --service shop --json
   manage.py outbox_fleet topology --id a-17
   manage.py outbox_fleet drain https://shop-3.example/outbox/
 
-Exit codes: 0 done; 1 no such server; 2 wrong arguments, no tables, or a registry in which others
-cannot be changed.
+Exit codes: 0 done; 1 no such server; 2 wrong arguments, no tables, or a registry that cannot
+change other servers.
 """
 
 
@@ -104,7 +104,7 @@ class Command(TeachingCommand):
 
     def _weight(self, registry: Registry, *, name: str, weight: int, **_: Any) -> None:
         if not 0 <= weight <= 100:
-            raise InvalidArgument(f"A weight is from 0 to 100; got {weight}.")
+            raise InvalidArgument(f"A weight must be from 0 to 100; got {weight}.")
         self._change(registry, name, weight=weight, draining=False)
 
     def _change(self, registry: Registry, name: str, **values: Any) -> None:

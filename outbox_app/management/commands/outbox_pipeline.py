@@ -34,8 +34,8 @@ A pipeline starts Spark on this machine, on all its cores; that needs Java 17 or
 names a cluster instead; under spark-submit the session of spark-submit is used. If a pipeline is
 interrupted, nothing is lost: run it again.
 
-Exit codes: 0 done; 1 the audit has found defects, or a rebuild has failed; 2 it cannot be done, or
-wrong arguments; 130 interrupted.
+Exit codes: 0 done; 1 the audit has found defects, or a rebuild has failed; 2 the pipeline cannot
+run, or wrong arguments; 130 interrupted.
 """
 
 
@@ -57,7 +57,7 @@ class Command(TeachingCommand):
         until("--follow", action="store_true", help="archive new events until stopped")
         pause = "with --follow: pause between two batches (default 10, at most 3600)"
         add("--interval", type=float, default=10.0, metavar="SECONDS", help=pause)
-        rows = "most events of a batch (default 500000)"
+        rows = "maximum number of events in a batch (default 500000)"
         add("--max-rows-per-batch", type=int, metavar="N", help=rows)
 
         pruned = "the log was pruned and there is no archive: streams may begin later"
@@ -66,12 +66,12 @@ class Command(TeachingCommand):
         audit.add_argument("--report", default="", metavar="FILE.html", help=report)
 
         rebuild.add_argument("name", metavar="PROJECTION", help="the projection")
-        compare = "say how the view would change, and change nothing"
+        compare = "print how the view would change, and change nothing"
         rebuild.add_argument("--compare-only", action="store_true", help=compare)
 
         add = statistics.add_argument
-        add("--to", metavar="DIR", help="write them as Parquet")
-        add("--table", action="store_true", help="put them into the table of the admin")
+        add("--to", metavar="DIR", help="write the figures as Parquet")
+        add("--table", action="store_true", help="write the figures to the table of the admin")
         add("--top", type=int, metavar="N", help="number of busiest streams to list (default 100)")
         skew = "number of partitions to compute the skew for (default 8)"
         add("--partitions", type=int, metavar="N", help=skew)
@@ -90,7 +90,7 @@ class Command(TeachingCommand):
             add = each.add_argument
             file = "on a cluster: file with the database's password, on every machine"
             add("--password-file", default="", metavar="FILE", help=file)
-            variable = "on a cluster: environment variable with it, in every process"
+            variable = "on a cluster: environment variable with the password, in every process"
             add("--password-env", default="", metavar="NAME", help=variable)
             master = "where Spark runs (default: this machine, local[*,4])"
             add("--master", metavar="URL", help=master)
@@ -154,7 +154,7 @@ def _check(options: dict[str, Any]) -> None:
     if not 0 < options.get("interval", 1) <= 3600:
         raise InvalidArgument("--interval must be more than 0 and at most 3600 seconds.")
     if options["pipeline"] == "statistics" and not (options["to"] or options["table"]):
-        raise InvalidArgument("Say where to: --to DIR, --table, or both.")
+        raise InvalidArgument("Say where to write the figures: --to DIR, --table, or both.")
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -27,26 +27,26 @@ from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
 from .outbox_dead import age
 
 HELP = """
-Shows prepared events, has their senders asked, and decides what stayed in doubt. Run it where the
-keeper is, but answer.
+Shows prepared events, has their senders asked, and decides events that remain in doubt. Run it on
+the keeper, except for answer.
 
-  list              events that are open, the undecided ones first; --state: those of another state
-  show ID           an event with its content
-  check ID…         have the sender asked now, by the processes of manage.py run_prepared
-  confirm ID…       publish events, for a --reason: a guess, unless you know that the sender's
-                    transaction has committed. If it was rolled back, what is published never
+  list              show open events, undecided ones first; --state shows another state
+  show ID           show an event with its content
+  check ID…         have manage.py run_prepared ask the sender now
+  confirm ID…       publish events. Needs a --reason. This is a guess, unless you know that the
+                    sender's transaction has committed: if it was rolled back, the event never
                     happened
-  cancel ID…        never publish them, for a --reason: a guess, unless you know that the sender's
-                    transaction was rolled back. If it has committed, its event is lost
-  extend ID…        let senders be asked for another day, or --for so long, for a --reason;
-                    undecided events are prepared again
-  answer KEEPER     on the side of a sender that its keeper cannot call: fetch from this peer what is
-                    open of ours, and tell it what the fences say. Run it every minute or so
-  prune             remove what was decided 30 days ago, as manage.py outbox_prune --prepared does
+  cancel ID…        never publish the events. Needs a --reason. This is a guess, unless you know
+                    that the transaction was rolled back: if it has committed, its event is lost
+  extend ID…        ask the senders for another day, or for the time --for. Needs a --reason.
+                    Undecided events are prepared again
+  answer KEEPER     on a sender that its keeper cannot call: fetch our open events from this peer,
+                    and send it the outcomes in the fences. Run it about every minute
+  prune             remove events decided 30 days ago, as manage.py outbox_prune --prepared does
 
-Instead of ids, --sender NAME selects all undecided events of a sender, --state STATE those of a
-state. What was decided meanwhile stays as it is. What a sender tells afterwards, against a decision
-of yours, is a contradiction: the incidents have it.
+Instead of ids, --sender NAME selects all undecided events of a sender, and --state STATE the events
+in a state. Events decided meanwhile do not change. If a sender's later answer contradicts your
+decision, an incident records the contradiction.
 
   manage.py outbox_prepared list --sender alias:billing --json
   manage.py outbox_prepared confirm 0190163d-8694-739b-aea5-966c26f8ad91 --reason "invoice 17 is paid"
@@ -58,7 +58,7 @@ gave no answer; 2 wrong arguments, or no tables.
 
 State = PreparedEvent.State
 RISKS = {
-    State.CONFIRMED: "If a sender's transaction was rolled back, what is published never happened.",
+    State.CONFIRMED: "If a sender's transaction was rolled back, its event never happened.",
     State.CANCELLED: "If a sender's transaction has committed, its event is lost.",
 }
 
@@ -67,7 +67,7 @@ def event_id(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no id of a prepared event; ids are UUIDs") from None
+        raise ArgumentTypeError(f"{text!r} is not the id of an event; ids are UUIDs") from None
 
 
 class Command(TeachingCommand):
@@ -86,23 +86,23 @@ class Command(TeachingCommand):
         add("answer", "keeper", metavar="KEEPER", help="name of the peer")
         add("show", "id", type=event_id, metavar="ID", help="id of the event")
         add(changes, "ids", type=event_id, nargs="*", metavar="ID", help="ids of events")
-        sender = "of this sender: alias:billing"
+        sender = "events of this sender, such as alias:billing"
         add(f"list show {changes}", "--sender", metavar="NAME", help=sender)
-        state = "in this state (default: that are open; without ids that are undecided)"
+        state = "events in this state (default: open events; without ids, undecided events)"
         add(f"list {changes}", "--state", choices=State.values, help=state)
         add("list show", "--json", action="store_true", help="as JSON")
         why = "why; kept with the event"
         add(decisions, "--reason", required=True, metavar="TEXT", help=why)
         for each in decisions.split():
             self.add_no_input(parsers[each])
-        add("list", "--older-than", type=age, metavar="AGE", help="prepared before: 3h, 2d")
-        long = "so long from now (default: OUTBOX['PREPARED_DECIDE_BY'], a day)"
+        add("list", "--older-than", type=age, metavar="AGE", help="prepared longer ago: 3h, 2d")
+        long = "time from now (default: OUTBOX['PREPARED_DECIDE_BY'], a day)"
         add("extend", "--for", dest="time", type=age, metavar="AGE", help=long)
         add(every, "--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
         if not options.get("reason", "-").strip():
-            raise InvalidArgument("--reason is empty: it is kept with the events. Say why.")
+            raise InvalidArgument("--reason is empty. Say why: the reason is kept with the events.")
         using = database or outbox_alias()
         require_migrated(using)
         getattr(self, f"_{action}")(using=using, **options)
@@ -141,7 +141,7 @@ class Command(TeachingCommand):
 
     def _check(self, **options: Any) -> None:
         count = operations.check(self._selected(**options))
-        self.write(f"Senders are asked about {_events(count)} by manage.py run_prepared.")
+        self.write(f"manage.py run_prepared asks the senders about {_events(count)}.")
 
     def _extend(self, *, time: Any, **options: Any) -> None:
         events = self._selected(**options)
@@ -169,7 +169,7 @@ class Command(TeachingCommand):
     def _answer(self, *, keeper: str, **options: Any) -> None:
         done = operations.answer(keeper, write=self.write)
         if done["contradiction"]:
-            raise CommandError("Events were decided otherwise before. Nothing of them was changed.")
+            raise CommandError("Some events had been decided differently. They were not changed.")
 
     def _prune(self, *, using: str, **options: Any) -> None:
         prune("prepared", using, write=self.write)
@@ -184,7 +184,7 @@ class Command(TeachingCommand):
         if not events.exists():
             raise CommandError("No open event matches. Nothing was changed.")
         if ids and not sender and counted(events) > len(set(ids)):
-            raise InvalidArgument("Several senders have an event of this id. Add --sender.")
+            raise InvalidArgument("Several senders have an event with this id. Add --sender.")
         return events
 
 

@@ -22,20 +22,20 @@ Deletes old rows, oldest first, in small transactions. Run it once a day.
   --incidents   recorded causes of extra publishes (table outbox_incident).
   --counters    counters of drainers and subscriptions (in table outbox_statistic). A drainer
                 removes those of its own database by itself.
-  --results     results of tasks of django.tasks (table outbox_taskresult), those whose job is still
-                staged or dead excepted.
+  --results     results of django.tasks (table outbox_taskresult), except results whose job is still
+                staged or dead.
   --prepared    prepared events that were confirmed or cancelled (in table outbox_prepared).
-  --fences      what became of a sender's transactions (table outbox_fence); with --database, which
-                names the sender's. A question about an older transaction is answered "too_old".
+  --fences      what became of a sender's transactions (table outbox_fence). Needs --database, the
+                alias of the sender. A question about an older transaction is answered "too_old".
   --events      events of the logs, from the oldest one on. It stops at the first event that is too
                 young or that a subscription has not handled, and prints why. Versions of streams
                 continue where they were.
-  --archived DIR  the same, but only events that are in the archive DIR, whose files are checked
-                first (see manage.py outbox_pipeline archive). It prunes one log: that of --log, or
+  --archived DIR  like --events, but only events that are in the archive DIR, whose files are
+                checked first (see manage.py outbox_pipeline archive). It prunes one log: --log, or
                 outbox_event.
 
 Exit codes: 0 done; 2 wrong arguments, or the events that were handled or archived cannot be
-determined (a restored database, a damaged archive). Other logs are pruned all the same.
+determined (a restored database, a damaged archive). Other logs are still pruned.
 """
 
 
@@ -55,16 +55,16 @@ class Command(TeachingCommand):
         log = "table of one log (default: all but those of SINK; with --archived outbox_event)"
         add("--log", metavar="LOG", help=log)
         age = (
-            "age of what is removed, at least 1 (default: that of the kind in OUTBOX: 30 by "
-            "INBOX_, INCIDENT_, TASK_RESULT_, PREPARED_ and FENCE_RETENTION_DAYS; 2 by "
-            "STATISTICS_RETENTION_HOURS, 48; EVENT_RETENTION_DAYS has none)"
+            "remove rows that are older, at least 1 (default: the setting of the kind in OUTBOX. "
+            "INBOX_, INCIDENT_, TASK_RESULT_, PREPARED_ and FENCE_RETENTION_DAYS are 30, "
+            "STATISTICS_RETENTION_HOURS is 48; EVENT_RETENTION_DAYS has no default)"
         )
         add("--older-than", type=int, metavar="DAYS", help=age)
-        alias = "database alias (default: that of the inbox, of the outbox, of each log)"
+        alias = "database alias (default: the alias of the inbox, the outbox, each log)"
         add("--database", metavar="ALIAS", help=alias)
         rows = f"rows removed at once (default {BATCH_SIZE})"
         add("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=rows)
-        add("--dry-run", action="store_true", help="say how many of each, and remove nothing")
+        add("--dry-run", action="store_true", help="print how many of each, and remove nothing")
 
     def handle(self, **options: Any) -> None:
         options["events"] = options["events"] or bool(options["archived"])
@@ -75,7 +75,7 @@ class Command(TeachingCommand):
                 "--counters, --events, --archived DIR, or several."
             )
         if options["log"] and not options["events"]:
-            raise InvalidArgument("--log goes with --events.")
+            raise InvalidArgument("--log needs --events or --archived.")
         given = {name: options[name] for name in ("older_than", "batch_size", "dry_run")}
         given |= {"using": options["database"], "write": self.write}
         for name in chosen:

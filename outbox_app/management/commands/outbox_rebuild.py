@@ -24,7 +24,7 @@ writers of inline events wait for that transaction.
 Deploy the new code first, and restart the processes that run the subscription.
 
 If it is killed or interrupted, the view is unchanged: run it again. A second rebuild of the same
-view ends the first.
+view stops the first.
 
 Exit codes: 0 done; 1 it failed, the view is unchanged; 2 wrong arguments, or it cannot be rebuilt.
 """

@@ -26,10 +26,10 @@ sent as before, and what was sent is compared with what was committed.
   early         sent before its commit: a worker may have found no row
   never_sent    committed and never sent, known after an hour: the process died, or the send failed
   rolled_back   sent for a transaction that rolled back, known after an hour
-  refused       staging would refuse the call with an error: see the log for it
+  refused       staging would refuse the call with an error, which is in the log
 
   manage.py outbox_shadow
-  manage.py outbox_shadow --forget 'shop.tasks.*'      count these anew, after a change
+  manage.py outbox_shadow --forget 'shop.tasks.*'      count these tasks anew, after a change
 
 Exit codes: 0 done; 1 a call of a task would be refused; 2 wrong arguments, or no tables.
 """

@@ -34,9 +34,9 @@ are dead and why, which subscriptions are behind. It changes nothing.
   manage.py outbox_status --max-age 60 --max-dead 0          for cron, Nagios and the like
   manage.py outbox_status --json | jq .backlog.oldest_seconds
 
-A problem is bad (!) where work has stopped: no drainer is running, or none can send; shards have
+A problem is bad (!) if work has stopped: no drainer is running, or none can send; shards have
 no owner; a subscription's handler fails, or it is behind and no process runs it. A warning (-) is
-shown, and changes no exit code: parked streams, open gaps, jobs that have died, and the like.
+shown, but exit codes ignore it: parked streams, open gaps, jobs that have died, and the like.
 
 Each --max option adds a limit; a figure above its limit is a bad problem. Limits of jobs go up to
 100000, because no more jobs are counted.
@@ -54,12 +54,12 @@ class Command(TeachingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        older = "a problem: the oldest ready job is older"
+        older = "report a problem if the oldest ready job is older"
         add("--max-age", type=float, metavar="SECONDS", help=older)
         for name, what in (("backlog", "are ready"), ("dead", "are dead")):
-            more = f"a problem: more jobs {what}"
+            more = f"report a problem if more jobs {what}"
             add(f"--max-{name}", type=int, metavar="JOBS", help=more)
-        add("--json", action="store_true", help="all of it as JSON")
+        add("--json", action="store_true", help="print everything as JSON")
         add("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
     def handle(self, *, database: str | None, **options: Any) -> None:
@@ -79,7 +79,7 @@ class Command(TeachingCommand):
             found = outbox_status(using=database)
         except django.db.Error as error:
             raise CommandError(
-                f"Database {using!r} cannot be asked: {one_line(error, 300)}",
+                f"Database {using!r} cannot be queried: {one_line(error, 300)}",
                 returncode=EXIT_UNKNOWN,
             ) from error
         wrong = problems(found, limits)

@@ -85,16 +85,16 @@ class Command(TeachingCommand):
         add("name", nargs="?", metavar="NAME", help="the subscription, or a gap's ID")
         add("--from", dest="place", metavar="PLACE", help="where to replay from")
         add("--log", help="in this log only (default: all that it reads)")
-        ahead = "replay: pass over events that were not handled; asks, and leaves a gap's row"
+        ahead = "replay: pass over events that were not handled; asks first, and records a gap"
         add("--skip-ahead", action="store_true", help=ahead)
         self.add_no_input(parser)
         add("--stream", metavar="S", help="release, or discard, this stream")
-        add("--position", type=int, metavar="N", help="of the event to skip")
+        add("--position", type=int, metavar="N", help="position of the event to skip")
         add("--all", action="store_true", help="release all parked streams")
         add("--reason", metavar="TEXT", help="why something is skipped; kept with it")
         add("--restart", action="store_true", help="count: the next count begins with this one")
         add("--json", action="store_true", help="list, or count, as JSON")
-        add("--dry-run", action="store_true", help="say what would be moved, and touch nothing")
+        add("--dry-run", action="store_true", help="print the moves, and change nothing")
         alias = "alias of the logs (default: the subscription's; for list: that of Event)"
         add("--database", metavar="ALIAS", help=alias)
 
@@ -106,7 +106,7 @@ class Command(TeachingCommand):
         if action not in ("list", "gaps") and not name:
             raise InvalidArgument(f"Which one? {action} needs a NAME, or an ID.")
         if (action == "replay") != (options["place"] is not None):
-            raise InvalidArgument("replay needs --from, and nothing else takes it.")
+            raise InvalidArgument("replay needs --from, and no other action takes it.")
         if action == "release" and (options["stream"] is None) != options["all"]:
             raise InvalidArgument("release needs --stream or --all.")
         if action == "skip-gap" and not (
@@ -130,7 +130,7 @@ class Command(TeachingCommand):
         found = lags(using=using, names=[name] if name else None)
         if name and not found:
             raise InvalidArgument(
-                f"On {using!r} no subscription {name!r} is declared, and none has run."
+                f"No subscription {name!r} is declared on {using!r}, and none has run."
             )
         flight = in_flight(using=using)
         if options["json"]:
@@ -177,7 +177,7 @@ class Command(TeachingCommand):
 
     def _pause(self, name: str, *, using: str, **options: Any) -> None:
         control.pause(name, using=using)
-        self.write(f"Paused {name}: nothing of it is handled.")
+        self.write(f"Paused {name}: it handles no event.")
 
     def _resume(self, name: str, *, using: str, **options: Any) -> None:
         control.resume(name, using=using)

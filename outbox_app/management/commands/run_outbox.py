@@ -13,13 +13,13 @@ from ..teaching import OUTBOX_ALIAS, TeachingCommand
 from ..together import run_together
 
 HELP = """
-Does in one process what these commands do each in its own:
+Does the work of these commands in one process:
 
   drain_outbox       sends committed jobs to the broker
   run_subscriptions  hands events to the subscriptions that the project declares
   run_prepared       asks senders what became of prepared events
-  outbox_prune       removes what was kept long enough, once an hour: inbox, incidents, results of
-                     tasks, prepared events, and events where OUTBOX["EVENT_RETENTION_DAYS"] is set;
+  outbox_prune       removes rows whose retention is over, once an hour: inbox, incidents, results
+                     of tasks, prepared events, and events if OUTBOX["EVENT_RETENTION_DAYS"] is set;
                      and, all the time, archived events of the logs that OUTBOX["SINK"] names
 
 For one server, or a few. Run two on different hosts, and one takes over from the other. When one
@@ -39,7 +39,7 @@ class Command(TeachingCommand):
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        once = "do what is there, one part after the other, then stop (cron, tests)"
+        once = "do the work that is ready, part by part, then stop (cron, tests)"
         parser.add_argument("--once", action="store_true", help=once)
         parser.add_argument("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 

@@ -13,10 +13,10 @@ from ...prepared.run import run
 from ..teaching import TeachingCommand
 
 HELP = """
-Asks the senders of prepared events what became of their transactions, and publishes or cancels what
-they answer. A sender is asked about events that it has neither confirmed nor cancelled in 10 s
-(OUTBOX["PREPARED_IMMUNE"]), and then again after 10, 20, 40 s and so on, up to 5 minutes. What it
-cannot say within a day is decided by the policy that it chose, or left to a person.
+Asks the senders of prepared events what became of their transactions, and publishes or cancels each
+event by the answer. A sender is asked about events that it has neither confirmed nor cancelled in
+10 s (OUTBOX["PREPARED_IMMUNE"]), and then again after 10, 20, 40 s and so on, up to 5 minutes. If
+it gives no outcome within a day, the policy that it chose decides, or a person.
 
 Run one or more of these on the keeper, beside drain_outbox. Any number may run: one at a time asks
 a given sender, and if it is killed another takes over when its lease has run out.
@@ -37,8 +37,8 @@ class Command(TeachingCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_foreground_arguments(
             parser,
-            once="ask about what is due",
-            interval="pause between two looks when nothing is due (default: 1)",
+            once="ask about the events that are due",
+            interval="pause between two polls when nothing is due (default: 1)",
             database="the keeper's alias (default: the outbox's)",
             processes="processes that share the senders",
         )

@@ -16,9 +16,9 @@ from ..together import sinking
 
 HELP = """
 Hands committed events to the subscriptions that the project declares (@subscriber, Projection), in
-the order of each stream, and skips none. Runs until it is stopped. What a handler writes to this
-database is committed together with its position in the log: if the process is killed, both are
-there, or neither.
+the order of each stream, and skips none. Runs until it is stopped. A handler's writes to this
+database are committed together with its position in the log: if the process is killed, both are
+kept, or neither.
 
 Run one or more of these beside your web processes. Any number may run: one at a time owns a
 partition, and if it is killed another takes it over when its lease has run out
@@ -42,16 +42,16 @@ class Command(TeachingCommand):
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", nargs="*", metavar="NAME", help="which (default: all)")
+        parser.add_argument("names", nargs="*", metavar="NAME", help="subscriptions (default: all)")
         self.add_foreground_arguments(
             parser,
-            once="handle what is there",
-            interval="pause between two looks at an idle log (default: "
+            once="handle the events that are there",
+            interval="pause between two polls of an idle log (default: "
             "OUTBOX['SUBSCRIPTION_INTERVAL'], or 1 on PostgreSQL, where a commit wakes the process "
             "at once, and 0.1 elsewhere)",
             batch_size="events handed over at once (default: the subscription's, or "
             "OUTBOX['PAGE_SIZE'], 500)",
-            database="only the subscriptions on this alias; needed where they are on several",
+            database="only the subscriptions on this alias; needed if they are on several",
             processes="processes that share the partitions",
         )
 

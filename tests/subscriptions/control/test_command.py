@@ -20,7 +20,7 @@ def test_a_life(alias, published, run, seen_by, command):
     published(*"abc")
     assert "waiting" in command("list")[1]
     run("shop")
-    assert command("pause", "shop") == (0, "Paused shop: nothing of it is handled.\n")
+    assert command("pause", "shop") == (0, "Paused shop: it handles no event.\n")
     published("d")
     assert run("shop") == 0
     code, out = command("list")
