@@ -7,9 +7,9 @@ After ``manage.py migrate`` it starts these four, and any of them may be run on 
     python -m celery -A example_project worker --concurrency 2 --loglevel INFO
     python manage.py runserver --noreload
 
-They share one terminal, each line with the name of its process before it. One that ends is started
-again, as a supervisor would: kill one and see what happens. One that ends as soon as it has begun
-ends them all. On Ctrl-C all are stopped with SIGTERM.
+The four share one terminal, with the name of the process before each line. A process that ends is
+restarted, as by a supervisor: kill one and see what happens. If a process ends right after its
+start, all of them are ended. On Ctrl-C all processes are stopped with SIGTERM.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SHORT_LIFE = 3.0
 
 
 def main():
-    """Run the example; return what ``sys.exit`` takes."""
+    """Run the example; return the argument for ``sys.exit``."""
     parser = argparse.ArgumentParser(
         prog="python -m example_project.up",
         description=__doc__,

@@ -1,13 +1,13 @@
 """``python -m example_project.demo`` shows with real processes that nothing gets lost or leaks.
 
-Several writers place some thousand orders and roll back a third of them; a drainer is killed with
-SIGKILL at the worst moment, and so is the process that keeps two views up to date from the events
-of the orders; a Celery worker executes what arrives. Then two independent accounts are compared:
-the ledgers in which the writers noted, after each commit or rollback, what became of an order, and
-the notes that the worker made of each run. The views are compared with the orders, row by row.
+Several writers place some thousand orders and roll back a third of them. A drainer is killed with
+SIGKILL at the worst moment, and so is the process that updates two views from the events of the
+orders. A Celery worker executes the jobs. Then the demo compares two independent accounts: the
+ledgers in which the writers noted the outcome of each order after its commit or rollback, and the
+worker's notes of each run. It also compares the views with the orders, row by row.
 
 Then ten thousand buyers want a thousand pieces of one article at one moment. The process that
-serves them is killed, and all ask again: each must be told what it was told before.
+serves them is killed, and all buyers ask again: each must get the same answer as before.
 
 With ``--pipeline`` Spark then archives and audits the events of the orders.
 """

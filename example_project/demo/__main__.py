@@ -1,4 +1,4 @@
-"""The command line of the demo. Exit code 0: nothing lost or leaked, each duplicate explained."""
+"""The command line. Exit code 0: no job was lost or leaked, and each duplicate is explained."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from example_project.processes import interrupt_on_termination
 
 
 def main():
-    """Run the demo; return what ``sys.exit`` takes."""
+    """Run the demo; return the argument for ``sys.exit``."""
     parser = argparse.ArgumentParser(
         prog="python -m example_project.demo",
         description=demo.__doc__,

@@ -1,4 +1,4 @@
-"""The command line of the demo. Exit code 0: each call that fails over was answered, once."""
+"""The command line of the demo. Exit code 0: each call that fails over was answered once."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ from example_project import fleet_demo
 
 
 def main():
-    """Run the demo; return what ``sys.exit`` takes."""
+    """Run the demo; return the argument for ``sys.exit``."""
     parser = argparse.ArgumentParser(
         prog="python -m example_project.fleet_demo",
         description=fleet_demo.__doc__,

@@ -1,4 +1,4 @@
-"""The command line of the demo. Exit code 0: published is what was committed."""
+"""The command line of the demo. Exit code 0: the published events are the committed payments."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ from example_project import prepared_demo
 
 
 def main():
-    """Run the demo; return what ``sys.exit`` takes."""
+    """Run the demo; return the argument for ``sys.exit``."""
     parser = argparse.ArgumentParser(
         prog="python -m example_project.prepared_demo",
         description=prepared_demo.__doc__,
