@@ -1,4 +1,4 @@
-"""``manage.py outbox_status``: what it shows, what it says to programs, and its exit codes."""
+"""``manage.py outbox_status``: its output for people and for programs, and its exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "comman
 
 @pytest.fixture
 def status(alias, capsys):
-    """``status("--max-age", "60")``: the exit code and what was written."""
+    """``status("--max-age", "60")``: the exit code and the output."""
 
     def run(*arguments):
         try:

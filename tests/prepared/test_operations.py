@@ -1,4 +1,4 @@
-"""``manage.py outbox_prepared``: what stayed in doubt is found, asked about, decided, or waits."""
+"""``manage.py outbox_prepared``: events in doubt are listed, asked about, decided, or wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ State = PreparedEvent.State
 
 @pytest.fixture
 def doubtful(alias: str, sender: str) -> Any:
-    """``doubtful(count, **columns)``: undecided events, and their ids."""
+    """``doubtful(count, **columns)``: create undecided events. Returns their ids."""
 
     def make(count: int = 1, **columns: Any) -> list[UUID]:
         events = [

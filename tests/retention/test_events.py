@@ -1,4 +1,4 @@
-"""``outbox_prune --events``: what is old and passed by everybody goes, from the front; no more."""
+"""``outbox_prune --events`` deletes old events passed by all readers, from the front; no others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def prune(*arguments: str) -> str:
 
 @pytest.fixture
 def old(alias, published):
-    """``old("a", "b", days=10)``: events of that age. Returns their positions."""
+    """``old("a", "b", days=10)``: events of this age. Returns their positions."""
 
     def make(*streams: str, days: float = 10, **options) -> list[int]:
         before = set(Event.objects.using(alias).values_list("pk", flat=True))
@@ -80,7 +80,7 @@ def test_positions_that_are_sealed_after_a_prune_hold_nothing_up(
 
 @pytest.fixture
 def left(alias):
-    """``left()``: positions that are kept."""
+    """``left()``: the positions left in the log."""
     return lambda: list(Event.objects.using(alias).order_by("pk").values_list("pk", flat=True))
 
 

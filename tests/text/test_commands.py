@@ -1,4 +1,4 @@
-"""Every command, over rows and with arguments of strangers: what it writes can be read as it is."""
+"""Every command, with hostile rows and arguments: its output is safe to read on a terminal."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(alias: str, logged: StringIO) -> Run:
-    """``run("outbox_dead", "list", times=1)``: what the command and its loggers have written.
+    """``run("outbox_dead", "list", times=1)``: the output of the command and its loggers.
 
-    ``times``: how often the hostile text has to be in it, escaped.
+    ``times``: how often the output must contain the hostile text, escaped.
     """
 
     def make(name: str, *arguments: str, times: int = 0) -> str:

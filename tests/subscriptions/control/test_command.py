@@ -1,4 +1,4 @@
-"""``manage.py outbox_subscriptions``: what it says, what it does, and its exit codes."""
+"""``manage.py outbox_subscriptions``: its output, its effects, and its exit codes."""
 
 from __future__ import annotations
 
