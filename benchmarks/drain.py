@@ -203,7 +203,7 @@ def drain_until_terminated() -> None:
 
 
 def is_shared(count: int) -> bool:
-    """Return whether every shard has an owner, and there are so many owners."""
+    """Return whether every shard has an owner, and there are ``count`` different owners."""
     from outbox_app.models import Lease
 
     shares = Lease.objects.filter(resource="jobs").values_list("owner", flat=True)

@@ -80,7 +80,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def both(arguments: list[str], options: argparse.Namespace) -> int:
-    """Soak both databases side by side, each in a process of its own."""
+    """Soak both databases side by side, each in its own process."""
     with tempfile.TemporaryDirectory() as folder:
         running = {}
         for name in DATABASES:

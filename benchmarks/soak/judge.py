@@ -54,7 +54,7 @@ class Recorded(NamedTuple):
 
 @dataclass
 class Books:
-    """What happened in a run."""
+    """The records of a run."""
 
     rows: Collection[Row] = ()
     #: In the order in which the broker accepted them.

@@ -1,1 +1,1 @@
-"""The payments of the shop's orders, in a database of their own that cannot hold the outbox."""
+"""The payments of the shop's orders, in a separate database, without the shop's outbox."""

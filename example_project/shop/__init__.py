@@ -1,4 +1,4 @@
-"""The shop: what a project that uses ``outbox_app`` looks like.
+"""The shop: an example of a project that uses ``outbox_app``.
 
-``services`` write rows and stage jobs in one transaction, ``tasks`` do the work after the commit.
+``services`` writes rows and stages jobs in one transaction, ``tasks`` does the work after it.
 """

@@ -47,7 +47,7 @@ class Shelf(Entity):
 
     @command()
     def take(self, pieces):
-        """Take the ordered pieces. If ``on_hand`` becomes negative, so many must be reordered."""
+        """Take the ordered pieces. A negative ``on_hand`` is the number of missing pieces."""
         self.state["on_hand"] -= pieces
 
     @command()
