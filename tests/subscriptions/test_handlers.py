@@ -392,7 +392,7 @@ def test_a_page_that_another_process_still_handles(alias, published):
         second = Runner(both, lease_seconds=patience())  # or it takes what rests for moved
         assert second.run(once=True) == 1
         assert not release.is_set()
-        assert "slow: Another process" in second.trouble
+        assert "slow: The process that had" in second.trouble
     finally:
         release.set()
         thread.join(patience())
