@@ -280,7 +280,7 @@ class Queues:
                 leave_pool(connections[line.key.using])
                 self.lead(line)
             except BaseException:
-                logger.exception("A batch of %s was broken off.", line.key.entity.__name__)
+                logger.exception("A batch of %s was aborted.", line.key.entity.__name__)
             with self.lock:
                 if away and self.threads >= outbox_settings().ENTITY_THREADS:
                     break

@@ -181,10 +181,10 @@ class LogReader:
             return
         if known and there and there[0] == known[0]:
             raise LogSetBack(
-                f"Positions of {self.table} that were read hold other events now: it was emptied, "
-                "and they were given out again, or it was restored. Replay the subscription from "
-                f"the beginning, or run manage.py outbox_rebase --log {self.table} --last-id N; N "
-                "is the last position from before."
+                f"Positions of {self.table} that were read hold other events now: the log was "
+                "emptied and gave out positions again, or it was restored. Replay the subscription "
+                "from the beginning, or run manage.py outbox_rebase --log "
+                f"{self.table} --last-id N, where N is the last position from before that."
             )
         self.window.verify(state)
         self._known = self._last_row(reached)

@@ -203,7 +203,7 @@ class SenderWorker:
         except django.db.OperationalError as error:
             if not is_conflict(error):
                 raise
-            logger.warning("Not decided yet, as others hold locks sender=%s", self.name)
+            logger.warning("Not decided yet, as rows are locked sender=%s", self.name)
             return
         with self._counting:
             self.decided += len(wanted)
