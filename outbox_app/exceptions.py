@@ -204,7 +204,7 @@ class InvalidPrepared(PrepareRefused, ValueError):
 
 
 class PreparedConflict(PrepareRefused):
-    """The event id belongs to an event with different content, or to one already decided."""
+    """The event id belongs to an event with different content, or to an event already decided."""
 
 
 class KeeperUnavailable(PreparedError):
@@ -266,7 +266,7 @@ class GapNotSkippable(OutboxError):
 
 
 class RebuildRefused(OutboxError):
-    """A view cannot be rebuilt, or not from the events that are left. Nothing was written."""
+    """A view cannot be rebuilt, or the events that are left do not suffice. Nothing was written."""
 
     returncode = 2
 
@@ -282,7 +282,7 @@ class ReadRefused(OutboxError):
 
 
 class DamagedCursor(ReadRefused):
-    """A cursor's stored state is not one that the window of its log has written."""
+    """A cursor's stored state was not written by the window of its log."""
 
 
 class ForeignCursor(ReadRefused):

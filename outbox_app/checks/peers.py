@@ -41,8 +41,8 @@ def check_peer_table(
             yield from _check_keys(peer)
     for name, seconds in wrong_clocks(using=using).items():
         yield Warning(
-            f"The clock of the peer {name!r} differs from this host's by {seconds:+d} seconds: its "
-            "requests, or its answers, are refused.",
+            f"The clock of the peer {name!r} is off by {seconds:+d} seconds: its requests, or its "
+            "answers, are refused.",
             hint="Set the clock of the peer, or of this host.",
             id="outbox.W036",
         )
