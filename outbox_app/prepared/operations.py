@@ -93,8 +93,8 @@ def extend(
     seconds = conf.PREPARED_DECIDE_BY if seconds is None else seconds
     if not 0 < seconds <= conf.PREPARED_MAX_DECIDE_BY:
         raise InvalidArgument(
-            f"Events are extended by up to {conf.PREPARED_MAX_DECIDE_BY:g} seconds "
-            f"(OUTBOX['PREPARED_MAX_DECIDE_BY']); got {seconds:g}."
+            f"Events are extended by up to {conf.PREPARED_MAX_DECIDE_BY:.8g} seconds "
+            f"(OUTBOX['PREPARED_MAX_DECIDE_BY']); got {seconds:.8g}."
         )
     rows = events.open().order_by()
     count = rows.update(

@@ -159,7 +159,7 @@ def _seconds(name: str, value: float | None, default: float, least: float, most:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:
         raise InvalidPrepared(
-            f"{name} must be a number of seconds from {least:g} to {most:g}; got {value!r:.100}."
+            f"{name} must be a number of {least:.8g} to {most:.8g} seconds; got {value!r:.100}."
         )
     return float(value)
 
