@@ -190,7 +190,7 @@ class Command(TeachingCommand):
             raise InvalidArgument(str(error)) from error
         moves = control.plan(name, where, log=options["log"], using=using)
         for move in moves:
-            self.write(f"{name} goes in {move}.")
+            self.write(f"{name} moves in {move}.")
         if options["dry_run"]:
             self.write("Nothing was done.")
             return
