@@ -80,7 +80,7 @@ def snowflake() -> int:
 def snowflakes(n: int) -> list[int]:
     """Return ``n`` new ids, in ascending order. Beyond 3,968 they use the next millisecond."""
     if type(n) is not int or n < 0:
-        raise InvalidArgument(f"snowflakes() makes a whole number of ids from 0; it got {n!r}.")
+        raise InvalidArgument(f"The n of snowflakes() must be a whole number from 0; got {n!r}.")
     return _ids.make_many(n)
 
 
@@ -99,13 +99,13 @@ def shard_of(id: int, shards: int = SHARDS) -> int:
     """
     _require_id(id)
     if type(shards) is not int or not 1 <= shards <= SHARDS:
-        raise InvalidArgument(f"Ids fill 1 to {SHARDS} shards evenly; shards is {shards!r}.")
+        raise InvalidArgument(f"shards must be 1 to {SHARDS}, which fill evenly; got {shards!r}.")
     return id % shards
 
 
 def _require_id(id: object) -> None:
     if type(id) is not int or not 0 <= id < 2**63:
-        raise InvalidArgument(f"An id is a whole number from 0 to 2**63 - 1; it is {id!r}.")
+        raise InvalidArgument(f"An id must be a whole number from 0 to 2**63 - 1; got {id!r}.")
 
 
 class SnowflakeField(models.BigIntegerField):  # type: ignore[type-arg]
@@ -222,7 +222,7 @@ class Snowflakes:
             return self._reserved
         except (django.db.Error, TimeoutError) as error:
             reason = str(error) or f"no answer in {WAIT:g} s"
-            text = f"No time is reserved for ids, and {using!r} reserves none: {reason}"
+            text = f"No reserved time is left for ids, and {using!r} reserves none: {reason}"
             raise NoNode(text) from error
 
     def _ask(self, using: str) -> tuple[Future[None], float]:
@@ -234,7 +234,7 @@ class Snowflakes:
         try:
             thread.start()
         except RuntimeError as error:  # the system has no more threads, or the interpreter exits
-            raise NoNode(f"No time is reserved for ids, and no thread asks: {error}") from error
+            raise NoNode(f"No reserved time is left for ids; no thread starts: {error}") from error
         self._asked = asked
         return asked
 
@@ -329,10 +329,10 @@ def _is_one_writer(using: str) -> bool:
 
 def _all_taken(wanted: int | None, count: int, using: str) -> str:
     of = "" if wanted is None else f" of datacentre {wanted}"
-    cure = "fewer processes" if wanted is None else "OUTBOX['FLEET']['DATACENTRE'] be another one"
+    cure = "let fewer processes make ids" if wanted is None else "set another FLEET['DATACENTRE']"
     return (
         f"All {count} nodes{of} are taken on {using!r}: each belongs to a process that makes ids, "
-        f"or was killed in the last minute. Wait for one to be free, or let {cure} make ids."
+        f"or that was killed in the last minute. Wait until one is free, or {cure}."
     )
 
 

@@ -84,11 +84,11 @@ def call(
     try:
         verify(adapt_message(response), answer, peer_of)
         if media_type(response.headers.get("Content-Type", "")) not in (JSON, PROBLEM):
-            raise MessageRefused(502, "It is no JSON.")
+            raise MessageRefused(502, "Its content type is not JSON.")
         return response.status_code, parsed(answer)
     except (NotBelieved, MessageRefused) as error:
         raise PeerUnavailable(
-            f"The answer {response.status_code} of the peer {peer.name!r} is not believed: {error}"
+            f"The answer {response.status_code} of the peer {peer.name!r} is not trusted: {error}"
         ) from error
 
 

@@ -43,7 +43,7 @@ def media_type(value: str) -> str:
     """Return the media type of a ``Content-Type``; refuse any charset but UTF-8."""
     name, *parameters = value.lower().split(";")
     if any(p.strip().replace('"', "") not in ("charset=utf-8", "") for p in parameters):
-        raise MessageRefused(415, "The charset is UTF-8.")
+        raise MessageRefused(415, "The charset must be UTF-8.")
     return name.strip()
 
 
@@ -53,13 +53,13 @@ def parsed(body: bytes) -> Any:
             body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant
         )
     except (ValueError, RecursionError) as error:
-        raise MessageRefused(400, "The body is no JSON in UTF-8.") from error
+        raise MessageRefused(400, "The body is not JSON in UTF-8.") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise MessageRefused(400, "An object of the body has a key twice.")
+        raise MessageRefused(400, "An object in the body has a duplicate key.")
     return found
 
 
@@ -74,18 +74,18 @@ def written(value: Any) -> bytes:
 def objects(value: Any, most: int) -> list[dict[str, Any]]:
     """Return a list that has 1 to ``most`` elements; refuse anything else."""
     if not isinstance(value, list) or not value:
-        raise MessageRefused(400, "The body is a list with an element at least.")
+        raise MessageRefused(400, "The body must be a list with at least one element.")
     if len(value) > most:
-        raise MessageRefused(413, f"A list has {most} elements at most.")
+        raise MessageRefused(413, f"A list may have at most {most} elements.")
     return value
 
 
 def fields(value: Any, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
     """Return an object that has all required and no unknown fields; refuse anything else."""
     if not isinstance(value, dict) or not set(required) <= value.keys():
-        raise MessageRefused(422, "The element lacks a field.")
+        raise MessageRefused(422, "The element must be an object with all required fields.")
     if not value.keys() <= {*required, *optional}:
-        raise MessageRefused(422, "The element has a field that is not known.")
+        raise MessageRefused(422, "The element has an unknown field.")
     return value
 
 
@@ -95,7 +95,7 @@ def event_id(value: Any) -> UUID:
         id = UUID(value)
         if str(id) == value and id.int:
             return id
-    raise MessageRefused(422, "The id is no UUID in lower case with hyphens, or is all zeros.")
+    raise MessageRefused(422, "The id must be a UUID in lower case with hyphens, not all zeros.")
 
 
 def zoned(at: datetime) -> str:
@@ -132,23 +132,23 @@ def prepared_fields(event: Any) -> dict[str, Any]:
     texts |= {*TRACE}
     for given in (event[name] for name in texts if name in event):
         if not isinstance(given, str) or not given or given != storable(given):
-            raise MessageRefused(422, "An attribute is no text of valid Unicode, or an empty one.")
+            raise MessageRefused(422, "An attribute must be text of valid Unicode, and not empty.")
     if event["specversion"] != "1.0" or event.get("job") not in (None, True, False):
-        raise MessageRefused(422, "The event is none of CloudEvents 1.0.")
+        raise MessageRefused(422, "specversion must be 1.0, and job must be true or false.")
     if any(type(event[name]) is not int for name in ("decideby", "immune") if name in event):
-        raise MessageRefused(422, "A time is no whole number of seconds.")
+        raise MessageRefused(422, "decideby and immune must be whole numbers of seconds.")
     if event.get("datacontenttype", "application/json") != "application/json":
-        raise MessageRefused(422, "The data are no JSON.")
+        raise MessageRefused(422, "datacontenttype must be application/json.")
     found = {NAMES[name]: value for name, value in event.items() if name in NAMES}
     found["event_id"] = event_id(event["id"])
     trace = {name: event[name] for name in TRACE if name in event}
     if event.get("job"):
         if {"subject", "log", "topic", "metadata"} & event.keys():
-            raise MessageRefused(422, "A job has no subject, log, topic or metadata.")
+            raise MessageRefused(422, "A job must not have a subject, log, topic or metadata.")
         job, data = found.pop("type"), fields(found.pop("data", {}), (), ("args", "kwargs"))
         args, kwargs = data.get("args", []), data.get("kwargs", {})
         if not isinstance(args, list) or not isinstance(kwargs, dict):
-            raise MessageRefused(422, "The data of a job are args, a list, and kwargs, an object.")
+            raise MessageRefused(422, "A job's data must be args, a list, and kwargs, an object.")
         return found | {"job": job, "args": args, "kwargs": kwargs, "metadata": trace}
     metadata = parsed(event.get("metadata", "{}").encode())
     found["metadata"] = fields(metadata, (), metadata) | trace

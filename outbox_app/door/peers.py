@@ -55,7 +55,7 @@ class Key(NamedTuple):
             raise InvalidPeer(f"The key {self.id!r} cannot be read: {error!r}.") from error
         value = value.strip()
         if self.algorithm == "hmac-sha256" and len(value) < SECRET_BYTES:
-            raise InvalidPeer(f"The secret {self.id!r} has less than {SECRET_BYTES} bytes.")
+            raise InvalidPeer(f"The secret {self.id!r} has fewer than {SECRET_BYTES} bytes.")
         return value
 
 
@@ -152,23 +152,23 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 def peer_faults(name: Any, given: Any) -> list[str]:
     """Return the faults of a peer's registration, as predicates that follow its name."""
     if not is_name(name):
-        return ["has no name of up to 80 characters without colon, slash and space"]
+        return ["needs a name of up to 80 characters without colon, slash and space"]
     if not isinstance(given, Mapping):
-        return ["is no dictionary"]
+        return ["is not a dictionary"]
     if unknown := sorted(set(map(str, given)) - set(FIELDS)):
         return [f"has no field {', '.join(map(repr, unknown))}; there are {', '.join(FIELDS)}"]
     faults = []
     if given.get("direction") not in Peer.Direction.values:
-        faults.append(f"has no direction of {', '.join(map(repr, Peer.Direction.values))}")
+        faults.append(f"needs one of the directions {', '.join(map(repr, Peer.Direction.values))}")
     address = given.get("address")
     if (fault := address_fault(address)) and not service_of(Peer(address=str(address))):
         faults.append(f"has an address that {fault}")
     if given.get("database", "default") not in connections:
-        faults.append("has a database that is no alias of DATABASES")
+        faults.append("has a database that is not an alias of DATABASES")
     for field in ("types", "topics", "jobs", "commands"):
         patterns = given.get(field, [])
         if not isinstance(patterns, list | tuple) or not all(isinstance(p, str) for p in patterns):
-            faults.append(f"has {field} that are no list of patterns")
+            faults.append(f"has {field} that are not a list of patterns")
     limits = given.get("limits", {})
     if not isinstance(limits, Mapping) or any(
         each not in LIMITS or type(value) is not int or value < 1 for each, value in limits.items()
@@ -185,16 +185,16 @@ def key_faults(key: Any) -> list[str]:
         return ["has no id"]
     kinds = [kind for kind in ALGORITHMS if kind in key]
     if len(kinds) != 1 or set(key) - {"id", "from", "until", *kinds}:
-        return [f"has not one of {', '.join(ALGORITHMS)}, beside id, from and until"]
+        return [f"needs exactly one of {', '.join(ALGORITHMS)}, besides id, from and until"]
     value = key[kinds[0]]
     fits = isinstance(value, str) and (
         value.startswith(("env:", "file:")) or (kinds == ["public"] and value.startswith("-----"))
     )
-    faults = [] if fits else [f"names its {kinds[0]} not by reference (env:NAME or file:PATH)"]
+    faults = [] if fits else [f"does not name its {kinds[0]} by reference (env:NAME or file:PATH)"]
     try:
         [moment(key[name]) for name in ("from", "until") if key.get(name) is not None]
     except ValueError:
-        faults.append("is valid from or until what is no time with a time zone")
+        faults.append("has a from or until that is not a time with a time zone")
     return faults
 
 

@@ -51,7 +51,7 @@ def door(method: str, direction: str, *types: str) -> Callable[[View], Callable[
             try:
                 return _answered(request, partial(view, **kwargs), direction, types)
             except (InvalidPeer, django.db.Error) as error:
-                logger.error("The door is closed error=%r", error)
+                logger.error("The door cannot answer requests error=%r", error)
                 return _response(503, {"detail": "The log says why."})
 
         guarded = csrf_exempt(never_cache(require_http_methods([method])(served)))
@@ -70,11 +70,11 @@ def _answered(
     try:
         body = request.read(peers.LIMITS["bytes"] + 1)
     except UnreadablePostError:  # the caller has closed the connection
-        return _response(400, {"detail": "The body was broken off."})
+        return _response(400, {"detail": "The connection ended before the end of the body."})
     if len(body) > peers.LIMITS["bytes"]:
         return _response(413, {})
     if not body and "wsgi.input" in request.META and "Transfer-Encoding" in request.headers:
-        return _response(411, {"detail": "By WSGI a body arrives only if Content-Length is sent."})
+        return _response(411, {"detail": "A WSGI server reads no body without Content-Length."})
     try:
         query = request.META.get("QUERY_STRING", "")
         url = f"{request.scheme}://{request.get_host()}{_path_sent(request)}"
@@ -90,7 +90,7 @@ def _answered(
     except MessageRefused as error:
         status, said = error.status, {"detail": str(error)}
     except django.db.Error as error:
-        logger.warning("The database is away peer=%s error=%r", peer.name, error)
+        logger.warning("The database is unavailable peer=%s error=%r", peer.name, error)
         status, said = 503, {}
     response = _response(status, said, *headers)
     answer = SimpleNamespace(status_code=status, headers=response.headers, request=message)
@@ -110,17 +110,17 @@ def seconds_left(request: HttpRequest) -> float | None:
     """Return the seconds for which the caller still waits, or None if it sent no limit."""
     given = request.headers.get("Outbox-Seconds-Left")
     if given is not None and (not SECONDS.fullmatch(given) or not float(given)):
-        raise MessageRefused(400, "Outbox-Seconds-Left is a number of seconds above 0.")
+        raise MessageRefused(400, "Outbox-Seconds-Left must be a number of seconds above 0.")
     return float(given) if given else None
 
 
 def _content(request: HttpRequest, body: bytes, peer: Peer, types: Sequence[str]) -> Any:
     if len(body) > peers.limit(peer, "bytes"):
-        raise MessageRefused(413, "The request is larger than its sender may send.")
+        raise MessageRefused(413, "The request has more bytes than this peer may send.")
     if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise MessageRefused(415, "The body is compressed.")
+        raise MessageRefused(415, "The body must not be compressed.")
     if messages.media_type(request.headers.get("Content-Type", "")) not in types:
-        raise MessageRefused(415, f"The content type is {' or '.join(types)}.")
+        raise MessageRefused(415, f"The content type must be {' or '.join(types)}.")
     return messages.parsed(body) if body else None
 
 

@@ -130,11 +130,11 @@ class _Verifier(HTTPMessageVerifier):
         self.signature_algorithm = ALGORITHMS[key.algorithm]
         self.key_resolver = MappingKeyResolver(public_keys={key.id: key.read()}, private_keys={})
         if given.get("tag") != TAG:
-            raise InvalidSignature("The tag is another one")
+            raise InvalidSignature(f"The tag is not {TAG!r}")
         if not {"created", "expires"} <= given.keys():
-            raise InvalidSignature("It does not say when it was created, or when it expires")
+            raise InvalidSignature("The signature lacks created or expires")
         if not 0 < given["expires"] - given["created"] <= VALID:
-            raise InvalidSignature("It is valid for longer than it may be")
+            raise InvalidSignature(f"The signature must expire within {VALID} s after its creation")
         self.sig_input = sig_input
 
     def check_time(self) -> None:
@@ -142,5 +142,5 @@ class _Verifier(HTTPMessageVerifier):
         away = given["created"] - datetime.now(UTC).timestamp()
         note_clock(self.peer.name, away)
         if not -VALID - CLOCKS < away < CLOCKS:
-            logger.warning("Clock or message is away key=%s seconds=%.0f", given["keyid"], away)
+            logger.warning("Clock wrong, or message old key=%s seconds=%.0f", given["keyid"], away)
         super().validate_created_and_expires(self.sig_input)  # type: ignore[no-untyped-call]

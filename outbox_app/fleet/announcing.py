@@ -69,7 +69,7 @@ class Announcement(RegistryThread):
         try:
             registry.leave(self.member)
         except Exception as error:
-            logger.warning("Not taken off, so the lease has to run out error=%r", error)
+            logger.warning("Not removed from the registry until the lease runs out error=%r", error)
 
     def step(self, registry: Registry) -> None:
         if registry.beat(self.member):

@@ -203,7 +203,7 @@ def service(name: str, *, cluster: str = "", balance: str = "") -> Service:
     chosen = {"CLUSTER": cluster or conf.CLUSTER, "BALANCE": balance or conf.BALANCE}
     for key, value in chosen.items():
         if value not in CHOICES[key]:
-            raise InvalidArgument(f"{key.lower()} is one of {CHOICES[key]}; got {value!r}.")
+            raise InvalidArgument(f"{key.lower()} must be one of {CHOICES[key]}; got {value!r}.")
     return Service(_checked(name), chosen["CLUSTER"], chosen["BALANCE"], conf.DEADLINE)
 
 
@@ -217,7 +217,7 @@ def call(peer: Peer, method: str, path: str, payload: Any = None, **options: Any
 def _checked(name: str) -> str:
     if not is_name(name):
         raise InvalidArgument(
-            f"A service is named by 1 to 80 characters without colon, slash and space: {name!r}."
+            f"A service needs a name of 1 to 80 characters without colon, slash, space: {name!r}."
         )
     return name
 

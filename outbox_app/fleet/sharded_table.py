@@ -77,10 +77,10 @@ class ShardedTable(TableOperation):
     ) -> None:
         if type(shards) is not int or not 2 <= shards <= MOST_SHARDS:
             raise InvalidArgument(
-                f"A table is split into 2 to {MOST_SHARDS} partitions; shards is {shards!r}."
+                f"shards must be a whole number from 2 to {MOST_SHARDS}; it is {shards!r}."
             )
         if isinstance(giving_up, str):
-            raise InvalidArgument(f"giving_up is a list of names; it is {giving_up!r}.")
+            raise InvalidArgument(f"giving_up must be a list of names; it is {giving_up!r}.")
         self.model, self.by, self.shards, self.giving_up = model, by, shards, list(giving_up)
 
     def describe(self) -> str:
@@ -112,20 +112,20 @@ class ShardedTable(TableOperation):
                 broken.append(f"{name} ({', '.join(map(str, columns))})")
         if broken:
             raise InvalidArgument(
-                f"{meta.db_table} cannot be split by {partitions.by}: a partitioned table keeps "
-                f"unique only what contains this column, so it would lose {'; '.join(broken)}. "
-                "Split it by another column, or name them in giving_up; a KeyIndex keeps a "
-                "value unique."
+                f"{meta.db_table} cannot be split by {partitions.by}: unique constraints of a "
+                "partitioned table must contain this column, so it would lose "
+                f"{'; '.join(broken)}. Split it by another column, or name these in giving_up. "
+                "A KeyIndex can keep a value unique."
             )
         if left:
             raise InvalidArgument(
-                f"giving_up names {', '.join(sorted(left))}, which no split by {partitions.by} "
-                f"takes from {meta.db_table}."
+                f"giving_up names {', '.join(sorted(left))}, but a split by {partitions.by} takes "
+                f"no such unique constraint from {meta.db_table}."
             )
         if obstacles := partitions.obstacles():
             raise InvalidArgument(
                 f"{meta.db_table} cannot be split: {', '.join(obstacles)} would be lost or "
-                "broken. Remove them first; triggers and policies can be made again afterwards."
+                "broken. Remove them first; triggers and policies can be created again afterwards."
             )
 
 
@@ -135,9 +135,9 @@ def field_of(model: Any, name: str) -> Any:
     if name not in fields:
         text = f"{label} has no column {name!r}; it has {', '.join(fields)}."
     elif fields[name].null:
-        text = f"{label}.{name} may be null: a table is split, and looked up, by what is there."
+        text = f"{label}.{name} may be null: a table is split, and looked up, by NOT NULL columns."
     elif isinstance(model._meta.pk, models.CompositePrimaryKey):
-        text = f"{label} has a primary key of several columns; it is copied by one."
+        text = f"{label} has a primary key of several columns; rows are copied by a single one."
     else:
         return fields[name]
     raise InvalidArgument(text)

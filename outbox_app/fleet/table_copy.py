@@ -163,7 +163,7 @@ class TableCopy:
         if len(self.triggers(f"{self.new}_n")) != self.watches:
             raise OutboxError(
                 f"The triggers of this run on {self.table} are gone, so changes may be missing "
-                "from the copy. The table is as it was. Migrate again."
+                "from the copy. The table is unchanged. Migrate again."
             )
 
     def insert(self, where: str, params: Any, *, ignore: bool = True) -> None:
@@ -193,7 +193,7 @@ class TableCopy:
         names = [kept(name) for name in self.connection.introspection.table_names()]
         left = [name for name in names if name.startswith(kept(self.prefix))]
         if kept(self.table) not in names:
-            raise OutboxError(f"There is no table {self.table}. Is it one of {left}?")
+            raise OutboxError(f"The table {self.table} does not exist. Is it one of {left} now?")
         self.unwatch()
         for name in left:
             self.run(f"DROP TABLE IF EXISTS {self.quote(name)}")

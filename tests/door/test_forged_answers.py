@@ -344,7 +344,7 @@ def test_a_keeper_that_is_not_believed_has_recorded_nothing(
     """201 of a stranger is no reason to begin a transaction."""
     said = [{"status": 201, "id": str(ID), "state": "prepared"}]
     server("shop", replying(signer, body=json.dumps(said).encode()))
-    with pytest.raises(KeeperUnavailable, match="not believed"):
+    with pytest.raises(KeeperUnavailable, match="is not trusted"):
         prepare("order-17", "order.paid", using=sender, to="shop", event_id=ID)
 
 

@@ -36,17 +36,17 @@ def test_a_peer_that_can_work(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("alias:billing", {}, "has no name of up to 80 characters without colon"),
-        ("", {}, "has no name"),
-        (5, {}, "has no name"),
-        ("billing", {"direction": "up"}, "has no direction of 'sender', 'keeper', 'both'"),
+        ("alias:billing", {}, "needs a name of up to 80 characters without colon"),
+        ("", {}, "needs a name"),
+        (5, {}, "needs a name"),
+        ("billing", {"direction": "up"}, "needs one of the directions 'sender', 'keeper', 'both'"),
         ("billing", {"adress": ""}, "has no field 'adress'; there are direction, address"),
         ("billing", {"address": "http://billing.example/"}, "has an address that is not https"),
         ("billing", {"address": "billing.example"}, "is not of the form https://host/path/"),
         ("billing", {"address": "https://billing.example:84433/"}, "is not of the form https://"),
-        ("billing", {"database": "nowhere"}, "has a database that is no alias"),
-        ("billing", {"types": "order.*"}, "has types that are no list of patterns"),
-        ("billing", {"jobs": [1]}, "has jobs that are no list of patterns"),
+        ("billing", {"database": "nowhere"}, "has a database that is not an alias"),
+        ("billing", {"types": "order.*"}, "has types that are not a list of patterns"),
+        ("billing", {"jobs": [1]}, "has jobs that are not a list of patterns"),
         ("billing", {"limits": {"events": 0}}, "has limits other than positive integers"),
         ("billing", {"limits": {"rows": 1}}, "has limits other than positive integers"),
         ("billing", {"limits": {"bytes": 1.5}}, "has limits other than positive integers"),
@@ -55,14 +55,14 @@ def test_a_peer_that_can_work(settings: Any) -> None:
         ("billing", {"address": "service:"}, "has an address that is not of the form"),
         ("billing", {"keys": []}, "has no list of keys"),
         ("billing", {"keys": [{"public": "env:A"}]}, "has a key that has no id"),
-        ("billing", {"keys": [{"id": "a"}]}, "has not one of public, private, secret"),
-        ("billing", {"keys": [{"id": "a", "alg": "none", "public": "env:A"}]}, "has not one of"),
-        ("billing", {"keys": [{"id": "a", "secret": "x" * 32}]}, "its secret not by reference"),
-        ("billing", {"keys": [{"id": "a", "private": "-----B"}]}, "its private not by reference"),
+        ("billing", {"keys": [{"id": "a"}]}, "needs exactly one of public, private, secret"),
+        ("billing", {"keys": [{"id": "a", "alg": "none", "public": "env:A"}]}, "exactly one of"),
+        ("billing", {"keys": [{"id": "a", "secret": "x" * 32}]}, "name its secret by reference"),
+        ("billing", {"keys": [{"id": "a", "private": "-----B"}]}, "name its private by reference"),
         (
             "billing",
             {"keys": [{"id": "a", "public": "env:A", "until": "2030-01-01"}]},
-            "no time with a time zone",
+            "not a time with a time zone",
         ),
     ],
 )
@@ -77,6 +77,6 @@ def test_a_peer_that_cannot_work(
 
 def test_peers_that_are_none(settings: Any) -> None:
     [message] = messages(settings, {"billing": "https://billing.example/"})
-    assert "is no dictionary" in message
+    assert "is not a dictionary" in message
     [message] = messages(settings, ["billing"])
     assert "expected a dictionary of peers by their names" in message

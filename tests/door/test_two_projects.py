@@ -169,7 +169,7 @@ def test_clocks_that_are_two_hours_wrong(
     assert "401" in row.last_answer
     for project, key, hours in (("shop", "billing-1", -2), ("billing", "shop-1", 2)):
         said = (tmp_path / f"{project}.log").read_text()
-        [seconds] = re.findall(rf"Clock or message is away key={key} seconds=(-?\d+)", said)
+        [seconds] = re.findall(rf"Clock wrong, or message old key={key} seconds=(-?\d+)", said)
         assert round(int(seconds) / 3600) == hours
     for using, peer, hours in ((alias, "billing", -2), (sender, "shop", 2)):
         away = wrong_clocks(using=using)

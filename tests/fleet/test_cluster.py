@@ -228,14 +228,14 @@ def test_a_call_that_succeeds_ends_the_failures_of_a_server(calls: Any) -> None:
 
 @pytest.mark.parametrize("given", [{"cluster": "fair"}, {"balance": "x"}, {"balance": 7}], ids=repr)
 def test_what_there_is_not_to_choose(fleet: Any, given: Any) -> None:
-    with pytest.raises(InvalidArgument, match="is one of"):
+    with pytest.raises(InvalidArgument, match="must be one of"):
         service("shop", **given)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "service:shop", "x" * 81, None], ids=repr)
 def test_what_names_no_service(fleet: Any, name: Any) -> None:
     for ask in (service, servers):
-        with pytest.raises(InvalidArgument, match="A service is named"):
+        with pytest.raises(InvalidArgument, match="A service needs a name"):
             ask(name)
     assert not cluster._services
 
