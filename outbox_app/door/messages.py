@@ -133,7 +133,7 @@ def prepared_fields(event: Any) -> dict[str, Any]:
     for given in (event[name] for name in texts if name in event):
         if not isinstance(given, str) or not given or given != storable(given):
             raise MessageRefused(422, "An attribute must be text of valid Unicode, and not empty.")
-    if event["specversion"] != "1.0" or event.get("job") not in (None, True, False):
+    if event["specversion"] != "1.0" or not isinstance(event.get("job"), bool | None):
         raise MessageRefused(422, "specversion must be 1.0, and job must be true or false.")
     if any(type(event[name]) is not int for name in ("decideby", "immune") if name in event):
         raise MessageRefused(422, "decideby and immune must be whole numbers of seconds.")

@@ -478,6 +478,7 @@ def test_a_trace_that_no_database_stores() -> None:
         {"data": {"retries": 1}},
         {"decideby": 1.5},
         {"immune": True},
+        {"job": 1},
     ],
     ids=str,
 )
