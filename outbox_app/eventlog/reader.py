@@ -82,6 +82,8 @@ class LogReader:
         self.table = log._meta.db_table
         #: The columns of the rows that ``records`` takes.
         self.columns = columns_of(log)
+        #: The thread's own connection of the alias, once there is a dirty one beside it.
+        self._beside: Any = None
         self._server = ""
         self._load_time: Any = None
         #: Position and message id of a row that was seen: once the log is emptied, it is gone.
@@ -200,9 +202,9 @@ class LogReader:
         return tuple(rows[0]) if rows else None
 
     def close(self) -> None:
-        main = connections[self.using]
-        dirty = _dirty.get(main)
-        if dirty is not None:
+        main, self._beside = self._beside, None
+        dirty = main and _dirty.get(main)
+        if dirty:
             dirty.readers.discard(self)
             if not dirty.readers:
                 del _dirty[main]
@@ -232,7 +234,7 @@ class LogReader:
         # The dirty connection is kept only once its isolation level is set: at another level it
         # would show no row in flight, and gaps would be closed. It is replaced with the main one:
         # after a switch-over, a connection to the old primary would show no row in flight, either.
-        main = connections[self.using]
+        self._beside = main = connections[self.using]
         dirty = _dirty.get(main)
         if dirty is not None and dirty.beside is not main.connection:
             _dirty.pop(main).connection.close()
