@@ -31,8 +31,8 @@ class DatabaseNow(Now):
 def stored(moment: datetime, *, using: str | None = None) -> datetime:
     """Return a time in the form of ``DatabaseNow``, so that the two can be compared.
 
-    Without ``USE_TZ`` the result is naive: in UTC on SQLite, in the session's time zone on MySQL,
-    and in the project's time zone elsewhere.
+    Without ``USE_TZ`` the result is naive: for an alias of SQLite in UTC, for one of MySQL in the
+    session's time zone, else in the project's time zone.
     """
     if timezone.is_naive(moment):
         moment = timezone.make_aware(moment, timezone.get_default_timezone())

@@ -3,7 +3,7 @@
 No reader of a log sees a prepared event. The transaction that confirms it also publishes it, or
 stages its job. The states confirmed and cancelled are final. A fence says how the sender's
 transaction ended: of two processes that insert it, the primary key lets the first one decide. Only
-``prepared.keeper`` updates prepared events, and only ``prepared.fences`` writes fences.
+``prepared.keeper`` confirms or cancels events, and only ``prepared.fences`` writes fences.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PreparedEvent(models.Model):
     )
     policy = models.CharField(_("policy"), max_length=7, choices=Policy.choices, default=Policy.ASK)
     prepared_at = models.DateTimeField(_("prepared at"), db_default=DatabaseNow(), editable=False)
-    #: The time at which the policy decides, if the event is still undecided.
+    #: The time at which the policy decides, if nothing has decided before.
     decide_by = models.DateTimeField(_("decide by"))
     #: When to ask the sender next; NULL if it is not asked any more.
     next_check_at = models.DateTimeField(_("next check at"), null=True, blank=True)

@@ -65,7 +65,7 @@ class Cursor(models.Model):
     partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
     #: The table of the log.
     log = models.CharField(_("log"), max_length=128)
-    #: Each update checks this number, and adds 1 to it.
+    #: Each move adds 1. A process moves the cursor only if the number is the one that it has read.
     revision = models.BigIntegerField(_("revision"), default=0)
     #: The cursor in JSON, as ``eventlog.state`` reads it.
     state = models.TextField(_("state"))

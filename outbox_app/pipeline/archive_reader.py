@@ -1,6 +1,6 @@
 """Reads an archive and the log as one: archived rows from the files, later rows from the log, from
 exactly the offset at which the archive ends. Each row is read once, however much of the log was
-pruned. Pruning rows between the plan and the reading is an error.
+pruned. If rows are pruned between the plan and the reading, an error is raised.
 """
 
 from __future__ import annotations

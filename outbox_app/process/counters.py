@@ -47,7 +47,7 @@ IMMEDIATE, RELEASED, SWEPT = "immediate", "released", "swept"
 #: Jobs of a minute by their delay, from staging, or the end of their hold, to their acceptance by
 #: the broker. Each job is in one bucket; the label is the upper bound of the bucket in seconds.
 DELAY, LE = "delay", "le"
-#: The highest id of a job that the process has published by then.
+#: The highest id of a job that the process knew of by then.
 READ_ID = "read_id"
 #: Samples: ready and held rows, up to a limit; seconds since the oldest; the highest known id.
 READY, HELD, OLDEST, NEWEST_ID = "ready", "held", "oldest", "newest_id"

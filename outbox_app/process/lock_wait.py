@@ -30,9 +30,9 @@ def atomic_with_lock_wait(
 ) -> Iterator[None]:
     """Run a transaction that waits at most so many seconds for each lock.
 
-    MySQL and MariaDB round them up to whole seconds. None leaves the connection's own bound. With
-    ``read_committed``, and if no transaction is open yet, that is the transaction's isolation
-    level, instead of the level of the alias or the role.
+    They are rounded up to whole seconds for MySQL and MariaDB. None leaves the connection's own
+    bound. With ``read_committed``, and if no transaction is open yet, that is the transaction's
+    isolation level, instead of the level of the alias or the role.
     """
     connection: Any = connections[using]
     outermost = connection.get_autocommit()

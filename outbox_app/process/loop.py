@@ -85,7 +85,7 @@ class ProcessLoop(ABC):
 
     @abstractmethod
     def _step(self, *, once: bool) -> bool | None:
-        """Work once; return whether there may be more work, or None if the database failed."""
+        """Work once; return whether there may be more work, or None after an expected error."""
 
     @abstractmethod
     def _is_finished(self, busy: bool | None, *, once: bool) -> bool:
@@ -118,7 +118,7 @@ class ProcessLoop(ABC):
                 self._ignore_database_errors(self.on_turn, self)
             if self._is_finished(busy, once=once):
                 break
-            if busy is None:  # the database is unavailable, so nothing can listen
+            if busy is None:  # the database may be unavailable, so do not listen
                 self._stop.wait(self._pause())
             elif busy or self._waiter.wait(next(linger, None) or self._pause()):
                 linger = iter(LINGER)

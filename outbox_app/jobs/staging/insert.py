@@ -111,7 +111,7 @@ def add(job: StagedJob, *, using: str) -> None:
 
 
 def write(jobs: list[StagedJob], *, using: str, with_ids: bool = False) -> None:
-    """Write rows into the open transaction, one INSERT per chunk; wake drainers at its commit.
+    """Write rows into the open transaction, one INSERT per chunk; wake drainers after its commit.
 
     ``with_ids``: set the ids of the jobs, if the database returns ids.
     """

@@ -106,7 +106,7 @@ def check_eta(eta: datetime | None) -> None:
 
 
 def check_priority(priority: Any, app: Celery) -> None:
-    """Refuse a priority that does not fit the one octet that AMQP has for it."""
+    """Refuse a priority that is not one octet if the app's broker speaks AMQP; others take any."""
     if priority is None or (isinstance(priority, int) and 0 <= priority <= 255):
         return
     if speaks_amqp(app):

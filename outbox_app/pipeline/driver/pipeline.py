@@ -61,7 +61,7 @@ class Pipeline:
         return frame(self.session, options, schema)
 
     def elsewhere(self, using: str) -> Pipeline:
-        """Return a pipeline that reads another alias; this one, if both are the same database."""
+        """Return a pipeline for another alias: maybe this one, if that is the same database."""
         variable = _password_variable(using)
         given = {"password_env": variable} if _has_password(using) else {}
         if variable not in os.environ:  # the executors do not inherit from this process

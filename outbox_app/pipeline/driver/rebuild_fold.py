@@ -124,7 +124,7 @@ class ViewFold:
 def as_stored(moment: datetime, connection: Any) -> datetime:
     """Return a time that the pipeline has read in the form in which Django reads it.
 
-    Without ``USE_TZ`` that is naive: in the connection's zone on PostgreSQL, in UTC elsewhere.
+    Without ``USE_TZ`` that is naive: in the connection's zone on PostgreSQL, else as it is stored.
     """
     if connection.timezone is not None:
         return moment.astimezone(connection.timezone)
