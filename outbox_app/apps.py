@@ -39,7 +39,7 @@ class OutboxAppConfig(AppConfig):
         """Register admin pages for the entity types that the project has not registered itself."""
         if not apps.is_installed("django.contrib.admin"):
             return
-        # Not imported at the top: Django could take the admin's AppConfig for the one of this app.
+        # Not at the top: Django would take an imported AdminConfig for the config of this app.
         from django.contrib.admin import apps as of_the_admin
         from django.contrib.admin import autodiscover
 

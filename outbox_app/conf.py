@@ -139,10 +139,10 @@ class OutboxSettings:
     PREPARED_RETENTION_DAYS: int = 30
     #: Days for which a sender keeps fences. Longer than any keeper may still ask about one.
     FENCE_RETENTION_DAYS: int = 30
-    #: The services that prepare events here, or for which this one prepares them, over HTTP: by
-    #: name, the fields of ``Peer``. An entry here takes precedence over the table.
+    #: The services that prepare events here, or that keep events of this one, over HTTP: by name,
+    #: the fields of ``Peer``. An entry here takes precedence over the table.
     PEERS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: This process as one of the servers that call one another's doors: see ``FleetSettings``.
+    #: This process as a server or a client of a service's doors: the fields of ``FleetSettings``.
     FLEET: Mapping[str, Any] = field(default_factory=dict)
     #: Longest pause before a failed page is tried again, in seconds.
     MAX_RETRY_DELAY: float = 60.0

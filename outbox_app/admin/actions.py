@@ -7,7 +7,7 @@ An action on any number of rows is batched, as a web server waits for 30 seconds
 works for ``SECONDS``, rewrites the log line, and returns a page whose form posts the rest. The
 form holds the progress, signed, and valid for one person, one action and one selection. If a form
 is posted twice, no row is changed twice; a second POST that changed rows writes a log line of its
-own. An action changes only rows that existed when its question was asked.
+own. Such an action changes only rows that existed when its question was asked.
 """
 
 from __future__ import annotations

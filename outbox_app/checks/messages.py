@@ -37,7 +37,7 @@ PAGES = {
     "docs/howto/poolers.md": ("W022",),
     "docs/howto/preflight.md": ("E028", "W015", "W023", "W024"),
 }
-#: Errors in settings that may make another check raise. Its messages are left out until then.
+#: Errors in settings that may make another check raise: it reports nothing until they are gone.
 UNREADABLE = {"outbox.E001", "outbox.E002", "outbox.E003"}
 #: The page that lists every id.
 EVERYWHERE = "docs/reference/checks.md"

@@ -1,8 +1,8 @@
 """Registered peers, and their keys that are valid now.
 
-The setting ``PEERS`` takes precedence over the table. A key is found by its id. If two peers have
-a key with the same id, neither key is accepted. A secret is read by its reference each time it is
-used, so replacing its file rotates the key. Nothing here needs the extra ``door``.
+The setting ``PEERS`` takes precedence over the table. A key is found by its id. If two peers of the
+setting, or two of the table, have a key with the same id, neither key is accepted. A secret is read
+by its reference at each use, so replacing its file rotates the key. Needs no extra.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each worker registers when it has loaded the application, and leaves when it ends. A master that
 has preloaded the application does not register. gunicorn reads the file before gevent patches the
-worker. So this module does not import Django: greenlets would share its connections.
+worker: if Django were imported then, greenlets would share connections. ``announce`` imports it.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class PostgresPartitions(PostgresCopy, Partitions):
             "FROM pg_constraint WHERE confrelid = {t} AND contype = 'f' AND conparentid = 0 "
             "UNION ALL SELECT 'foreign key that is not valid ' || conname FROM pg_constraint "
             "WHERE conrelid = {t} AND contype = 'f' AND NOT convalidated "
-            # The new table is made in the first schema. Clients may look only in this one.
+            # The new table is made in the first schema, but clients may look only in the table's.
             "UNION ALL SELECT 'schema ' || nspname || ', not the first of search_path,' "
             "FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
             "WHERE c.oid = {t} AND nspname <> current_schema() "
