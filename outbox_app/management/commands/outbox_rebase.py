@@ -22,7 +22,7 @@ Each log is rebased in one transaction: if the command is killed, that log is un
 run again, and then finds nothing to do.
 
 Run it before new events are published, or name the last position from before the restore (--log,
---last-id): without it, events published since are treated as old.
+--last-id): without it, the command refuses if it detects events published since.
 
 Exit codes: 0 done, or nothing to do; 1 a cursor is damaged and was left as it is; 2 wrong
 arguments, or the events that were handled cannot be determined.
