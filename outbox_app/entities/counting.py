@@ -38,7 +38,7 @@ KNOWN = 1000
 def count(attempt: Attempt | None, *, conflicts: int, seconds: float | None = None) -> None:
     """Count a batch's conflicts and, if it was committed, its commands and its ``seconds``."""
     if attempt is None or not hasattr(attempt, "now"):
-        return  # no attempt has read the database's clock
+        return  # the last attempt has not read the database's clock
     with counters.counting(attempt.now, using=attempt.using) as minute:
         minute.add(counters.CONFLICTS, conflicts)
         if seconds is not None and attempt.steps:
@@ -74,7 +74,7 @@ def _samples(using: str) -> dict[str, float] | None:
 
 
 def _figures(attempt: Attempt) -> Callable[[counters.Minute], None]:
-    """Return a function that counts a batch, but does not keep it: there may be very many."""
+    """Return a function that counts a batch. It keeps only figures: there may be many batches."""
     answers: list[Any] = [step.answer for step in attempt.steps if step.rejected]
     codes = Counter(each.rejected.code for each in answers)
     routes = Counter(step.route for step in attempt.steps if step.route)

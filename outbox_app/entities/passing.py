@@ -49,7 +49,7 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
         return ""
     try:
         leader = topology.other_leader(slice_of(call.id))
-    except RuntimeError:  # the thread that pulls the list has not started: the next call tries
+    except RuntimeError:  # the thread that pulls the list cannot start: the next call tries
         return ""
     if topology.is_avoided(leader):
         call.route = ELSEWHERE

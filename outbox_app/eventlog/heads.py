@@ -46,7 +46,7 @@ def bump_versions(
 def bump_sql(
     log: str, stream: str, *, expected: int | None, count: int = 1
 ) -> tuple[str, list[Any]]:
-    """Return SQL for PostgreSQL that bumps a stream; no row if that is not at ``expected``."""
+    """Return SQL for PostgreSQL that bumps a stream at ``expected``, and returns its version."""
     if expected:
         return f"{_ADD} RETURNING version", [count, log, stream, expected]
     added = "version = outbox_stream.version + excluded.version"

@@ -130,8 +130,8 @@ def publish_checked(
                 _write(new, streams, expected, log, using=using)
             return [known.get(each.row.message_id, each.row) for each in offered]
         except (IntegrityError, VersionConflict) as error:
-            # Another transaction may have published these message ids just now. Only an
-            # IntegrityError proves it: without a row, a lock would take the gap, and delay others.
+            # Another transaction may have published these message ids just now. Lock the rows only
+            # after an IntegrityError: without a row, a lock would take the gap, and delay others.
             locked = isinstance(error, IntegrityError) and not connections[using].get_autocommit()
             met = _published_before(repeatable, log, using=using, locked=locked)
             if not met.keys() - known.keys():

@@ -5,7 +5,7 @@ question, ``outcomes`` reads the row and, if there is none, inserts 'rolled_back
 of its own. The INSERT waits for an open business transaction; once the row exists, that transaction
 cannot commit. So an answer stays true. "Not found, so rolled back" could be wrong a moment later.
 
-Old fences are pruned, and the mark has the time before which they were. A question about an older
+Old fences are pruned, and the mark has the time up to which they were. A question about an older
 event is answered 'too_old', which decides nothing.
 """
 
@@ -116,7 +116,7 @@ def outcomes(
 
 
 def _recorded(ids: Iterable[UUID], *, keeper: str, using: str) -> dict[UUID, Any]:
-    """Return the outcomes of existing fences; under ``MARK``, the time before which they went."""
+    """Return the outcomes of existing fences; under ``MARK``, the time up to which they went."""
     rows = Fence.objects.using(using).filter(pk__in=[*ids, Fence.MARK])
     found: dict[UUID, Any] = {}
     for id, outcome, by, at in rows.values_list("event_id", "outcome", "keeper", "written_at"):

@@ -75,7 +75,7 @@ class Projection:
             row: The row as it is before, or None if there is none.
 
         Returns:
-            The changed row, or a new instance of ``model``, whose key is set. None: no row.
+            The changed row, or an instance of ``model``; its key is filled in. None: no row.
         """
         raise NotImplementedError
 

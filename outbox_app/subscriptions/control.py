@@ -199,7 +199,7 @@ def _unread(reader: LogReader, cursor: Cursor | None) -> str:
         return "(1 = 1)"
     for state in states_of(reader, [cursor]):
         return reader.window.unread(state)
-    return f"(id > {int(cursor.position)})"  # the state is damaged
+    return f"(id > {int(cursor.position)})"  # the state is unusable: only the position is left
 
 
 def _move(row: Subscription, move: Move, using: str) -> None:
