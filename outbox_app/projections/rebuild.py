@@ -51,8 +51,8 @@ PROGRESS_EVENTS = 50_000
 def rebuild(name: str, *, write: Write = logger.info) -> int:
     """Rebuild the projection ``name`` from the log; return how many rows it has now.
 
-    Raises ``RebuildRefused``, or ``RebuildFailed`` if the takeover was not committed: the live rows
-    and the subscription are unchanged.
+    Raises ``RebuildRefused``, or ``RebuildFailed`` for any other error: the live rows and the
+    subscription are unchanged, unless the COMMIT has worked and only its reply was lost.
     """
     projection = rebuildable(name)
     using = projection.subscriber.using
