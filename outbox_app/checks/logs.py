@@ -125,6 +125,7 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
     reader = LogReader(log, using=alias)
     for cursor in Cursor.objects.using(alias).filter(log=reader.table).order_by("pk"):
         try:
+            cursor.recall()
             if not reads_by_time(cursor.state):
                 reader.window.verify(reader.load(cursor.state))
         except (DamagedCursor, ForeignCursor) as error:

@@ -113,14 +113,6 @@ class LogReader:
         loaded: WindowState = self.window.state.load(state)
         return loaded
 
-    def recall(self, error: str) -> None:
-        """Raise the stored error of a cursor again, if its log was emptied, or restored alone.
-
-        Once new positions have reached the cursor's place, only this error shows it.
-        """
-        if error.startswith(LogSetBack.__name__):
-            raise LogSetBack(error.partition(": ")[2])
-
     def verify(self, state: WindowState) -> None:
         """Check the log's requirements, and that the state is the log's. Raises ``ReadRefused``."""
         if self.vendor in outbox_settings().WINDOWS and not self.by_time:

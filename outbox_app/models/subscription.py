@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..exceptions import LogSetBack
 from .clock import DatabaseNow
 
 
@@ -97,6 +98,19 @@ class Cursor(models.Model):
 
     def __str__(self) -> str:
         return f"{self.subscription}[{self.partition}] in {self.log}"
+
+    @property
+    def was_set_back(self) -> bool:
+        """Whether it has stopped because its log was emptied, or restored alone."""
+        return self.error.startswith(LogSetBack.__name__)
+
+    def recall(self) -> None:
+        """Raise ``LogSetBack`` again: once new positions have reached the state, only this tells.
+
+        The error is kept until a replay, a reset or ``outbox_rebase`` moves the cursor.
+        """
+        if self.was_set_back:
+            raise LogSetBack(self.error.partition(": ")[2])
 
 
 class ParkedStream(models.Model):

@@ -142,7 +142,7 @@ def holds(log: type[EventLog], *, using: str | None = None, verify: bool = True)
         reader = readers[reads_by_time(cursor.state)]
         state = reader.load(cursor.state)
         if verify:
-            reader.recall(cursor.error)
+            cursor.recall()
             reader.verify(state)
         condition = reader.window.unread(state)
         if cursor.partitions > 1:

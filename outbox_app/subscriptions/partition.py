@@ -154,7 +154,7 @@ class Partition:
                 return
             try:
                 state = reader.load(cursor.state)
-                reader.recall(cursor.error)
+                cursor.recall()
                 rows.verify(reader, state)
             except LOST:
                 raise  # not the handler's fault: the runner backs off

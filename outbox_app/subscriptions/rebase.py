@@ -29,7 +29,7 @@ from ..eventlog.transaction_ids import (
     require_all,
     require_unwritten,
 )
-from ..exceptions import DamagedCursor, InvalidArgument, LogSetBack, ReadRefused, ReplayRefused
+from ..exceptions import DamagedCursor, InvalidArgument, ReadRefused, ReplayRefused
 from ..models import Cursor, EventLog, ParkedStream
 from ..process.preflight import require_migrated
 from ..text import Write, get_logger
@@ -112,7 +112,7 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
             plan.damaged.append(cursor)
     if upgraded:
         new = [adopt(reader, state) for _, state in states]
-    elif any(_was_set_back(cursor) for cursor, _ in states) or is_foreign(
+    elif any(cursor.was_set_back for cursor, _ in states) or is_foreign(
         reader, [state for _, state in states], last_id
     ):
         new = _rebased(plan, states, last_id)
@@ -122,7 +122,7 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
     plan.moves = [
         (cursor, after.dump())
         for (cursor, before), after in pairs
-        if after != before or _was_set_back(cursor)
+        if after != before or cursor.was_set_back
     ]
     plan.foreign = bool(plan.moves) or not cursors
     return plan
@@ -152,10 +152,6 @@ def _rebased(
         if last_id is None and reader.vendor != "postgresql":
             _require_older(reader, cursor, new[-1])
     return new
-
-
-def _was_set_back(cursor: Cursor) -> bool:
-    return bool(cursor.error.startswith(LogSetBack.__name__))
 
 
 def _require_older(reader: LogReader, cursor: Cursor, state: WindowState) -> None:

@@ -34,7 +34,7 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
 
     ``merge`` allows a number that is no multiple, too. Only a person may ask for that: two versions
     of the code that run side by side would undo each other's changes. Raises ``PartitionsDiffer``
-    if the cursors cannot fit, or not yet.
+    if the cursors cannot fit, or not yet, and ``LogSetBack`` if a cursor has stopped with it.
     """
     name, wanted = subscriber.name, subscriber.partitions
     logs = {log._meta.db_table: log for log in subscriber.logs}
@@ -61,6 +61,8 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
             # With these locks, no page of the old partitions can commit, whichever code handles it.
             by_log: dict[str, dict[int, Cursor]] = defaultdict(dict)
             for cursor in lock_cursors(name, using=using):
+                if cursor.log in readers:
+                    cursor.recall()
                 if cursor.partitions != wanted:
                     by_log[cursor.log][cursor.partition] = cursor
             for table, parts in by_log.items():

@@ -79,6 +79,7 @@ def skip_event(
         GapNotSkippable: The subscription does not fail at that event, or the name or the reason is
             missing. Nothing was changed.
         ReplayRefused: A page that is being handled does not end. Nothing was changed.
+        LogSetBack: The log was emptied, or restored alone, since. Nothing was changed.
     """
     _require(by, reason)
     using = using or alias_of(name)
@@ -92,6 +93,7 @@ def skip_event(
             if not failed or failed["position"] != position or log not in (None, each.log):
                 continue
             if isinstance(each, Cursor):  # its owner skips the event when it moves the cursor
+                each.recall()
                 rows = Cursor.objects.using(using).filter(pk=each.pk)
                 rows.move(failed_event={**failed, "skip": True})
             elif not each.compare_and_set(

@@ -7,11 +7,15 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
-from outbox_app.exceptions import ReadRefused
+from outbox_app.checks.logs import check_log_tables
+from outbox_app.eventlog.reader import LogReader
+from outbox_app.exceptions import LogSetBack, ReadRefused
 from outbox_app.models import Cursor, Event, Subscription
 from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import control
+from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.partition import Partition
+from outbox_app.subscriptions.skips import skip_event
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.own_log.models import Ledger
 
@@ -86,6 +90,29 @@ def test_a_log_that_is_emptied(alias, log, looks, start):
         assert (len(seen), len(set(seen))) == (90, 90)
     finally:
         partition.close()
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 4])
+def test_what_a_person_does_meanwhile_leaves_the_cursors_stopped(alias, wanted):
+    """A new number of partitions, or a skip, would clear the error, which alone tells."""
+    module._subscribers.pop("all", None)
+    subscriber("all", partitions=wanted)(print)
+    Subscription.objects.using(alias).create(name="all", partitions=2)
+    state = LogReader(Event, using=alias).window.start(0).dump()
+    failed = {"position": 5, "stream": "a"}
+    for part in range(2):
+        Cursor.objects.using(alias).create(
+            subscription="all", partition=part, partitions=2, log="outbox_event", state=state,
+            error="LogSetBack: it was emptied", failed_event=failed,
+        )  # fmt: skip
+    stopped = [*Cursor.objects.using(alias).order_by("pk").values()]
+    if wanted != 2:
+        with pytest.raises(LogSetBack, match="it was emptied"):
+            control.repartition("all")
+    with pytest.raises(LogSetBack, match="it was emptied"):
+        skip_event("all", 5, by="ann", reason="x", using=alias)
+    assert [*Cursor.objects.using(alias).order_by("pk").values()] == stopped
+    assert [each.id for each in check_log_tables(databases=[alias])] == ["outbox.E012"] * 2
 
 
 def test_events_that_were_pruned_are_no_emptied_log(alias, published):

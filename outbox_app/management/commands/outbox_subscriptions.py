@@ -30,7 +30,7 @@ Shows, pauses, resumes, replays and repairs subscriptions.
 
   list                      the position of each, how far behind it is, its error (--json: all)
   pause NAME                handle no event from the moment this command has ended
-  resume NAME               continue after a pause or an error
+  resume NAME               continue after a pause, or after TransactionEnded
   replay NAME --from PLACE  handle events again from a place in the log: beginning, now, a position
                             (the events after it), or a time such as 2026-01-31T12:00. A move that
                             would pass over events not yet handled needs --skip-ahead
