@@ -145,12 +145,12 @@ def _check_visibility(app: Celery, transport: Any) -> Iterator[CheckMessage]:
     timeout = options.get("visibility_timeout", VISIBILITY[transport.driver_type])
     if needed <= timeout:
         return
-    reason = f", and {slowest} may take {limits[slowest]:g}" if limits[slowest] else ""
+    reason = f", and {slowest} may take {limits[slowest]:.8g}" if limits[slowest] else ""
     yield Warning(
-        f"The visibility timeout of Celery app {app.main!r} is {timeout:g} seconds. A worker may "
-        f"hold a job for {horizon:g} seconds until it is due (HOLD_HORIZON){reason}: another "
+        f"The visibility timeout of Celery app {app.main!r} is {timeout:.8g} seconds. A worker may "
+        f"hold a job for {horizon:.8g} seconds until it is due (HOLD_HORIZON){reason}: another "
         "worker would execute it as well.",
-        hint=f'Set "visibility_timeout": {needed:g} or more in broker_transport_options.',
+        hint=f'Set "visibility_timeout": {needed:.8g} or more in broker_transport_options.',
         id="outbox.W020",
     )
 

@@ -74,7 +74,7 @@ def _answered(
     if len(body) > peers.LIMITS["bytes"]:
         return _response(413, {})
     if not body and "wsgi.input" in request.META and "Transfer-Encoding" in request.headers:
-        return _response(411, {"detail": "A WSGI server reads no body without Content-Length."})
+        return _response(411, {"detail": "By WSGI Django reads no body without Content-Length."})
     try:
         query = request.META.get("QUERY_STRING", "")
         url = f"{request.scheme}://{request.get_host()}{_path_sent(request)}"

@@ -39,7 +39,7 @@ def stored(moment: datetime, *, using: str | None = None) -> datetime:
     return moment.astimezone(UTC) if settings.USE_TZ else timezone.make_naive(moment, _zone(using))
 
 
-def aware(moment: datetime, *, using: str) -> datetime:
+def aware(moment: datetime, *, using: str | None) -> datetime:
     """Return a time from a database as an aware one: the inverse of ``stored``."""
     return moment if timezone.is_aware(moment) else timezone.make_aware(moment, _zone(using))
 

@@ -56,11 +56,10 @@ class EventLog(models.Model):
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
         """Return the event in the JSON format of CloudEvents."""
-        using = self._state.db or ""
-        return cloudevent(self, log=self._meta.db_table, source=source, using=using)
+        return cloudevent(self, log=self._meta.db_table, source=source, using=self._state.db)
 
 
-def cloudevent(event: Any, *, log: str, source: str, using: str) -> dict[str, Any]:
+def cloudevent(event: Any, *, log: str, source: str, using: str | None) -> dict[str, Any]:
     """Return a row of a log, or its record, in the JSON format of CloudEvents 1.0.
 
     Built by hand: it is one dictionary, and the SDK has dependencies of its own. The stream is

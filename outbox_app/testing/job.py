@@ -17,7 +17,7 @@ from unittest.mock import patch
 from celery import _state, states
 from celery.app.trace import build_tracer
 from celery.canvas import Signature
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Retry
 from celery.utils.nodenames import gethostname
 from kombu import serialization
 from kombu.message import Message as KombuMessage
@@ -170,8 +170,10 @@ def _keep(signatures: list[Signature[Any]], signature: Signature[Any]) -> None:
     raise Ignore("Replaced by new task")
 
 
-def _note(retries: list[Any], retry: Any, *args: Any, throw: bool = True, **options: Any) -> Any:
-    retries.append(retry(*args, throw=False, **options))
-    if throw:
-        raise retries[-1]
+def _note(retries: list[Any], retry: Any, *args: Any, **options: Any) -> Any:
+    try:
+        retries.append(retry(*args, **options))
+    except Retry as raised:
+        retries.append(raised)
+        raise
     return retries[-1]

@@ -59,6 +59,8 @@ def test_the_time_of_a_cloudevent_has_its_zone(alias, published, settings):
     for event in (given, row, recorded(row)):
         time = datetime.fromisoformat(event.to_cloudevent()["time"])
         assert abs(time - datetime.now(UTC)) < timedelta(minutes=30)
+    unsaved = Event(message_id=row.message_id, recorded_at=datetime(2026, 5, 1))
+    assert unsaved.to_cloudevent()["time"] == "2026-05-01T00:00:00+09:00"
 
 
 def test_what_nobody_looks_at_is_not_decoded(alias, published):

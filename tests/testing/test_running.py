@@ -187,6 +187,24 @@ def test_replace(alias, app, note, ran):
     assert len(jobs) == 5
 
 
+def test_a_retry_of_ones_own(alias, app, ran):
+    """It may take other arguments than Celery's."""
+
+    class Own(app.Task):
+        def retry(self, exc=None):
+            return super().retry(exc=exc, countdown=1)
+
+    @app.task(bind=True, base=Own, shared=False)
+    def tried(self):
+        ran.append(self.request.retries)
+        if not self.request.retries:
+            self.retry()
+
+    stage(tried, using=alias)
+    run_staged(using=alias)
+    assert ran == [0, 1]
+
+
 @pytest.mark.parametrize("error", [Ignore, Reject, Retry])
 def test_ignore_and_reject_are_no_errors(alias, app, error):
     @app.task(shared=False)
