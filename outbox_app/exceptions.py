@@ -272,7 +272,7 @@ class RebuildRefused(OutboxError):
 
 
 class RebuildFailed(OutboxError):
-    """A rebuild has ended with an error. The view and its subscription are as they were."""
+    """A rebuild has failed. View and subscription are unchanged, unless its COMMIT has worked."""
 
 
 class ReadRefused(OutboxError):

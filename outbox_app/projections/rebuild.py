@@ -113,7 +113,7 @@ def failing_as_one(
         text = describe(error) if describe else f"{type(error).__name__}: {error}"
         raise RebuildFailed(
             f"The rebuild of {name!r} failed with {text}. The view and its subscription are "
-            "unchanged. Run the rebuild again."
+            "unchanged, unless only the reply to its COMMIT was lost. Run the rebuild again."
         ) from error
 
 
