@@ -159,8 +159,8 @@ class TestRefused:
             f"apply() of b@2 (bad, position {position} of outbox_event) raised ValueError: b@2 ("
         )
         assert text.endswith(
-            "declared.py:30). The view and its subscription are unchanged, unless only the reply to "
-            "its COMMIT was lost. Run the rebuild again."
+            "declared.py:30). The view and its subscription are unchanged, unless only the reply "
+            "to its COMMIT was lost. Run the rebuild again."
         )
         assert rows(alias, "spark_status") == before
         assert tables_left(alias) == []
