@@ -301,10 +301,9 @@ class Attempt:
         return outcome
 
     def _write(self) -> None:
-        step = None
-        # If an index may refuse the row, insert the version apart, to know whose error it is.
-        if self.connection.vendor == "postgresql" and self.existed and self.last is None:
-            step = self.unwritten[0] if len(self.unwritten) == 1 else None
+        step = None  # the version that goes with its head and its row, by one statement
+        if self.connection.vendor == "postgresql" and self.existed and len(self.unwritten) == 1:
+            [step] = self.unwritten
         try:
             self._write_entity(step)
         except IntegrityError as error:

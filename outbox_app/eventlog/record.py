@@ -56,7 +56,7 @@ class RecordedEvent(NamedTuple):
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
         """Return the event in the JSON format of CloudEvents."""
-        using = "" if self.recorded_at.tzinfo else log_alias(log_named(self.log))
+        using = None if self.recorded_at.tzinfo else log_alias(log_named(self.log))
         return cloudevent(self, log=self.log, source=source, using=using)
 
 

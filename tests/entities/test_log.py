@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
-from django.db import connections, models
+from django.db import IntegrityError, connections, models
 from django.test.utils import isolate_apps
 
 from outbox_app import subscriber
@@ -64,6 +64,34 @@ def test_tombstones_seal_versions(alias, account, ask, settings):
     assert ask("withdraw", {"amount": 1}).version == 2
     assert Account.history("a", using=alias).count() == 2
     assert verify(Account, repair=False, using=alias, write=print) == 0
+
+
+@commits
+def test_an_index_of_the_log_that_refuses_a_version_is_no_rejection(alias):
+    """Not even of a command that changes a column with a unique index."""
+    with isolate_apps("tests.entities"):
+
+        class DeedVersion(EntityVersion):
+            place = models.CharField(max_length=20, default="one", unique=True)
+
+        class Deed(Entity):
+            versions = DeedVersion
+            name = models.CharField(max_length=20, default="", unique=True)
+
+            def columns(self):
+                return {"name": self.state["name"]}
+
+    def begin(self):
+        self.state = {"name": "a"}
+
+    def rename(self, name):
+        self.state = {"name": name}
+
+    Deed.begin, Deed.rename = command(creates=True)(begin), command()(rename)
+    with tables(alias, DeedVersion, Deed):
+        Deed.execute("a", "begin", command_id="x", using=alias)
+        with pytest.raises(IntegrityError):
+            Deed.execute("a", "rename", {"name": "b"}, command_id="y", using=alias)
 
 
 @commits
