@@ -42,7 +42,8 @@ from .aliases import chosen, outbox_alias
 from .conf import fleet_settings
 from .exceptions import InvalidArgument, NoNode
 from .models import Node
-from .models.node import DATACENTRES, NODES, Milliseconds
+from .models.clock import Milliseconds
+from .models.fleet import DATACENTRES, NODES
 from .process.lease import elapsed
 from .transactions import after_commit, is_in_test, lacks_autocommit, own_connection, require_table
 

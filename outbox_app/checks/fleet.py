@@ -18,7 +18,7 @@ from ..conf import FleetSettings, fleet_settings
 from ..door.peers import address_fault, is_name
 from ..fleet.cluster import CHOICES
 from ..fleet.registry import Registry
-from ..models.node import DATACENTRES
+from ..models.fleet import DATACENTRES
 
 HINT = "docs/reference/settings.md has the keys of FLEET."
 

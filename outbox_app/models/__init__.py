@@ -8,6 +8,9 @@ from .entity import EntityVersion as EntityVersion
 from .event import Event as Event
 from .event import EventLog as EventLog
 from .event import StreamHead as StreamHead
+from .fleet import Node as Node
+from .fleet import Peer as Peer
+from .fleet import Server as Server
 from .gap import Gap as Gap
 from .gap import GapQuerySet as GapQuerySet
 from .job import DeadJob as DeadJob
@@ -18,14 +21,11 @@ from .job import ShadowNote as ShadowNote
 from .job import ShadowResult as ShadowResult
 from .job import StagedJob as StagedJob
 from .job import TaskResult as TaskResult
-from .node import Node as Node
-from .peer import Peer as Peer
 from .prepared import Fence as Fence
 from .prepared import PreparedEvent as PreparedEvent
 from .process import Lease as Lease
 from .process import Overview as Overview
 from .process import Process as Process
-from .server import Server as Server
 from .statistic import Statistic as Statistic
 from .subscription import Cursor as Cursor
 from .subscription import DeliveredVersion as DeliveredVersion

@@ -2,7 +2,7 @@
 
 Leases, held jobs and ages are compared by this clock only, because the clocks of application hosts
 disagree. Django's own ``Now`` is the local time of the *session* on MySQL; a server that does not
-run in UTC would release held jobs too early or too late. Migrations refer to this class by
+run in UTC would release held jobs too early or too late. Migrations refer to ``DatabaseNow`` by
 path: do not move it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import connections
-from django.db.models import QuerySet
+from django.db.models import BigIntegerField, Func, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -26,6 +26,22 @@ class DatabaseNow(Now):
         """Use UTC instead of the session's time zone: with ``USE_TZ`` Django stores UTC."""
         function = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
         return self.as_sql(compiler, connection, template=function, **context)
+
+
+class Milliseconds(Func):
+    """Milliseconds since the start of 2025, in UTC, by the clock of the database server."""
+
+    template = "CAST((julianday('now') - 2460676.5) * 86400000 AS bigint)"
+    arity = 0
+    output_field = BigIntegerField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        template = "((extract(epoch from clock_timestamp()) - 1735689600) * 1000)::bigint"
+        return self.as_sql(compiler, connection, template=template, **context)
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        template = "(TIMESTAMPDIFF(MICROSECOND, '2025-01-01', UTC_TIMESTAMP(6)) DIV 1000)"
+        return self.as_sql(compiler, connection, template=template, **context)
 
 
 def stored(moment: datetime, *, using: str | None = None) -> datetime:

@@ -9,7 +9,7 @@ import pytest
 
 from outbox_app.ids import Snowflakes
 from outbox_app.models import Node
-from outbox_app.models.node import DATACENTRES, NODES
+from outbox_app.models.fleet import DATACENTRES, NODES
 from tests.patience import patience
 
 

@@ -10,7 +10,7 @@ from outbox_app.aliases import chosen
 from outbox_app.exceptions import NoNode
 from outbox_app.ids import Snowflakes
 from outbox_app.models import Node
-from outbox_app.models.node import Milliseconds
+from outbox_app.models.clock import Milliseconds
 from outbox_app.transactions import own_connection
 from tests.faults.tools import on
 from tests.patience import eventually
