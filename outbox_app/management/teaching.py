@@ -1,4 +1,4 @@
-"""The base of all commands: help texts keep their line breaks, and output is escaped.
+"""The base of all commands: a module's docstring is its command's help, and output is escaped.
 
 ``argparse`` joins a description into one paragraph, but the commands teach with lists and blank
 lines. Lines and errors may hold untrusted text, so unprintable characters in them are escaped.
@@ -41,7 +41,7 @@ UNSEEN = (
 
 
 class TeachingCommand(BaseCommand):
-    """A command whose ``help`` keeps its line breaks, and whose lines are flushed."""
+    """A command whose help, its module's docstring, keeps its line breaks."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         return super().create_parser(
@@ -116,17 +116,22 @@ class TeachingCommand(BaseCommand):
         """Run a function, with ``database`` as its ``using``, and exit with the code it returns."""
         names = inspect.signature(function).parameters.keys() & options.keys()
         given = {name: options[name] for name in names}
+        with self.handling_signals(), nullcontext() if "write" in given else self.logging():
+            code = function(using=options["database"], **given)
+        if code:
+            raise SystemExit(code)
+
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Undo changes of signal handlers: call_command() returns to code that needs its own."""
         before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
         try:
-            with nullcontext() if "write" in given else self.logging():
-                code = function(using=options["database"], **given)
-        finally:  # call_command() returns to code that needs its own handlers again
+            yield
+        finally:
             for number, handler in before.items():
                 is_changed = handler not in (None, signal.getsignal(number))
                 if is_changed and not self._called_from_command_line:  # type: ignore[attr-defined]
                     signal.signal(number, handler)
-        if code:
-            raise SystemExit(code)
 
     @contextmanager
     def logging(self) -> Iterator[None]:

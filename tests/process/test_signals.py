@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from outbox_app.management.commands.outbox_pipeline import _stopped_by_signals
+from outbox_app.management.teaching import TeachingCommand
 from outbox_app.process.foreground import stop_on_signals
+from outbox_app.process.waiting import StopFlag
 from tests import forking
 from tests.patience import eventually, patience
 
@@ -27,8 +28,9 @@ def test_a_signal_at_any_moment_of_a_wait() -> None:
         signal.raise_signal(signal.SIGTERM)
         return trace
 
-    before = sys.gettrace()
-    with _stopped_by_signals() as stopped:
+    before, stopped = sys.gettrace(), StopFlag()
+    with TeachingCommand().handling_signals():
+        stop_on_signals(stopped.set)
         sys.settrace(trace)
         try:
             stopped.wait(0.01)

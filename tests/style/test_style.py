@@ -47,8 +47,9 @@ def test_modules_open_with_what_they_promise() -> None:
         # A drawing, such as the tree of exceptions.py, may be longer.
         text = re.sub(r"\n::\n.*?(?=\n\S|\Z)", "", docstring, flags=re.DOTALL)
         least = 1 if path.name == "__init__.py" else 3
-        fits = len(docstring.splitlines()) >= least and len(text.splitlines()) <= 12
-        return "" if fits else f"a docstring has {least} to 12 lines"
+        most = math.inf if path.parent.name == "commands" else 12  # a command's is its help
+        fits = len(docstring.splitlines()) >= least and len(text.splitlines()) <= most
+        return "" if fits else f"a docstring has {least} to {most} lines"
 
     assert offenders(wrong) == {}
 

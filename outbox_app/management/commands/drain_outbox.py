@@ -1,20 +1,4 @@
-"""``manage.py drain_outbox``: moves committed jobs to Celery's broker until it is stopped.
-
-The command only parses arguments; ``jobs.drain.run.drain_outbox`` does the work. Options default to
-the project's settings, read when the drain starts. The system checks run first.
-"""
-
-from __future__ import annotations
-
-from typing import Any
-
-from django.core.management.base import CommandParser
-
-from ...jobs.drain.run import drain_outbox
-from ..teaching import OUTBOX_ALIAS, TeachingCommand
-
-HELP = """
-Sends committed jobs from the table outbox_stagedjob to the broker of the Celery app that staged
+"""Sends committed jobs from the table outbox_stagedjob to the broker of the Celery app that staged
 them. Runs until it is stopped.
 
 Run one or more drainers beside your Celery workers, under systemd or in a container of their own.
@@ -27,9 +11,18 @@ Exit codes: 0 stopped or done; 1 a drainer process died; 2 wrong arguments, or n
 3 the broker is unsafe.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ...jobs.drain.run import drain_outbox
+from ..teaching import OUTBOX_ALIAS, TeachingCommand
+
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_foreground_arguments(

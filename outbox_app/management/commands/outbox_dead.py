@@ -1,7 +1,22 @@
-"""``manage.py outbox_dead``: lists, requeues and discards dead jobs.
+"""Lists, requeues or discards dead jobs: jobs that the drainer will not try to send again.
 
-The command only parses arguments; ``jobs.dead`` does the work. It does not ask for confirmation, so
-that scripts may call it; ``--dry-run`` shows a preview. It changes nothing without a selection.
+  list      count them by task and error, with the newest reason of each
+  requeue   stage them again, with the same task id, in the order in which they were first staged.
+            They may have been published before, so each batch is recorded as an incident
+  discard   delete them for good
+
+A job is selected if it matches all of the options. requeue and discard need at least one option;
+--all selects every dead job.
+
+  manage.py outbox_dead list
+  manage.py outbox_dead requeue --task shop.send_receipt --newer-than 3h --dry-run
+  manage.py outbox_dead requeue --task shop.send_receipt --newer-than 3h --because "queue is back"
+  manage.py outbox_dead discard --id 17 --id 18
+
+Two people may do this at the same time: each job is requeued once. If the command is
+interrupted, run it again.
+
+Exit codes: 0 done; 1 nothing matched, or it stopped half-way; 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -26,28 +41,6 @@ from ...process.preflight import require_migrated
 from ...text import one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
 
-HELP = """
-Lists, requeues or discards dead jobs: jobs that the drainer will not try to send again.
-
-  list      count them by task and error, with the newest reason of each
-  requeue   stage them again, with the same task id, in the order in which they were first staged.
-            They may have been published before, so each batch is recorded as an incident
-  discard   delete them for good
-
-A job is selected if it matches all of the options. requeue and discard need at least one option;
---all selects every dead job.
-
-  manage.py outbox_dead list
-  manage.py outbox_dead requeue --task shop.send_receipt --newer-than 3h --dry-run
-  manage.py outbox_dead requeue --task shop.send_receipt --newer-than 3h --because "queue is back"
-  manage.py outbox_dead discard --id 17 --id 18
-
-Two people may do this at the same time: each job is requeued once. If the command is
-interrupted, run it again.
-
-Exit codes: 0 done; 1 nothing matched, or it stopped half-way; 2 wrong arguments.
-"""
-
 EXIT_NOTHING = 1
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -68,7 +61,7 @@ def identifier(text: str) -> int:
 
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("action", choices=["list", "requeue", "discard"], help="see above")

@@ -1,27 +1,6 @@
-"""``manage.py outbox_entities``: shows, verifies, imports and erases entities.
+"""Shows, verifies, imports and erases entities.
 
-The command only parses arguments; ``operations`` and ``verification`` of ``outbox_app.entities`` do
-the work. Only ``erase`` asks for confirmation, unless ``--noinput`` is given.
-"""
-
-from __future__ import annotations
-
-import json
-import sys
-from typing import Any
-
-from django.core.management.base import CommandParser
-
-from ...aliases import log_alias
-from ...entities import operations
-from ...entities.verification import verify
-from ...exceptions import InvalidArgument
-from ...models.counting import counted, shown_count
-from ...process.preflight import require_migrated
-from ..teaching import TeachingCommand, when
-
-HELP = """
-Shows, verifies, imports and erases entities. A TYPE is a label such as bank.Account, or its table.
+A TYPE is a label such as bank.Account, or its table.
 
   list                the types, their tables, and how many rows they have (--json: all of it)
   show TYPE ID        version and state of an entity, and its last versions with their answers;
@@ -42,9 +21,25 @@ Exit codes: 0 done; 1 verify has found differences and not repaired them, a line
 failed, or there is no such entity; 2 wrong arguments, no such type, or no tables; 130 interrupted.
 """
 
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ...aliases import log_alias
+from ...entities import operations
+from ...entities.verification import verify
+from ...exceptions import InvalidArgument
+from ...models.counting import counted, shown_count
+from ...process.preflight import require_migrated
+from ..teaching import TeachingCommand, when
+
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")

@@ -1,7 +1,21 @@
-"""``manage.py outbox_fleet``: shows the processes of a service, and drains servers.
+"""Shows the processes of a service, drains servers, and sets their weights.
 
-The command only parses arguments, and asks the registry that the settings name. It does not use
-what a process has cached of the registry's answers.
+  servers           the processes registered now: servers, and clients that call other services
+  drain NAME        send a server no more calls. It finishes the calls that it has
+  weight NAME N     set the server's share of the calls, 0 to 100, relative to the weights of the
+                    other servers. A drained server is no longer drained
+  topology          how many of the 1024 slices of entities of routed types each server leads,
+                    how many commands were passed on, and how many executed elsewhere
+
+NAME is an address, a node (host:pid) or an id, as servers shows them. Clients learn of a change
+within two seconds. It lasts until the process ends: the next process starts with its settings.
+
+  manage.py outbox_fleet servers --service shop --json
+  manage.py outbox_fleet topology --id a-17
+  manage.py outbox_fleet drain https://shop-3.example/outbox/
+
+Exit codes: 0 done; 1 no such server; 2 wrong arguments, no tables, or a registry that cannot
+change other servers.
 """
 
 from __future__ import annotations
@@ -22,30 +36,9 @@ from ...monitoring.series import commands
 from ...process.preflight import require_migrated
 from ..teaching import TeachingCommand
 
-HELP = """
-Shows the processes of a service, drains servers, and sets their weights.
-
-  servers           the processes registered now: servers, and clients that call other services
-  drain NAME        send a server no more calls. It finishes the calls that it has
-  weight NAME N     set the server's share of the calls, 0 to 100, relative to the weights of the
-                    other servers. A drained server is no longer drained
-  topology          how many of the 1024 slices of entities of routed types each server leads,
-                    how many commands were passed on, and how many executed elsewhere
-
-NAME is an address, a node (host:pid) or an id, as servers shows them. Clients learn of a change
-within two seconds. It lasts until the process ends: the next process starts with its settings.
-
-  manage.py outbox_fleet servers --service shop --json
-  manage.py outbox_fleet topology --id a-17
-  manage.py outbox_fleet drain https://shop-3.example/outbox/
-
-Exit codes: 0 done; 1 no such server; 2 wrong arguments, no tables, or a registry that cannot
-change other servers.
-"""
-
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -60,7 +53,7 @@ class Command(TeachingCommand):
         topology.add_argument("--id", help="of an entity: show which server leads it")
 
     def handle(self, *, action: str, **options: Any) -> None:
-        registry = new_registry()
+        registry = new_registry()  # it does not use answers that this process has cached
         if using := getattr(registry, "using", ""):
             require_migrated(using)
         getattr(self, f"_{action}")(registry, **options)

@@ -1,29 +1,4 @@
-"""``manage.py outbox_pipeline NAME``: the event log on Spark.
-
-The command only parses arguments; ``pipeline.driver.pipeline`` and the pipelines do the work.
-"""
-
-from __future__ import annotations
-
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-import django.db
-from django.core.management.base import CommandError, CommandParser
-
-from ...aliases import inbox_alias
-from ...exceptions import InvalidArgument, PipelineError
-from ...pipeline.driver.pipeline import Pipeline, pipeline
-from ...pipeline.driver.rebuild import log_of, rebuild_on_spark
-from ...pipeline.session import reason
-from ...process.waiting import StopFlag
-from ..teaching import TeachingCommand
-
-HELP = """
-Reads the event log with Spark, on this machine or on a cluster, exactly as subscriptions do.
+"""Reads the event log with Spark, on this machine or on a cluster, exactly as subscriptions do.
 
   archive      writes the log to a Delta table, each event exactly once
   audit        looks for events that are missing, doubled or out of order, in log and archive
@@ -38,9 +13,25 @@ Exit codes: 0 done; 1 the audit has found defects, or a rebuild has failed; 2 th
 run, or wrong arguments; 130 interrupted.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+import django.db
+from django.core.management.base import CommandError, CommandParser
+
+from ...aliases import inbox_alias
+from ...exceptions import InvalidArgument, PipelineError
+from ...pipeline.driver.pipeline import Pipeline, pipeline
+from ...pipeline.driver.rebuild import log_of, rebuild_on_spark
+from ...pipeline.session import reason
+from ...process.foreground import stop_on_signals
+from ...process.waiting import StopFlag
+from ..teaching import TeachingCommand
+
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         pipelines = parser.add_subparsers(dest="pipeline", required=True, metavar="NAME")
@@ -118,7 +109,9 @@ class Command(TeachingCommand):
         archiver = Archiver(
             run.session, run.options, options["to"], max_rows=rows, write=self.write
         )
-        with _stopped_by_signals() as stopped:
+        stopped = StopFlag()
+        with self.handling_signals():
+            stop_on_signals(stopped.set)  # the current batch is finished first
             if options["follow"]:
                 archiver.follow(options["interval"], stopped.wait)
             else:
@@ -162,18 +155,3 @@ def _setting(text: str) -> tuple[str, str]:
     if not found:
         raise InvalidArgument(f"--conf takes KEY=VALUE; got {text!r}.")
     return key, value
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[StopFlag]:
-    """Yield a flag that SIGTERM and SIGINT set, so that the current batch is finished first."""
-    stopped = StopFlag()
-    numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread():
-        numbers = ()
-    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in numbers}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

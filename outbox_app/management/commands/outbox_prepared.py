@@ -1,33 +1,4 @@
-"""``manage.py outbox_prepared``: shows prepared events, has senders asked, and decides.
-
-The command only parses arguments; ``prepared.operations`` does the work. Only confirm, cancel and
-extend ask for confirmation, unless ``--noinput`` is given.
-"""
-
-from __future__ import annotations
-
-import json
-from argparse import ArgumentTypeError
-from datetime import datetime
-from functools import partialmethod
-from typing import Any
-from uuid import UUID
-
-from django.core.management.base import CommandError, CommandParser
-
-from ...aliases import outbox_alias
-from ...exceptions import InvalidArgument
-from ...models import PreparedEvent
-from ...models.counting import LISTED, counted, shown_count
-from ...prepared import operations
-from ...process.preflight import require_migrated
-from ...retention.prune import prune
-from ...text import one_line
-from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
-from .outbox_dead import age
-
-HELP = """
-Shows prepared events, has their senders asked, and decides events that remain in doubt. Run it on
+"""Shows prepared events, has their senders asked, and decides events that remain in doubt. Run it on
 the keeper, except for answer.
 
   list              show open events, undecided ones first; --state shows another state
@@ -56,6 +27,28 @@ Exit codes: 0 done; 1 no event matches, not confirmed, an event could not be dec
 gave no answer; 2 wrong arguments, or no tables.
 """  # noqa: E501
 
+from __future__ import annotations
+
+import json
+from argparse import ArgumentTypeError
+from datetime import datetime
+from functools import partialmethod
+from typing import Any
+from uuid import UUID
+
+from django.core.management.base import CommandError, CommandParser
+
+from ...aliases import outbox_alias
+from ...exceptions import InvalidArgument
+from ...models import PreparedEvent
+from ...models.counting import LISTED, counted, shown_count
+from ...prepared import operations
+from ...process.preflight import require_migrated
+from ...retention.prune import prune
+from ...text import one_line
+from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
+from .outbox_dead import age
+
 State = PreparedEvent.State
 RISKS = {
     State.CONFIRMED: "If a sender's transaction was rolled back, its event never happened.",
@@ -71,7 +64,7 @@ def event_id(text: str) -> UUID:
 
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")

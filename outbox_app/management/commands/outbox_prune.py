@@ -1,21 +1,4 @@
-"""``manage.py outbox_prune``: removes rows whose retention is over. For cron, once a day.
-
-The command only parses arguments; ``retention`` does the work. It may be interrupted at any time.
-"""
-
-from __future__ import annotations
-
-from typing import Any
-
-from django.core.management.base import CommandParser
-
-from ...exceptions import InvalidArgument
-from ...retention.events import prune_events
-from ...retention.prune import BATCH_SIZE, KEPT, prune
-from ..teaching import TeachingCommand
-
-HELP = """
-Deletes old rows, oldest first, in small transactions. Run it once a day.
+"""Deletes old rows, oldest first, in small transactions. Run it once a day.
 
   --inbox       ids of executed jobs (table outbox_inbox). While an id is there, another delivery of
                 its job does nothing; once it is gone, the job would be executed again.
@@ -38,9 +21,20 @@ Exit codes: 0 done; 2 wrong arguments, or the events that were handled or archiv
 determined (a restored database, a damaged archive). Other logs are still pruned.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ...exceptions import InvalidArgument
+from ...retention.events import prune_events
+from ...retention.prune import BATCH_SIZE, KEPT, prune
+from ..teaching import TeachingCommand
+
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument

@@ -1,20 +1,5 @@
-"""``manage.py outbox_rebase``: lets subscriptions continue after a restore or a switch-over.
-
-The command only parses arguments; ``subscriptions.rebase`` does the work.
-"""
-
-from __future__ import annotations
-
-from typing import Any
-
-from django.core.management.base import CommandParser
-
-from ...subscriptions.rebase import rebase_outbox
-from ..teaching import TeachingCommand
-
-HELP = """
-Makes subscriptions continue after the database was restored from a dump, set back, or replaced by a
-logical replica. Until then they have stopped with ForeignCursor: a cursor consists of
+"""Makes subscriptions continue after the database was restored from a dump, set back, or replaced
+by a logical replica. Until then they have stopped with ForeignCursor: a cursor consists of
 transaction ids, which mean nothing in another cluster.
 
 Afterwards each subscription gets the events that it had not handled and all new ones, none twice.
@@ -28,9 +13,18 @@ Exit codes: 0 done, or nothing to do; 1 a cursor is damaged and was left as it i
 arguments, or the events that were handled cannot be determined.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ...subscriptions.rebase import rebase_outbox
+from ..teaching import TeachingCommand
+
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument

@@ -1,20 +1,4 @@
-"""``manage.py outbox_rebuild NAME``: rebuilds a view from the log, while it is served.
-
-The command only parses arguments; ``projections.rebuild`` does the work. An interrupted run changes
-nothing.
-"""
-
-from __future__ import annotations
-
-from typing import Any
-
-from django.core.management.base import CommandParser
-
-from ...projections.rebuild import rebuild
-from ..teaching import TeachingCommand
-
-HELP = """
-Rebuilds the view of a projection from the log, for example after a change of its code.
+"""Rebuilds the view of a projection from the log, for example after a change of its code.
 
 The log is replayed from the beginning into a shadow table. Meanwhile readers see the old rows, and
 the subscription continues. At the end one transaction replaces the old rows with the new ones and
@@ -29,9 +13,18 @@ view stops the first.
 Exit codes: 0 done; 1 it failed, the view is unchanged; 2 wrong arguments, or it cannot be rebuilt.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ...projections.rebuild import rebuild
+from ..teaching import TeachingCommand
+
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", metavar="NAME", help="the projection")

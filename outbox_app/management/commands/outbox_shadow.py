@@ -1,7 +1,16 @@
-"""``manage.py outbox_shadow``: shows what shadow mode has found, by task.
+"""Shows what shadow mode has found, by task: tasks whose mode in OUTBOX['TASK_MODES'] is "shadow"
+are sent as before, and what was sent is compared with what was committed.
 
-The command only parses arguments; ``jobs.shadow_comparison`` does the work. It first compares the
-recorded calls, as a drainer does every ten seconds, so it works with and without drainers.
+  matched       sent after its commit, as with the outbox
+  early         sent before its commit: a worker may have found no row
+  never_sent    committed and never sent, known after an hour: the process died, or the send failed
+  rolled_back   sent for a transaction that rolled back, known after an hour
+  refused       staging would refuse the call with an error, which is in the log
+
+  manage.py outbox_shadow
+  manage.py outbox_shadow --forget 'shop.tasks.*'      count these tasks anew, after a change
+
+Exit codes: 0 done; 1 a call of a task would be refused; 2 wrong arguments, or no tables.
 """
 
 from __future__ import annotations
@@ -18,28 +27,11 @@ from ...process.preflight import require_migrated
 from ...text import one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand
 
-HELP = """
-Shows what shadow mode has found, by task: tasks whose mode in OUTBOX['TASK_MODES'] is "shadow" are
-sent as before, and what was sent is compared with what was committed.
-
-  matched       sent after its commit, as with the outbox
-  early         sent before its commit: a worker may have found no row
-  never_sent    committed and never sent, known after an hour: the process died, or the send failed
-  rolled_back   sent for a transaction that rolled back, known after an hour
-  refused       staging would refuse the call with an error, which is in the log
-
-  manage.py outbox_shadow
-  manage.py outbox_shadow --forget 'shop.tasks.*'      count these tasks anew, after a change
-
-Exit codes: 0 done; 1 a call of a task would be refused; 2 wrong arguments, or no tables.
-"""
-
-
 Outcome = ShadowResult.Outcome
 
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         forget = "delete the results of the tasks that match; a name or a pattern as in TASK_MODES"

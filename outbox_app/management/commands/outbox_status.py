@@ -1,9 +1,19 @@
-"""``manage.py outbox_status``: is work leaving, how late is it, what is dead, who drains.
+"""Shows the state of the outbox: how many jobs wait and for how long, which drainers run, which
+jobs are dead and why, which subscriptions are behind. It changes nothing.
 
-The command only renders ``monitoring.status`` and ``monitoring.diagnosis``, and changes nothing.
-Its exit code is for monitoring, so it answers in any case: it runs no system checks first. The
-table begins with the problems, and has one line for each fact, to be read in five seconds. Text
-from rows is cut to one line, without control characters.
+  manage.py outbox_status
+  manage.py outbox_status --max-age 60 --max-dead 0          for cron, Nagios and the like
+  manage.py outbox_status --json | jq .backlog.oldest_seconds
+
+A problem is bad (!) if work has stopped: no drainer is running, or none can send; shards have
+no owner; a subscription's handler fails, or it is behind and no process runs it. A warning (-) is
+shown, but exit codes ignore it: parked streams, open gaps, jobs that have died, and the like.
+
+Each --max option adds a limit; a figure above its limit is a bad problem. Limits of jobs go up to
+100000, because no more jobs are counted.
+
+Exit codes: 0 fine, or warnings only; 1 there is a bad problem; 2 the database cannot be reached,
+the tables are missing, or wrong arguments.
 """
 
 from __future__ import annotations
@@ -26,31 +36,12 @@ from ...process.preflight import require_alias, require_migrated
 from ...text import duration, one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand
 
-HELP = """
-Shows the state of the outbox: how many jobs wait and for how long, which drainers run, which jobs
-are dead and why, which subscriptions are behind. It changes nothing.
-
-  manage.py outbox_status
-  manage.py outbox_status --max-age 60 --max-dead 0          for cron, Nagios and the like
-  manage.py outbox_status --json | jq .backlog.oldest_seconds
-
-A problem is bad (!) if work has stopped: no drainer is running, or none can send; shards have
-no owner; a subscription's handler fails, or it is behind and no process runs it. A warning (-) is
-shown, but exit codes ignore it: parked streams, open gaps, jobs that have died, and the like.
-
-Each --max option adds a limit; a figure above its limit is a bad problem. Limits of jobs go up to
-100000, because no more jobs are counted.
-
-Exit codes: 0 fine, or warnings only; 1 there is a bad problem; 2 the database cannot be reached,
-the tables are missing, or wrong arguments.
-"""
-
 EXIT_PROBLEM, EXIT_UNKNOWN = 1, 2
 
 
 class Command(TeachingCommand):
-    help = HELP
-    requires_system_checks = []
+    help = __doc__
+    requires_system_checks = []  # for monitoring: its exit code answers in any case
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument

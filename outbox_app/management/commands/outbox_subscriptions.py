@@ -1,32 +1,4 @@
-"""``manage.py outbox_subscriptions``: shows subscriptions, and does what a person decides.
-
-The command only parses arguments; ``control``, ``lag`` and ``skips`` of
-``outbox_app.subscriptions`` do the work. Only a replay that skips events asks for confirmation,
-unless ``--noinput`` is given; ``--dry-run`` shows a preview.
-"""
-
-from __future__ import annotations
-
-import re
-from dataclasses import asdict
-from typing import Any
-
-from django.core.management.base import CommandParser
-
-from ...aliases import log_alias
-from ...exceptions import InvalidArgument, InvalidSubscriber, OutboxError, ReadRefused
-from ...models import Event
-from ...models.counting import LISTED
-from ...process.preflight import require_migrated
-from ...subscriptions import control, counting
-from ...subscriptions.lag import SubscriptionLag, in_flight, lags
-from ...subscriptions.skips import discard_stream, list_gaps, skip_event, skip_gap
-from ...subscriptions.start_point import parse_start_point
-from ...text import one_line
-from ..teaching import TeachingCommand, when
-
-HELP = """
-Shows, pauses, resumes, replays and repairs subscriptions.
+"""Shows, pauses, resumes, replays and repairs subscriptions.
 
   list                      the position of each, how far behind it is, its error (--json: all)
   pause NAME                handle no event from the moment this command has ended
@@ -62,6 +34,26 @@ Exit codes: 0 done; 1 refused, or nothing matched, and nothing was changed; or c
 difference; 2 wrong arguments, no such subscription or log, or no tables.
 """
 
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ...aliases import log_alias
+from ...exceptions import InvalidArgument, InvalidSubscriber, OutboxError, ReadRefused
+from ...models import Event
+from ...models.counting import LISTED
+from ...process.preflight import require_migrated
+from ...subscriptions import control, counting
+from ...subscriptions.lag import SubscriptionLag, in_flight, lags
+from ...subscriptions.skips import discard_stream, list_gaps, skip_event, skip_gap
+from ...subscriptions.start_point import parse_start_point
+from ...text import one_line
+from ..teaching import TeachingCommand, when
+
 EXIT_REFUSED = 1
 ACTIONS = (
     *("list", "pause", "resume", "replay", "reset", "release", "skip", "discard", "count"),
@@ -77,7 +69,7 @@ TAKEN_BY = {
 
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument

@@ -1,19 +1,4 @@
-"""``manage.py run_outbox``: all that a small site needs beside its web processes and workers.
-
-The command only parses arguments; ``management.together.run_together`` does the work.
-"""
-
-from __future__ import annotations
-
-from typing import Any
-
-from django.core.management.base import CommandParser
-
-from ..teaching import OUTBOX_ALIAS, TeachingCommand
-from ..together import run_together
-
-HELP = """
-Does the work of these commands in one process:
+"""Does the work of these commands in one process:
 
   drain_outbox       sends committed jobs to the broker
   run_subscriptions  hands events to the subscriptions that the project declares
@@ -34,9 +19,18 @@ Exit codes: 0 stopped or done; 1 a part had failed when it was stopped, or with 
 arguments, or no tables; 3 the broker is unsafe.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ..teaching import OUTBOX_ALIAS, TeachingCommand
+from ..together import run_together
+
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         once = "do the work that is ready, part by part, then stop (cron, tests)"

@@ -1,22 +1,7 @@
-"""``manage.py run_prepared``: asks senders what became of prepared events.
-
-The command only parses arguments; ``prepared.run.run`` does the work.
-"""
-
-from __future__ import annotations
-
-from typing import Any
-
-from django.core.management.base import CommandParser
-
-from ...prepared.run import run
-from ..teaching import TeachingCommand
-
-HELP = """
-Asks the senders of prepared events what became of their transactions, and publishes or cancels each
-event by the answer. A sender is asked about events that it has neither confirmed nor cancelled in
-10 s (OUTBOX["PREPARED_IMMUNE"]), and then again after 10, 20, 40 s and so on, up to 5 minutes. If
-it gives no outcome within a day, the policy that it chose decides, or a person.
+"""Asks the senders of prepared events what became of their transactions, and publishes or cancels
+each event by the answer. A sender is asked about events that it has neither confirmed nor cancelled
+in 10 s (OUTBOX["PREPARED_IMMUNE"]), and then again after 10, 20, 40 s and so on, up to 5 minutes.
+If it gives no outcome within a day, the policy that it chose decides, or a person.
 
 Run one or more of these on the keeper, beside drain_outbox. Any number may run: one at a time asks
 a given sender, and if it is killed another takes over when its lease has run out.
@@ -30,9 +15,18 @@ Exit codes: 0 stopped or done; 1 a process died, or with --once a sender gave no
 arguments, or no tables.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ...prepared.run import run
+from ..teaching import TeachingCommand
+
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_foreground_arguments(

@@ -1,22 +1,5 @@
-"""``manage.py run_subscriptions``: hands committed events to the subscriptions of the project.
-
-The command only parses arguments; ``subscriptions.run.run`` does the work.
-"""
-
-from __future__ import annotations
-
-from functools import partial
-from typing import Any
-
-from django.core.management.base import CommandParser
-
-from ...subscriptions.run import run
-from ..teaching import TeachingCommand
-from ..together import sinking
-
-HELP = """
-Hands committed events to the subscriptions that the project declares (@subscriber, Projection), in
-the order of each stream, and skips none. Runs until it is stopped. A handler's writes to this
+"""Hands committed events to the subscriptions that the project declares (@subscriber, Projection),
+in the order of each stream, and skips none. Runs until it is stopped. A handler's writes to this
 database are committed together with its position in the log: if the process is killed, both are
 kept, or neither.
 
@@ -37,9 +20,20 @@ Exit codes: 0 stopped or done; 1 a process died, or with --once a subscription h
 2 wrong arguments, no tables, or nothing to run.
 """
 
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ...subscriptions.run import run
+from ..teaching import TeachingCommand
+from ..together import sinking
+
 
 class Command(TeachingCommand):
-    help = HELP
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="subscriptions (default: all)")
