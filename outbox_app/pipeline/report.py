@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
-from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 #: A label and its number.
 Bar = tuple[str, int]
 
-WIDTH = 720
-_ROW, _LABELS, _NUMBERS = 26, 230, 90
-_HEIGHT, _FOOT = 200, 24
-#: How many characters of a label fit in front of its bar.
-_FITS = 28
-
-_names = count(1)
 #: How many defects are listed.
 LISTED = 1000
 
@@ -48,8 +41,11 @@ dl.figures div { background: var(--card); border-radius: 6px; padding: .6rem 1re
 dl.figures dt, .faint { color: var(--faint); font-size: .9rem; }
 dl.figures dd { margin: 0; font-size: 1.4rem; }
 figure { margin: 2rem 0; } figcaption { font-weight: 600; margin-bottom: .5rem; }
-svg { width: 100%; height: auto; } svg rect { fill: var(--bar); } svg line { stroke: var(--line); }
-svg text { fill: var(--ink); font-size: 12px; } svg text.label { text-anchor: end; }
+.bar { height: 1.2em; background: var(--bar); } td:has(.bar) { width: 60%; }
+.columns { display: flex; align-items: flex-end; height: 180px; border-bottom: 1px solid; }
+.columns div { flex: 1; max-width: 8%; background: linear-gradient(90deg, var(--bar) 85%, #0000 0); }
+.bar, .columns div { print-color-adjust: exact; }
+.ends { display: flex; justify-content: space-between; } figure p { margin: 0; }
 table { border-collapse: collapse; width: 100%; } summary { cursor: pointer; color: var(--faint); }
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line);
   vertical-align: top; overflow-wrap: anywhere; }
@@ -98,13 +94,13 @@ def _head(result: Audit, name: str) -> str:
 
 
 def _defects(result: Audit) -> str:
-    listed = [(ALL_KINDS[each.kind].title, each.line) for each in result.defects[:LISTED]]
+    listed = [(ALL_KINDS[each.kind].title, escape(each.line)) for each in result.defects[:LISTED]]
     more = ""
     if result.total > len(listed):
         more = f'<p class="faint">Listed: {len(listed):,} of {result.total:,}.</p>'
     found = [(ALL_KINDS[kind].title, number) for kind, number in result.counts.items()]
     chart = bars("Defects by kind", "Kind", found)
-    return f"<h2>Defects</h2>{chart}{_table('Kind', 'Defect', listed)}{more}"
+    return f"<h2>Defects</h2>{chart}{_table(('Kind', 'Defect'), listed)}{more}"
 
 
 def _advice(result: Audit) -> str:
@@ -131,72 +127,54 @@ def _checked(result: Audit) -> str:
     found = {name: f"{result.counts.get(name, 0):,}" for name in result.checked}
     kinds = {name: kind for name, kind in ALL_KINDS.items() if name in KINDS or name in found}
     rows = [(kind.title, found.get(name, "not checked")) for name, kind in kinds.items()]
-    return f"<h2>What was checked</h2>{_table('Check', 'Found', rows)}"
+    return f"<h2>What was checked</h2>{_table(('Check', 'Found'), rows)}"
 
 
-def _table(one: str, other: str, rows: Iterable[tuple[str, str]]) -> str:
-    body = "".join(f"<tr><td>{escape(a)}</td><td>{escape(b)}</td></tr>" for a, b in rows)
-    return (
-        f"<table><thead><tr><th>{escape(one)}</th><th>{escape(other)}</th></tr></thead>"
-        f"<tbody>{body}</tbody></table>"
-    )
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of cells in HTML."""
+    head = "".join(f"<th>{each}</th>" for each in heads)
+    body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def bars(title: str, of: str, values: Sequence[Bar]) -> str:
-    largest = max((number for _, number in values), default=0)
-    room = WIDTH - _LABELS - _NUMBERS
-    parts = []
-    for row, (label, number) in enumerate(values):
-        y = row * _ROW
-        length = _part(number, largest, room)
-        parts.append(
-            f'<text class="label" x="{_LABELS - 8}" y="{y + 17}">{_text(label, _FITS)}</text>'
-            f'<rect x="{_LABELS}" y="{y + 4}" width="{length:.1f}" height="{_ROW - 8}" rx="2"/>'
-            f'<text x="{_LABELS + length + 6:.1f}" y="{y + 17}">{number:,}</text>'
-        )
-    return _figure(title, of, values, parts, len(values) * _ROW)
+    if not values:
+        return _figure(title)
+    largest = max(number for _, number in values)
+    bar = '<div class="bar" style="width: {:.1f}%"></div>'
+    rows = [
+        (_text(label), f"{number:,}", bar.format(_part(number, largest)))
+        for label, number in values
+    ]
+    return _figure(title, _table((of, "Number", ""), rows))
 
 
 def columns(title: str, of: str, values: Sequence[Bar]) -> str:
-    largest = max((number for _, number in values), default=0)
-    width = min(WIDTH / max(1, len(values)), WIDTH / 12)
-    floor = _HEIGHT - _FOOT
-    parts = [f'<line x1="0" y1="{floor}" x2="{WIDTH}" y2="{floor}"/>']
-    for place, (label, number) in enumerate(values):
-        height = _part(number, largest, floor - 20)
-        parts.append(
-            f'<rect x="{place * width + width * 0.1:.1f}" y="{floor - height:.1f}" '
-            f'width="{width * 0.8:.1f}" height="{height:.1f}">'
-            f"<title>{_text(label, _FITS)}: {number:,}</title></rect>"
-        )
-    if values:
-        parts.append(f'<text x="0" y="12">{largest:,}</text>')
-        parts.append(f'<text x="0" y="{_HEIGHT - 6}">{_text(values[0][0], _FITS)}</text>')
-    if len(values) > 1:
-        last = _text(values[-1][0], _FITS)
-        parts.append(f'<text class="label" x="{WIDTH}" y="{_HEIGHT - 6}">{last}</text>')
-    return _figure(title, of, values, parts, _HEIGHT)
-
-
-def _figure(title: str, of: str, values: Sequence[Bar], parts: Sequence[str], height: int) -> str:
-    name = f"chart-{next(_names)}"
     if not values:
-        return f"<figure><figcaption>{_text(title)}</figcaption><p>Nothing.</p></figure>"
-    top = max(values, key=lambda bar: bar[1])
-    said = f"{len(values)} values; the largest is {_text(top[0])} with {top[1]:,}."
-    rows = [(shown(label, 200, but=""), f"{number:,}") for label, number in values]
-    return (
-        f"<figure><figcaption>{_text(title)}</figcaption>"
-        f'<svg role="img" viewBox="0 0 {WIDTH} {height}" '
-        f'aria-labelledby="{name}-title {name}-desc">'
-        f'<title id="{name}-title">{_text(title)}</title>'
-        f'<desc id="{name}-desc">{said}</desc>{"".join(parts)}</svg>'
-        f"<details><summary>As a table</summary>{_table(of, 'Number', rows)}</details></figure>"
+        return _figure(title)
+    top, largest = max(values, key=itemgetter(1))
+    drawn = "".join(
+        f'<div title="{_text(label)}: {number:,}" '
+        f'style="height: {_part(number, largest):.1f}%"></div>'
+        for label, number in values
+    )
+    told = f"{len(values)} values; the largest is {_text(top)} with {largest:,}."
+    rows = [(_text(label), f"{number:,}") for label, number in values]
+    return _figure(
+        title,
+        f'<p>{largest:,}</p><div class="columns" role="img" aria-label="{told}">{drawn}</div>'
+        f'<p class="ends"><span>{_text(values[0][0])}</span><span>{_text(values[-1][0])}</span></p>'
+        f"<details><summary>As a table</summary>{_table((of, 'Number'), rows)}</details>",
     )
 
 
-def _part(number: int, largest: int, room: float) -> float:
-    return max(1.0, number / largest * room) if number > 0 else 0.0
+def _figure(title: str, content: str = "<p>Nothing.</p>") -> str:
+    return f"<figure><figcaption>{escape(title)}</figcaption>{content}</figure>"
+
+
+def _part(number: int, largest: int) -> float:
+    """Return a length in percent; what is there is seen."""
+    return max(1.0, number / largest * 100) if number > 0 else 0.0
 
 
 def _text(text: str, limit: int = 200) -> str:
