@@ -1,18 +1,16 @@
 """Archives the log as a Delta table, exactly once: batch after batch, from cursor to cursor.
 
-Spark's tasks copy the parts of a batch, each over its own connection, straight from the database's
-Arrow batches into Parquet files. Other tasks then read these files and the log again, and compare
-them row by row. Only then is the batch committed. Before that it has no effect: the next process
-begins where the newest commit ends. If a process is killed, its batch is made anew from the same
-rows, because the rows between two cursors never change. The table is the only record; there is no
-checkpoint beside it. If two processes make the same batch, one commits, and the other fails.
+Spark's tasks copy the parts of a batch into Parquet files. Other tasks then read these files and
+the log again, and compare them row by row. Only then is the batch committed: before that it has no
+effect, and a killed process's batch is made anew from the same rows, because the rows between two
+cursors never change. If two processes make the same batch, one commits, and the other fails.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -86,7 +84,8 @@ class Archiver:
             ReadRefused: The log cannot be read from the end of the archive on.
             Unreachable: The database is unavailable.
         """
-        return self._run(stopped)
+        with self._opened() as (archive, offsets):
+            return self._batches(archive, offsets, stopped)
 
     def follow(self, interval: float, wait: Callable[[float], bool]) -> None:
         """Archive committed events, again and again.
@@ -105,7 +104,11 @@ class Archiver:
         while not wait(pause):
             began = time.monotonic()
             try:
-                self._run(lambda: wait(0), again=lambda: wait(interval))
+                with self._opened() as (archive, offsets):
+                    self._batches(archive, offsets, lambda: wait(0))
+                    while not wait(interval):
+                        archive.refresh()
+                        self._batches(archive, offsets, lambda: wait(0))
                 return
             except Exception as error:
                 lasting = isinstance(error, ArchiveRefused | ReadRefused)
@@ -121,22 +124,18 @@ class Archiver:
         except Exception:
             return False
 
-    def _run(self, stopped: Callable[[], bool], again: Callable[[], bool] | None = None) -> int:
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Archive, Offsets]]:
         from .table import Archive
 
         with closing(connect(self.options)) as database:
             try:
-                offsets = Offsets(database)
-                schema = arrow_types(database.schema())
+                offsets, schema = Offsets(database), arrow_types(database.schema())
                 start = offsets.beginning()
                 archive = Archive.make(self.store.folder, self.options.log, start, schema)
                 offsets.verify(archive.end)
                 self._verify(archive, database)
-                total = self._batches(archive, offsets, stopped)
-                while again is not None and not again():
-                    archive.refresh()
-                    total += self._batches(archive, offsets, stopped)
-                return total
+                yield archive, offsets
             except database.errors as error:
                 raise Unreachable(
                     f"The database {self.options.url} failed: {one_line(error, 1000)}. The rows in "

@@ -290,7 +290,7 @@ def test_following_goes_on_by_itself(monkeypatch, tmp_path):
     """It waits longer and longer, not at all when all is well, and never runs hot."""
     waits, said = Waiting(9), []
     archiver = Archiver(Following(), OPTIONS, str(tmp_path / "a"), write=said.append)
-    monkeypatch.setattr(archiver, "_run", _fail(OSError(28, "No space left on device")))
+    monkeypatch.setattr(archiver, "_opened", _fail(OSError(28, "No space left on device")))
     archiver.follow(120.0, waits)
     assert waits.waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0]
     assert said[0] == (
@@ -301,7 +301,7 @@ def test_following_goes_on_by_itself(monkeypatch, tmp_path):
 @pytest.mark.parametrize("error", [ArchiveRefused("damaged"), ReadRefused("restored")])
 def test_following_does_not_go_on_with_what_is_damaged(monkeypatch, tmp_path, error):
     archiver = Archiver(Following(), OPTIONS, str(tmp_path / "a"))
-    monkeypatch.setattr(archiver, "_run", _fail(error))
+    monkeypatch.setattr(archiver, "_opened", _fail(error))
     with pytest.raises(type(error)):
         archiver.follow(1.0, Waiting(3))
 
@@ -310,7 +310,7 @@ def test_following_ends_with_spark(monkeypatch, tmp_path):
     session = Following()
     session.stopped = True
     archiver = Archiver(session, OPTIONS, str(tmp_path / "a"))
-    monkeypatch.setattr(archiver, "_run", _fail(RuntimeError("the context is gone")))
+    monkeypatch.setattr(archiver, "_opened", _fail(RuntimeError("the context is gone")))
     with pytest.raises(RuntimeError):
         archiver.follow(1.0, Waiting(3))
 
