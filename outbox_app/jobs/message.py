@@ -10,6 +10,7 @@ from __future__ import annotations
 import json as stdlib_json
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from celery import Celery
@@ -24,8 +25,8 @@ Declaration = str | dict[str, Any]
 #: Properties that Celery gives a message.
 _FINISHED = {"correlation_id", "reply_to", "delivery_mode"}
 #: Attributes that ``Queue.__eq__`` does not compare.
-_NOT_COMPARED = (
-    *("bindings", "expires", "message_ttl", "max_length", "max_length_bytes", "max_priority"),
+_not_compared = attrgetter(
+    *("bindings", "expires", "message_ttl", "max_length", "max_length_bytes", "max_priority")
 )
 
 
@@ -84,9 +85,7 @@ def describe(entity: Any, app: Celery) -> Declaration:
     """
     if isinstance(entity, Queue):
         own = _configured(entity.name, app)
-        if own is entity or (
-            own == entity and all(getattr(own, a) == getattr(entity, a) for a in _NOT_COMPARED)
-        ):
+        if own is entity or (own == entity and _not_compared(own) == _not_compared(entity)):
             return str(entity.name)
         return {"queue": entity.as_dict(recurse=True)}
     if isinstance(entity, Exchange):

@@ -152,15 +152,12 @@ def _insert(jobs: list[StagedJob], *, using: str) -> None:
     step = max(1, connection.ops.bulk_batch_size(_WRITTEN, jobs))
     binary = "_binary %s" if connection.vendor == "mysql" else "%s"
     row = f"({', '.join([*['%s'] * len(_PLAIN), binary, '%s'])})"
-    available_at = jobs[0]._meta.get_field("available_at")
     with connection.cursor() as cursor:
         for start in range(0, len(jobs), step):
             some, values = jobs[start : start + step], []
             for job in some:
-                held = job.available_at and available_at.get_db_prep_save(
-                    job.available_at, connection
-                )
                 body = connection.Database.Binary(job.body)
+                held = connection.ops.adapt_datetimefield_value(job.available_at)
                 values += [*_plain(job), body, held]
             insert_rows(cursor, type(jobs[0]), _WRITTEN, values, row=row)
 

@@ -65,21 +65,19 @@ class StagingProducer(Producer):
     def publish(self, body: Any, **options: Any) -> None:  # type: ignore[override]
         """Stage one message; takes the arguments of ``kombu.Producer.publish``."""
         try:
-            self.stage(body, **options)
+            insert.add(self.job_of(body, **options), using=self.using)
         except BaseException:
             # Celery sends this signal only after a publish, but the span of a tracer has to end.
             message = {name: options.get(name) for name in ("headers", "exchange", "routing_key")}
             after_task_publish.send(sender=self.task, body=body, **message)
             raise
 
-    def stage(self, body: Any, **options: Any) -> None:
+    def job_of(self, body: Any, **options: Any) -> StagedJob:
+        """Return the job for a message, checked and not written yet."""
         # Task protocol 1 has eta and expires in the body.
         self._times = body if isinstance(body, dict) else options.get("headers") or {}
         validation.check_priority(options.get("priority"), self.app)
-        super().publish(body, **options)
-
-    def write(self, job: StagedJob) -> None:
-        insert.add(job, using=self.using)
+        return super().publish(body, **options)  # type: ignore[no-any-return]
 
     def _publish(  # type: ignore[override]
         self,
@@ -95,7 +93,7 @@ class StagingProducer(Producer):
         exchange: str,
         declare: list[Any],
         *ignored: Any,
-    ) -> None:
+    ) -> StagedJob:
         from ...models import StagedJob
 
         message = Message(
@@ -139,7 +137,7 @@ class StagingProducer(Producer):
         validation.check_job(job, message, self.app)
         job.shard = insert.shard_of(self.ordering_key, task_id)
         job.mode = self.mode
-        self.write(job)
+        return job
 
 
 def held_until(eta: datetime | None, app: Any, *, using: str) -> datetime | None:

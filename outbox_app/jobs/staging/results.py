@@ -67,9 +67,10 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
         return remove(result)
 
     def subscribing(wait: Callable[..., Any]) -> Callable[..., Any]:
-        # Before Celery checks which results of a group are there: subscribing may find one.
         @wraps(wait)
         def subscribe_and_wait(result: Any, *args: Any, **kwargs: Any) -> Any:
+            refuse_endless_wait(result)
+            # Before Celery checks which results of a group are there: subscribing may find one.
             # Pop one by one: other threads may add results meanwhile.
             for each in [reference() for reference in deferred.valuerefs()]:
                 if each is not None:
@@ -90,7 +91,7 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
         backend.remove_pending_result = remove_pending_result
     for name in ("wait_for_pending", "iter_native"):
         if hasattr(backend, name):
-            setattr(backend, name, refuse_waiting(subscribing(getattr(backend, name))))
+            setattr(backend, name, subscribing(getattr(backend, name)))
     return backend
 
 
@@ -106,21 +107,15 @@ def forget_staged(task_ids: Iterable[str], *, using: str) -> None:
     _staged_in(connections[using]).difference_update(task_ids)
 
 
-def refuse_waiting(wait: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a waiting method of a result backend, so that it refuses endless waits."""
-
-    @wraps(wait)
-    def wait_unless_staged(result: Any, *args: Any, **kwargs: Any) -> Any:
-        staged: set[str] = set().union(*map(_staged_in, connections.all(initialized_only=True)))
-        if staged and (task_id := _find(result, staged)):
-            raise StillStaged(
-                f"The result of job {task_id} was waited for inside the transaction that staged "
-                "it. The job leaves after the commit, so that would never end. Wait behind the "
-                "block; a TestCase never commits, so let the task be eager there."
-            )
-        return wait(result, *args, **kwargs)
-
-    return wait_unless_staged
+def refuse_endless_wait(result: Any) -> None:
+    """Raise ``StillStaged`` if an open transaction of this thread has staged the result's job."""
+    staged: set[str] = set().union(*map(_staged_in, connections.all(initialized_only=True)))
+    if staged and (task_id := _find(result, staged)):
+        raise StillStaged(
+            f"The result of job {task_id} was waited for inside the transaction that staged it. "
+            "The job leaves after the commit, so that would never end. Wait behind the block; a "
+            "TestCase never commits, so let the task be eager there."
+        )
 
 
 def _staged_in(connection: Any) -> set[str]:

@@ -14,7 +14,7 @@ autocommit off, outside ``atomic()``                   refused: it would be sent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from celery import Celery
+from celery._state import _get_active_apps  # type: ignore[attr-defined]
 from celery.app import amqp as celery_amqp
 from celery.app.task import Task
 from django.apps import apps
@@ -262,12 +263,10 @@ class StagingMixin:
             return True
         if not self._stages_calls():
             return False
-        opened = connections.all(initialized_only=True)
-        return (
-            outbox_settings().OUTSIDE != "send"
-            or any(c.in_atomic_block or lacks_autocommit(c) for c in opened)
-            or lacks_autocommit(connections[outbox_alias()])
-        )
+        # The outbox's connection counts even if nothing has used it yet.
+        used = [connections[outbox_alias()], *connections.all(initialized_only=True)]
+        outside = outbox_settings().OUTSIDE
+        return outside != "send" or any(c.in_atomic_block or lacks_autocommit(c) for c in used)
 
     def _stages_here(self) -> bool:
         """Return whether a task sent now, without further options, would be staged."""
@@ -335,17 +334,17 @@ def comes_before_an_error(options: Mapping[str, Any]) -> bool:
     return bool(options.get("retries") or _replacing.get())
 
 
-def _sending_at_once(on_replace: Callable[..., Any]) -> Callable[..., Any]:
+_on_replace = Task.on_replace
+
+
+@wraps(_on_replace)
+def _on_replace_at_once(task: Any, sig: Any) -> Any:
     # Celery marks the tasks that it sends for a replacement, but not those of a nested chain.
-    @wraps(on_replace)
-    def on_replace_at_once(task: Any, sig: Any) -> Any:
-        with let(_replacing, not task.request.is_eager):
-            return on_replace(task, sig)
-
-    return on_replace_at_once
+    with let(_replacing, not task.request.is_eager):
+        return _on_replace(task, sig)
 
 
-Task.on_replace = _sending_at_once(Task.on_replace)  # type: ignore[method-assign]
+Task.on_replace = _on_replace_at_once  # type: ignore[method-assign]
 
 
 class _NoNativeDelay:
@@ -359,8 +358,6 @@ class _NoNativeDelay:
 
 
 def active_apps() -> list[Celery]:
-    from celery._state import _get_active_apps  # type: ignore[attr-defined]
-
     return list(_get_active_apps())
 
 

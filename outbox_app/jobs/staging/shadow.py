@@ -27,7 +27,7 @@ from ..context import let
 from .producer import LazyProducer, StagingProducer
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
-    from ...models import ShadowNote, StagedJob
+    from ...models import ShadowJob, ShadowNote
 
 logger = get_logger("outbox_app.shadow")
 
@@ -73,12 +73,12 @@ class ShadowProducer(LazyProducer):
         from ...models import ShadowNote
 
         super().__init__(app, strict=False)
-        self._record = _Recorder(app, using=using, ordering_key=ordering_key)
-        self._record.task = task
-        written = (_expected.get() or {}).pop(task, None)
-        self._record.writes = written is None
+        self._producer = StagingProducer(app, using=using, ordering_key=ordering_key)
+        self._producer.task = task
+        #: The key of the row that was written before the call.
+        self._written = (_expected.get() or {}).pop(task, None)
         self._note: ShadowNote | None = ShadowNote(task=task, refused=refused)
-        self._note.key = written or self._note.key
+        self._note.key = self._written or self._note.key
         self._is_recorded = False
 
     def __enter__(self) -> ShadowProducer:
@@ -91,17 +91,22 @@ class ShadowProducer(LazyProducer):
         result = self.__getattr__("publish")(body, **options)
         note, self._note = self._note, None  # a ``task-sent`` event comes after the task
         if note is not None:
-            using = self._record.using
+            using = self._producer.using
             note.in_transaction = is_atomic(using)
             if not writer.send(_write_notes, [note], using):
                 logger.error("Shadow note lost database=%s task=%s", using, note.task)
         return result
 
     def _recorded(self, note: ShadowNote, body: Any, options: Any) -> ShadowNote | None:
-        self._record.note = note
+        from ...models import ShadowJob
+
         try:
             if not note.refused:
-                self._record.stage(body, **{**options, "retry": False})
+                job = self._producer.job_of(body, **{**options, "retry": False})
+                note.task_id = job.task_id
+                if self._written is None:
+                    row = ShadowJob(key=note.key, task=note.task, task_id=note.task_id)
+                    _write(row, using=self._producer.using)
         except StagingRefused as error:
             note.refused = str(error)
         except Exception:
@@ -111,20 +116,6 @@ class ShadowProducer(LazyProducer):
             logger.warning("Staging would refuse task=%s reason=%s", note.task, note.refused)
             note.refused = storable(note.refused)[:255]
         return note
-
-
-class _Recorder(StagingProducer):
-    """Stages a message, but writes a shadow row, or no row if one was written before."""
-
-    note: ShadowNote
-    writes: bool
-
-    def write(self, job: StagedJob) -> None:
-        from ...models import ShadowJob
-
-        self.note.task_id = job.task_id
-        if self.writes:
-            _write(ShadowJob(key=self.note.key, task=job.task, task_id=job.task_id), self.using)
 
 
 def _write_notes(notes: list[ShadowNote], using: str) -> None:
@@ -143,6 +134,6 @@ def _write_notes(notes: list[ShadowNote], using: str) -> None:
                 time.sleep(PAUSE)
 
 
-def _write(job: Any, using: str) -> None:
+def _write(job: ShadowJob, *, using: str) -> None:
     with transaction.atomic(using=using):  # a savepoint, for the caller to survive a failure
         job.save(using=using, force_insert=True)
