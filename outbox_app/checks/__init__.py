@@ -15,12 +15,11 @@ from .apps import check_apps
 from .brokers import check_brokers, check_transports
 from .databases import check_databases, check_sessions, check_sqlite_settings
 from .entities import check_entities, check_requests
-from .fleet import check_fleet
+from .fleet import check_fleet, check_reach, check_routed
 from .logs import check_declared_logs, check_log_tables, check_logs, check_time_readers
 from .messages import linked
 from .models import check_models
 from .peers import check_peer_table, check_peers
-from .routing import check_reach, check_routed
 from .servers import check_servers
 from .values import check_settings
 

@@ -1,12 +1,14 @@
-"""The dictionary ``OUTBOX["FLEET"]``: names, addresses, weights, and the registry.
+"""The dictionary ``OUTBOX["FLEET"]``, and servers and entity types that no server can call.
 
-The check reads settings only. ``manage.py outbox_fleet servers`` shows whether the registry
-answers, and which servers it lists.
+``manage.py outbox_fleet servers`` shows whether the registry answers, and which servers it lists. A
+command that cannot be passed on is not lost: it is executed where it arrives. The peer with which
+the servers of a service call one another may be in the table, so its absence is reported only if
+the outbox's database is among those being checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,10 +17,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ..conf import FleetSettings, fleet_settings
-from ..door.peers import address_fault, is_name
+from ..door.peers import address_fault, is_name, is_this_host, peer_named
+from ..entities.operations import entity_types
+from ..exceptions import InvalidPeer
 from ..fleet.cluster import CHOICES
 from ..fleet.registry import Registry
+from ..models import Peer
 from ..models.fleet import DATACENTRES
+from .aliases import is_checked
+from .messages import listed
 
 HINT = "docs/reference/settings.md has the keys of FLEET."
 
@@ -96,3 +103,53 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
             yield "SERVERS", f"has no list of different addresses for {name!r}"
         elif wrong := [each for each in given if address_fault(each)]:
             yield "SERVERS", f"has the address {wrong[0]!r}, which {address_fault(wrong[0])}"
+
+
+def check_reach(**kwargs: Any) -> Iterator[CheckMessage]:
+    """Report, before a deploy, settings that keep servers from being called."""
+    if (conf := _sound()) is None:
+        return
+    host = urlsplit(conf.ADDRESS).hostname
+    if host and is_this_host(host):
+        yield Warning(
+            f"OUTBOX['FLEET']['ADDRESS'] is {conf.ADDRESS!r}: no other host can call it.",
+            hint="Give each server the address at which the other servers reach it.",
+            id="outbox.W041",
+        )
+    if not conf.SERVICE and (names := _routed()):
+        yield Warning(
+            f"{listed(names)} is routed, but OUTBOX['FLEET'] has no SERVICE: no server can be "
+            "found, so commands are executed where they arrive.",
+            hint="Set SERVICE and ADDRESS, or remove routed = True.",
+            id="outbox.W040",
+        )
+
+
+def check_routed(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Report that commands cannot be passed on: neither the setting nor the table has the peer."""
+    conf, names = _sound(), _routed()
+    if conf is None or not conf.SERVICE or conf.TOPOLOGY is None or not names:
+        return
+    if not is_checked(Peer, databases):
+        return
+    try:
+        peer_named(conf.SERVICE, Peer.Direction.BOTH)
+    except InvalidPeer:
+        yield Warning(
+            f"{listed(names)} is routed, but no peer {conf.SERVICE!r} has the direction 'both': "
+            "servers of this service cannot call one another, so commands are executed where they "
+            "arrive.",
+            hint="Add the peer to OUTBOX['PEERS'], with a key that all servers have.",
+            id="outbox.W040",
+        )
+
+
+def _sound() -> FleetSettings | None:
+    """Return the fleet's settings, or None if they have errors."""
+    if any(isinstance(each, Error) for each in check_fleet()):
+        return None
+    return fleet_settings()
+
+
+def _routed() -> list[str]:
+    return [each._meta.label for each in entity_types() if each.routed]

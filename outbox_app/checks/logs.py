@@ -148,23 +148,18 @@ def check_declared_logs(**kwargs: Any) -> list[CheckMessage]:
     return [Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030") for each in wrong]
 
 
-def check_time_readers(**kwargs: Any) -> list[CheckMessage]:
-    return [
-        message
-        for subscriber in all_subscribers()
-        if subscriber.by_time and not subscriber.fault
-        for message in (*_check_source(subscriber), *_check_index(subscriber))
-    ]
-
-
-def _check_source(subscriber: Subscriber) -> Iterator[CheckMessage]:
-    if subscriber.read_from is not None and subscriber.read_from not in connections:
-        yield Warning(
-            f"Subscription {subscriber.name!r} reads from the database {subscriber.read_from!r}, "
-            "which does not exist.",
-            hint=f"Name one of DATABASES: {', '.join(connections)}.",
-            id="outbox.W014",
-        )
+def check_time_readers(**kwargs: Any) -> Iterator[CheckMessage]:
+    for subscriber in all_subscribers():
+        if not subscriber.by_time or subscriber.fault:
+            continue
+        if subscriber.read_from is not None and subscriber.read_from not in connections:
+            yield Warning(
+                f"Subscription {subscriber.name!r} reads from the database "
+                f"{subscriber.read_from!r}, which does not exist.",
+                hint=f"Name one of DATABASES: {', '.join(connections)}.",
+                id="outbox.W014",
+            )
+        yield from _check_index(subscriber)
 
 
 def _check_index(subscriber: Subscriber) -> Iterator[CheckMessage]:

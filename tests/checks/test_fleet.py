@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from outbox_app.checks.fleet import check_fleet
-from outbox_app.checks.routing import check_reach, check_routed
+from outbox_app.checks.fleet import check_fleet, check_reach, check_routed
 from outbox_app.checks.values import check_settings
 from outbox_app.fleet.registries import StaticRegistry
 from outbox_app.models import Peer
