@@ -1,19 +1,12 @@
 """Immediate delivery: the process that committed publishes its jobs right after the commit.
 
-::
-
-    staged, held -> commit -> publish -> delete
-                       |         |-> not taken: release the hold, wake the drain
-                       |         '-> unknown: the hold runs out
-                       '-> killed: the hold runs out -> the drain: incident, then publish
-
 The row is staged as held for IMMEDIATE_HOLD seconds by the database's clock, so no drainer reads it
 meanwhile. The process that staged it counts the same seconds on its monotonic clock, from before
 the INSERT, and sends nothing if a drainer could read the row before the send has ended. So a job is
 published twice only if its hold ran out, and then the drain writes an incident before it publishes.
-The messages are in memory: the process reads no rows. All jobs of one commit leave as one batch per
-Celery app, within IMMEDIATE_TIMEOUT. After a failure no commit waits for that broker until a pause
-is over, and then only one commit at a time. No error reaches the caller.
+All jobs of one commit leave as one batch per Celery app, within IMMEDIATE_TIMEOUT. After a failure
+no commit waits for that broker until a pause is over, and then only one commit at a time. No error
+reaches the caller.
 """
 
 from __future__ import annotations
@@ -71,18 +64,16 @@ class Broker:
             # This caller tries the broker; others skip it until this send must have ended. A lock
             # would stay held if a signal (as of Celery's soft time limit) raised here.
             self.circuit.wait_until(deadline + outbox_settings().IMMEDIATE_TIMEOUT)
-        return self._publish(self._publisher(app), rows, deadline=deadline)
+        try:
+            publisher = self._idle.pop()  # atomic: no two threads get the same one
+        except IndexError:
+            publisher = Publisher(app, timeout=outbox_settings().IMMEDIATE_TIMEOUT)
+        return self._publish(publisher, rows, deadline=deadline)
 
     def close(self) -> None:
         with suppress(IndexError):  # no check before: another thread may take the last one
             while True:
                 self._idle.pop().close()
-
-    def _publisher(self, app: Any) -> Publisher:
-        try:
-            return self._idle.pop()  # atomic: no two threads get the same one
-        except IndexError:
-            return Publisher(app, timeout=outbox_settings().IMMEDIATE_TIMEOUT)
 
     def _publish(
         self, publisher: Publisher, rows: Sequence[Row], *, deadline: float

@@ -1,14 +1,10 @@
 """Who calls the receivers of ``after_task_publish``: staging calls some, the drain all others.
 
-OpenTelemetry and ddtrace open a span at ``before_task_publish``, make it the current one, and close
-it at ``after_task_publish``. Staging fires the first; the drain publishes later and elsewhere. If
-only the drain fired the second, the span would never end, and all that the request does afterwards
-would become part of it. So staging calls these receivers, known by their module, as soon as the row
-is taken, and the drain skips them. The drain alone calls all other receivers.
-
-Celery's own code fires the signals. Staging lets it run to its end, since tools that trace these
-functions would report an exception as an error. So the signals get a class of ours, which leaves
-receivers out for one task, in one thread, for the duration of one call.
+OpenTelemetry and ddtrace open a span at ``before_task_publish``, which staging fires, and close it
+at ``after_task_publish``. If only the drain fired that, all that the request does after staging
+would become part of the span. So staging calls these receivers, known by their module, as soon as
+the row is taken, and the drain calls all others. Celery's own code fires the signals, so they get a
+class of ours, which leaves receivers out for one task, in one thread, for the time of one call.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """A batch of messages for RabbitMQ: sent at once, and each confirm matched to its message by tag.
 
-py-amqp takes any confirm for that of the last message, so it can only send one message at a time.
-A batch has a channel of its own, which numbers messages from 1. RabbitMQ confirms (ack) or refuses
-(nack) the message with a number, or all up to that number, in any order; and it returns a message
-without a route before it confirms it. kombu lets a channel supply its own kind of batch, through
-``create_publish_batch``. The batch leaves in slices: RabbitMQ stores the first messages while the
-next ones are packed.
+py-amqp takes any confirm for that of the last message. A batch has a channel of its own, which
+numbers messages from 1. RabbitMQ confirms (ack) or refuses (nack) the message with a number, or all
+up to that number, in any order; it returns a message without a route before it confirms it.
 
 One time limit covers the whole batch and its answers. Nothing is sent a second time. After an error
 the connection must not be used again: late answers would be matched to the wrong messages.
@@ -29,7 +26,8 @@ from amqp.serialization import dumps
 from ..message import Message
 from .outcome import PreparedMessage
 
-#: The size at which a slice is sent: about a hundred messages of a common size.
+#: The size at which a slice of the batch is sent, about a hundred messages of a common size:
+#: RabbitMQ stores them while the next ones are packed.
 SLICE_BYTES = 128 * 1024
 #: Packed headers are cached if the value is shorter: a longer one seldom occurs twice.
 MAX_KEPT = 100
@@ -40,7 +38,7 @@ class Unconfirmed(TimeoutError):
 
 
 class AmqpBatch:
-    """A publish batch as kombu expects it, for one flush."""
+    """A batch as a channel's ``create_publish_batch`` supplies it to kombu, for one flush."""
 
     def __init__(self, channel: Any, *, seconds: float, optional: Container[str] = ()) -> None:
         """Set up the channel. At the ``optional`` exchanges messages need no route."""
@@ -150,7 +148,7 @@ class AmqpBatch:
 
 
 class Frames:
-    """The frames of messages, made from the frames that py-amqp packed for a similar message.
+    """The frames of messages, made from what py-amqp packed for a similar message.
 
     The result is py-amqp's, byte for byte; py-amqp packs the headers of each message anew, in three
     times the time. It still packs a message that resembles no other, or is larger than a frame.
@@ -194,14 +192,10 @@ class Frames:
         properties = {**alike.properties, "correlation_id": mark}
         message = self.channel.prepare_message(b"", *kinds, {mark: None}, properties)
         arguments = self.arguments(alike.exchange, alike.routing_key)
-        frames = bytearray()
-        write = frame_writer(self.channel.connection, SimpleNamespace(write=frames.extend))
-        write(1, self.channel_id, spec.Basic.Publish, arguments, message)
-        head, _, rest = bytes(frames).partition(dumps("F", ({mark: None},)))
+        method = self._frame(1, pack(">HH", *spec.Basic.Publish) + arguments)
+        begin, _, rest = message._serialize_properties().partition(dumps("F", ({mark: None},)))
         middle, _, end = rest.partition(dumps("s", (mark,)))
-        # Each frame adds eight bytes; the second frame begins with class, weight and size.
-        first = 8 + 4 + len(arguments)
-        return head[:first], head[first + 7 + 12 :], middle, end[:-1]
+        return method, begin, middle, end
 
     def _header(self, name: str, value: Any) -> bytes:
         key = name, repr(value)  # not the value: 1, 1.0 and True are equal

@@ -6,8 +6,8 @@
 
 Every step is a statement of its own in autocommit; no transaction is open while messages are sent.
 After a crash between publish and delete, the drainer that takes the shards over records an incident
-and publishes the batch again; nothing is ever lost. The database or a broker may become unavailable
-at any point: the same process backs off, and recovers when it is back.
+and publishes the batch again. The database or a broker may become unavailable at any point: the
+same process backs off, and recovers when it is back.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Drain(ProcessLoop):
         self._last, self._idle_since = None, 0.0
         drainer_started.send_robust(Drain, using=self.using, drainer=self)
         try:
-            self._loop(once=once)
+            super().run(once=once)
         finally:
             drainer_stopped.send_robust(Drain, using=self.using, drainer=self)
         return self.tally
@@ -190,8 +190,7 @@ class Drain(ProcessLoop):
     def _beat_if_due(self, *, at_once: bool = False) -> None:
         if not self.holder.joined or not (at_once or self.holder.beat_is_due()):
             return
-        tally = self.tally
-        self.holder.beat(done=tally.published, dead=tally.dead, trouble=self.trouble)
+        self.holder.beat(done=self.tally.published, dead=self.tally.dead, trouble=self.trouble)
         self._unsettled.note_heartbeat()
 
     def _settle_all(self) -> None:
@@ -249,8 +248,7 @@ class Drain(ProcessLoop):
 
     def _settle(self, app: AppDrain, result: PublishResult) -> None:
         """Delete accepted rows, move refused ones to dead, record unknown ones as incidents."""
-        self._unsettled.note_sent(result.accepted)
-        self._unsettled.delete(result.accepted)
+        self._unsettled.sent(result.accepted)
         if result.unknown:
             detail = repr(result.error) if result.error else "One of a batch was refused."
             self._unsettled.record_unknown(result.unknown, drainer=str(self), detail=detail)

@@ -5,14 +5,12 @@ it, one of them moves it. Incidents are for people: the drain adds them, and nev
 ``Unsettled`` keeps deletions and incidents until they are written, through any failure. Meanwhile
 the drainer reads nothing, gives up no shard and hands nothing back: a row that was published must
 not be read again, and an extra publish must not happen before its incident is written. If a drainer
-is killed, the incident of its shards' takeover covers what it had kept. That incident covers only
-rows that existed then: a drainer that lives, and finds that it has lost its shards, records an
-incident for the rows that it has sent since.
+is killed, the incident of its shards' takeover covers what it had kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -143,21 +141,21 @@ class Unsettled:
         self._shards: set[int] = set()
         self._span: list[int] = []
 
-    def delete(self, rows: Iterable[Row]) -> None:
+    def sent(self, rows: Sequence[Row]) -> None:
+        """Delete, with the next flush, rows that the broker has taken.
+
+        Note them until the next heartbeat: another drainer may own their shards by now.
+        """
         self._published += [(row.id, row.task_id) for row in rows]
-
-    def record_unknown(self, rows: Sequence[Row], *, drainer: str, detail: str) -> None:
-        """Record an incident with the next flush: the broker may have taken these rows."""
-        ids = [row.id for row in rows]
-        shards = {row.shard for row in rows}
-        self._record(Incident.Kind.UNKNOWN, shards, ids, drainer=drainer, detail=detail)
-
-    def note_sent(self, rows: Sequence[Row]) -> None:
-        """Note rows that the broker has taken: another drainer may own their shards by now."""
         if rows:
             self._shards.update(row.shard for row in rows)
             ids = [*self._span, *(row.id for row in rows)]
             self._span = [min(ids), max(ids)]
+
+    def record_unknown(self, rows: Sequence[Row], *, drainer: str, detail: str) -> None:
+        """Record an incident with the next flush: the broker may have taken these rows."""
+        shards, ids = {row.shard for row in rows}, [row.id for row in rows]
+        self._record(Incident.Kind.UNKNOWN, shards, ids, drainer=drainer, detail=detail)
 
     def note_heartbeat(self) -> None:
         """Forget the rows sent so far: the shards had not been taken over when they were sent."""
@@ -191,8 +189,7 @@ class Unsettled:
             left = [row for row in there if row[:2] in self._published]
         known, self.locked = self.locked, {id for id, *_ in left}
         self._published = [row[:2] for row in left]
-        if new := [row for row in left if row[0] not in known]:
-            shards, ids = {shard for *_, shard in new}, [id for id, *_ in new]
+        if new := {id: shard for id, _, shard in left if id not in known}:
             detail = "Published while another transaction had locked them, to cancel them, say."
-            self._record(Incident.Kind.UNKNOWN, shards, ids, detail=detail)
+            self._record(Incident.Kind.UNKNOWN, {*new.values()}, [*new], detail=detail)
             self.flush()

@@ -4,19 +4,18 @@ A job's headers carry the context of the request that staged it. If this process
 provider and that trace is sampled, the publish becomes a span of it, a child of the span that
 staged the job. The message is not changed, so the worker's span has the same parent. The drain
 makes the spans after it has deleted the rows, for a limited number of jobs and for a second at
-most: an error or a slow exporter stops nothing, and causes no second send. Without a provider this
-costs a look-up per batch; the extra ``opentelemetry`` need not be installed.
+most: an error or a slow exporter stops nothing, and causes no second send.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from ...process.tracing import api_with_provider
 from ...text import get_logger
-from .batch import Row
 from .outcome import PreparedMessage, PublishResult
 
 logger = get_logger("outbox_app.drain")
@@ -39,26 +38,31 @@ def trace_batch(outcome: PublishResult) -> None:
 
 
 def _make_spans(trace: Any, outcome: PublishResult) -> None:
-    tracer = trace.get_tracer("outbox_app")
+    tracer, until = trace.get_tracer("outbox_app"), time.monotonic() + MAX_SECONDS
     errors = _errors(outcome)
-    made, until = 0, time.monotonic() + MAX_SECONDS
-    for item, context in _traced(trace, outcome.prepared[:MAX_LOOKS]):
-        if item.row.id not in errors:
-            continue  # it was not sent
-        error = errors[item.row.id]
+    sent = [item for item in outcome.prepared[:MAX_LOOKS] if item.row.id in errors]
+    for item, context in islice(_traced(trace, sent), MAX_SPANS):
+        row, error = item.row, errors[item.row.id]
         span = tracer.start_span(
             "outbox publish",
             context=context,
             kind=trace.SpanKind.PRODUCER,
-            attributes=_attributes(item.row, len(outcome.prepared)),
+            attributes={
+                "messaging.operation.name": "publish",
+                "messaging.operation.type": "send",
+                "messaging.destination.name": row.queue,
+                "messaging.message.id": row.task_id,
+                "messaging.batch.message_count": len(outcome.prepared),
+                "celery.task_name": row.task,
+                "outbox.waited_seconds": round(row.waited, 6),
+            },
             start_time=outcome.began,
         )
         if error is not None:
             # Not the text of the error: it may hold an address or a part of the message.
             span.set_status(trace.StatusCode.ERROR, type(error).__name__)
         span.end(outcome.began + int(outcome.seconds * 1e9))
-        made += 1
-        if made == MAX_SPANS or time.monotonic() >= until:
+        if time.monotonic() >= until:
             return
 
 
@@ -86,15 +90,3 @@ def _traced(
         parent = trace.get_current_span(context).get_span_context()
         if parent.is_valid and parent.trace_flags.sampled:
             yield item, context
-
-
-def _attributes(row: Row, count: int) -> dict[str, str | int | float]:
-    return {
-        "messaging.operation.name": "publish",
-        "messaging.operation.type": "send",
-        "messaging.destination.name": row.queue,
-        "messaging.message.id": row.task_id,
-        "messaging.batch.message_count": count,
-        "celery.task_name": row.task,
-        "outbox.waited_seconds": round(row.waited, 6),
-    }

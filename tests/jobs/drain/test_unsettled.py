@@ -210,7 +210,7 @@ def _fail_incidents(execute, sql, *args):
 def test_incidents_are_written_before_anything_is_deleted(alias, staged):
     """Or a drainer that is killed in between leaves a duplicate without its cause."""
     unsettled, rows = Unsettled(using=alias), list(StagedJob.objects.using(alias).all())
-    unsettled.delete(rows)
+    unsettled.sent(rows)
     unsettled.record_unknown(rows, drainer="one", detail="not known")
     with connections[alias].execute_wrapper(_fail_incidents), pytest.raises(OperationalError):
         unsettled.flush()
@@ -222,7 +222,7 @@ def test_incidents_are_written_before_anything_is_deleted(alias, staged):
 def test_a_loss_covers_every_batch_since_the_last_heartbeat_and_is_recorded_once(alias, staged):
     unsettled, rows = Unsettled(using=alias), list(StagedJob.objects.using(alias).order_by("id"))
     for start in (60, 20, 40):
-        unsettled.note_sent(rows[start : start + 20])
+        unsettled.sent(rows[start : start + 20])
     for _ in range(2):
         unsettled.record_loss(drainer="one")
         unsettled.flush()
