@@ -49,31 +49,29 @@ class Budget:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        #: Each entry: the second, its calls, and its retries.
-        self._seconds: deque[list[int]] = deque()
+        #: The times of the calls, and of the retries.
+        self._calls: deque[float] = deque()
+        self._retries: deque[float] = deque()
         self._lock = threading.Lock()
 
     def called(self) -> None:
         with self._lock:
-            self._now()[1] += 1
+            self._recent(self._calls).append(self.clock())
 
     def take(self) -> bool:
         """Take one retry from the budget; return whether there was one left."""
         with self._lock:
-            now = self._now()
-            calls, taken = (sum(each[n] for each in self._seconds) for n in (1, 2))
-            if taken >= max(LEAST, SHARE * calls):
+            calls, retries = self._recent(self._calls), self._recent(self._retries)
+            if len(retries) >= max(LEAST, SHARE * len(calls)):
                 return False
-            now[2] += 1
+            retries.append(self.clock())
             return True
 
-    def _now(self) -> list[int]:
-        second = int(self.clock())
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._seconds.append([second, 0, 0])
-        while self._seconds[0][0] <= second - WINDOW:
-            self._seconds.popleft()
-        return self._seconds[-1]
+    def _recent(self, times: deque[float]) -> deque[float]:
+        since = self.clock() - WINDOW
+        while times and times[0] <= since:
+            times.popleft()
+        return times
 
 
 class Known:
