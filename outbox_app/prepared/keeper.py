@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
@@ -140,10 +140,10 @@ def decide(
     def part(ids: Sequence[UUID]) -> list[Answer]:
         try:
             step = partial(_decide, sender, {id: wanted[id] for id in ids}, by, reason, using)
-            answers, decided, now = _in_transaction(step, using)
+            answers, decided = _in_transaction(step, using)
             failpoint("decided_committed")
-            if now:
-                _count(decided, now, by if by in ROUTES else "person", using)
+            if decided:
+                _count(decided, by if by in ROUTES else "person", using)
             return answers
         except (SoftTimeLimitExceeded, NotAtomic, *LOST) as error:
             if len(ids) == 1 or not is_conflict(error) or time.monotonic() > until:
@@ -167,7 +167,8 @@ def decide(
 
 def _decide(
     sender: str, wanted: Mapping[UUID, str], by: str, reason: str, using: str, first: bool
-) -> tuple[list[Answer], list[tuple[str, timedelta]], datetime | None]:
+) -> tuple[list[Answer], list[tuple[str, Any]]]:
+    """Return the answers, and the rows that this has decided, each with its new state."""
     events = PreparedEvent.objects.using(using)
     asked = events.filter(sender=sender, event_id__in=list(wanted)).annotate(now=DatabaseNow())
     rows: dict[UUID, Any] = {row.event_id: row for row in asked}
@@ -200,20 +201,18 @@ def _decide(
     dead = {"sender": sender, "state": State.CANCELLED, "decide_by": DatabaseNow()} | said
     events.bulk_create([PreparedEvent(event_id=id, **dead) for id in unknown])
     failpoint("decided")
-    trace = partial(_trace, moved[State.CONFIRMED], time.time_ns())
-    transaction.on_commit(trace, using=using)
-    _publish(moved[State.CONFIRMED], using, first)
-    took = [(state, row.now - row.prepared_at) for state, found in moved.items() for row in found]
-    now = next((row.now for found in moved.values() for row in found), None)
-    return answers, took, now
+    confirmed = moved[State.CONFIRMED]
+    transaction.on_commit(partial(_trace, confirmed, time.time_ns()), using=using)
+    _publish(confirmed, using, first)
+    return answers, [(state, row) for state, found in moved.items() for row in found]
 
 
-def _count(decided: Sequence[tuple[str, timedelta]], now: datetime, route: str, using: str) -> None:
-    with counters.counting(now, using=using) as minute:
-        for state, took in decided:
+def _count(decided: Sequence[tuple[str, Any]], route: str, using: str) -> None:
+    with counters.counting(decided[0][1].now, using=using) as minute:
+        for state, row in decided:
             label = f"{state} {route}"
             minute.add(counters.DECIDED, 1, dimension=counters.ROUTE, label=label)
-            minute.observe(counters.DECIDE_TIME, took.total_seconds())
+            minute.observe(counters.DECIDE_TIME, (row.now - row.prepared_at).total_seconds())
     counters.write_shared(using)
 
 

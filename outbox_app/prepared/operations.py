@@ -1,8 +1,7 @@
 """Operations on prepared events for people: show, ask the senders, decide, give more time.
 
-The keeper makes these decisions, like all others: the event is published, or its job staged, in the
-transaction that confirms it. An event that was decided meanwhile stays as it is. Each decision is
-stored with the person's name and the reason.
+The keeper makes these decisions, like all others. An event that was decided meanwhile stays as it
+is. Each decision is stored with the person's name and the reason.
 """
 
 from __future__ import annotations
@@ -58,12 +57,9 @@ def selected(
 
 
 def described(event: PreparedEvent, *names: str) -> dict[str, Any]:
-    """Return an event as JSON can hold it: its ``COLUMNS``, and those of ``names``."""
+    """Return the ``COLUMNS`` of an event, and those of ``names``; the id as text."""
     values = {name: getattr(event, name) for name in (*COLUMNS, *names)}
-    return {
-        name: value.isoformat() if hasattr(value, "isoformat") else value
-        for name, value in (values | {"event_id": str(event.event_id)}).items()
-    }
+    return values | {"event_id": str(event.event_id)}
 
 
 def describe(event_id: UUID, *, sender: str | None = None, using: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..text import get_logger
 from ..transactions import after_commit, is_atomic, is_in_test, open_transactions
 from . import one_way
 from .fences import OF_ANOTHER, fence, outcomes
-from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
+from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
 from .local import LocalKeeper
 from .questions import COMMITTED, ROLLED_BACK, Question
 from .request import NewPrepared, checked
@@ -148,25 +148,20 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
         _warn_once(alias)
     now = timezone.now()
     for request, answer in zip(requests, keeper.prepare(requests), strict=True):
-        _require_prepared(request, answer)
+        if answer.state != State.PREPARED:
+            found = f"is {answer.state} already"
+            if answer.state == CONFLICT:
+                found = "belongs to an event with other content"
+            raise errors.PreparedConflict(
+                f"The event id {request.event_id} {found}. Do not begin the transaction; a new "
+                "event needs a new id."
+            )
     return [Prepared(each.event_id, using, to, each, now) for each in requests]
 
 
 @cache  # once the table exists, it is not looked for again
 def _require_fences(using: str) -> None:
     require_migrated(using, Fence)
-
-
-def _require_prepared(request: PreparedEvent, answer: Answer) -> None:
-    if answer.state == State.PREPARED:
-        return
-    found = f"is {answer.state} already"
-    if answer.state == CONFLICT:
-        found = "belongs to an event with other content"
-    raise errors.PreparedConflict(
-        f"The event id {request.event_id} {found}. Do not begin the transaction; a new event needs "
-        "a new id."
-    )
 
 
 def confirm(*events: Prepared, wait: bool = True) -> None:

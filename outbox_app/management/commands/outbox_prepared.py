@@ -109,8 +109,7 @@ class Command(TeachingCommand):
             self.write_json(found)
             return
         for each in found:
-            at = (datetime.fromisoformat(each[name]) for name in ("prepared_at", "decide_by"))
-            times = (when(moment, using=using) for moment in at)
+            times = (when(each[name], using=using) for name in ("prepared_at", "decide_by"))
             what = f"{one_line(each['type'], 80)} {one_line(each['stream'], 80)}"
             self.write(f"{each['state']:<9}  {each['event_id']}  {what}")
             self.write(
@@ -186,4 +185,6 @@ def _events(count: int) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
