@@ -1,14 +1,10 @@
 """Helpers for a project's tests: assert which jobs are staged, and run them.
 
-They work in a plain ``TestCase``, whose transaction never commits, and in ``TransactionTestCase``.
-``assert_staged()`` and its like read the table; ``run_staged()`` acts as the worker in this
-process; ``drain_inline()`` acts as the drainer and publishes to the broker of the test settings.
-``assert_published()`` and ``run_subscribers()`` do the same for events, ``assert_executed()`` and
-``assert_rejected()`` for commands of entities, ``assert_prepared()`` and ``assert_confirmed()`` for
-prepared events.
-Only ``drain_inline()`` needs a broker; none needs a worker or a drainer. They do not see tasks that
-were sent past the outbox, as by a call outside any transaction. With pytest the fixture ``outbox``
-is this module.
+There are more for events, commands of entities and prepared events. They work in a plain
+``TestCase``, whose transaction never commits, and in ``TransactionTestCase``. Only
+``drain_inline()`` needs a broker; none needs a worker or a drainer. They do not see tasks that were
+sent past the outbox, as by a call outside any transaction. With pytest the fixture ``outbox`` is
+this module.
 """
 
 from __future__ import annotations
