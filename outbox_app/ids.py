@@ -2,14 +2,10 @@
 
 ``0 | 43 bits of milliseconds since 2025 | 3 datacentre | 5 node | 12 counter``. Time is reserved in
 the table ``outbox_node``, not read from a clock: the milliseconds in which a process makes ids
-belong to it for ever, and the next owner of its node begins above them. So no id is made twice, not
-after a clock was set back, a process was suspended, or a fork (the child has no reservation). A
-reservation is committed at once, on a connection of its own: a rollback of the caller would free
-the time again. On SQLite, which allows one writer, it is part of the caller's transaction, and
-other transactions use its time only after the commit.
-
-While the database is unavailable, ids are made until the reserved time is used up; then ``NoNode``
-is raised. A process that ends gives its node back; a killed process keeps it for a minute.
+belong to it for ever, and the next owner of its node begins above them. A reservation is committed
+on a connection of its own: a rollback of the caller would free the time again. On SQLite, which
+allows one writer, it is part of the caller's transaction, and other transactions use its time only
+after the commit. While the database is unavailable, ids are made until the time is used up.
 """
 
 from __future__ import annotations

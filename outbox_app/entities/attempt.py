@@ -1,10 +1,9 @@
 """Commands of one entity in one transaction: load, look up, run, compare and set, record.
 
 A batch of N does what N batches of one would do. Command ids are looked up *after* the version is
-read. A duplicate that committed before is found. A duplicate that commits later moves the version,
-so the compare-and-set of the head changes no row, and the attempt is repeated. The unique index on
-(stream, command_id) is the backstop. The head is always locked first: two orders would deadlock.
-``execution`` repeats attempts, and says why.
+read: a duplicate that commits later moves the version, so the compare-and-set of the head changes
+no row, and ``execution`` repeats the attempt. The unique index on (stream, command_id) is the
+backstop. The head is always locked first: two orders would deadlock.
 
 A command that changes a column with a unique index is the last of its transaction. If the index
 refuses the row, the attempt is repeated, and only this command is rejected.
@@ -141,12 +140,10 @@ class Attempt:
             if head:  # another command may have created it between the two statements
                 self.now, values, self.text, self.found = read()
         self.existed = values is not None
-        if values is None:
-            values = self.entity(pk=self.id, version=head, state=None).__dict__
-        self.values = values
+        self.values = values or self.entity(pk=self.id, version=head, state=None).__dict__
         self._fresh = None
         #: The version that was read, which the compare-and-set expects.
-        self.loaded = int(values["version"])
+        self.loaded = int(self.values["version"])
 
     def _look_up(self) -> None:
         found, ids = self.found, self.ids
@@ -325,7 +322,7 @@ class Attempt:
             given |= {name: self.values[name] for name in own}
         if self.existed:
             done: Any = update(self.cursor, self.entity, self.id, at, count, given, step=step)
-        elif self.locked or self.loaded:
+        elif self.locked or at:
             done = add_versions(self.cursor, self.table, self.id, count, at=at)
         else:
             done = bump_versions(self.table, {self.id: count}, {self.id: 0}, using=self.using)

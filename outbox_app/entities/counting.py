@@ -1,12 +1,11 @@
 """Counts the commands that this process answers, by minute: how many, how fast, on which entities.
 
-Counting costs a batch some memory and no statement: a batch reads the database's clock anyway,
-which gives the minute. Commands in a caller's transaction are counted when it commits. The counters
-are written after the callers have their answers. Nothing here raises, except a task's time limit.
+Counting costs a batch no statement: a batch reads the database's clock anyway, which gives the
+minute. Commands in a caller's transaction are counted when it commits. The counters are written
+after the callers have their answers. Nothing here raises, except a task's time limit.
 
-Each batch has an OpenTelemetry span, made when it is answered, with links to its callers' spans.
-The batch belongs to many traces, so its span is the root of a trace of its own. If no caller's
-trace is sampled, there is no span.
+A batch belongs to many traces, so its OpenTelemetry span is the root of a trace of its own, with
+links to its callers' sampled spans. If there are none, it has no span.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Runs commands in a transaction of their own, repeated after a conflict, or in the caller's.
 
-After a conflict (another command was first, a deadlock, a lock time-out) the transaction is rolled
-back and repeated, with the head locked from the second attempt on. If it never locked, a slow batch
-would starve; if it always did, it would hold the row while handlers run. A COMMIT whose reply is
-lost is no rollback: another connection repeats the commands, whose ids find a committed answer.
-
-If the database or a receiver refuses a batch while it is written, one command is at fault: the
-batch is halved until that command is alone.
+From the second attempt on the head is locked. If it never was, a slow batch would starve; if it
+always was, the row would be locked while handlers run. A COMMIT whose reply is lost is no rollback:
+another connection repeats the commands, whose ids find a committed answer. If the database or a
+receiver refuses a batch while it is written, the batch is halved until one command is alone.
 
 In the caller's transaction only the commands are rolled back, to a savepoint. Their head stays
 locked until the caller's transaction ends.

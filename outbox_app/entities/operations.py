@@ -1,14 +1,10 @@
 """Operations on entities for people: list entities, show one, import commands, erase one.
 
-An import executes one command after the other, each in a transaction of its own. If it is
-interrupted, run it again: commands that were answered are replayed.
-
-An erasure serves the right to be forgotten: it empties the request, answer and state of every
-version, and removes the row. Version numbers, command names and command ids stay, so that a late
-repeat is not executed. The first transaction removes the row and adds a last version without a
-state: the entity no longer exists, until a command creates it. Older versions are emptied after it,
-in batches; after a crash, a second run empties the rest. An erasure does not reach copies elsewhere
-(archives, backups, projections, events and jobs of handlers).
+An import or an erasure that was interrupted is run again: answered commands are replayed, and the
+rest of the versions is emptied. An erasure leaves version numbers, command names and command ids,
+so that a late repeat is not executed. Its first transaction removes the row and adds a last version
+without a state: the entity no longer exists, until a command creates it. It does not reach copies
+elsewhere (archives, backups, projections, events and jobs of handlers).
 """
 
 from __future__ import annotations
@@ -112,7 +108,12 @@ def import_commands(lines: Iterable[str], *, default: Any, using: str | None, wr
         if line.isspace():
             continue
         try:
-            outcome = _execute(line, default, using)
+            fields = json.loads(line)
+            entity = entity_named(str(fields.pop("type"))) if "type" in fields else default
+            if entity is None:
+                words = 'The line names no type. Add "type" to it, or give --type.'
+                raise errors.InvalidArgument(words)
+            outcome = entity.execute(**fields, using=using)
         except (errors.OutcomeUnknown, *LOST):
             raise
         except Exception as error:  # a handler's own, too
@@ -124,14 +125,6 @@ def import_commands(lines: Iterable[str], *, default: Any, using: str | None, wr
         tell(f"importing line={number} {_counts(done)}")
     write(f"imported {_counts(done)}")
     return done["failed"]
-
-
-def _execute(line: str, default: Any, using: str | None) -> Any:
-    fields = json.loads(line)
-    entity = entity_named(str(fields.pop("type"))) if "type" in fields else default
-    if entity is None:
-        raise errors.InvalidArgument('The line names no type. Add "type" to it, or give --type.')
-    return entity.execute(**fields, using=using)
 
 
 def _counts(done: dict[str, int]) -> str:
