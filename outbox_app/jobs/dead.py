@@ -202,8 +202,6 @@ def _followers(jobs: list[DeadJob], *, until: int, asked: Moment, using: str) ->
         if job.ordering_key:
             key = job.ordering_key
             first[key] = min(job.staged_id, first.get(key, job.staged_id))
-    if not first:
-        return []
     taken = {job.pk for job in jobs}
     of_keys = _locked(asked, using=using).filter(ordering_key__in=first, id__lte=until)
     return [

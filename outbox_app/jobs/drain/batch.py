@@ -93,13 +93,10 @@ class BatchReader:
     def read(
         self, shards: Iterable[int], *, go_on: bool = False, but: Container[int] = ()
     ) -> list[Row]:
-        """Return the next rows, in id order; [] when none is ready or due.
+        """Return the next rows but those with the ids ``but``, in id order; [] when none is ready.
 
-        Args:
-            shards: The shards that the drainer owns.
-            but: Ids to leave out.
-            go_on: Every row of the last batch has left, so the ids of the last look may be used. If
-                a row stayed, a new look finds it before the later jobs of its ordering key.
+        ``go_on``: every row of the last batch has left, so the ids of the last look may be used. If
+        a row stayed, a new look finds it before the later jobs of its ordering key.
         """
         owned, self._but = set(shards), but
         # For a shard that was given up and is back, the look may have skipped earlier jobs.

@@ -14,10 +14,9 @@ from operator import attrgetter
 from types import NoneType
 from typing import Any
 
+import kombu
 from celery import Celery
 from celery.signals import after_task_publish
-from kombu import serialization
-from kombu.compression import decompress
 
 from ...conf import outbox_settings
 from ...signals import jobs_published
@@ -237,15 +236,10 @@ def _check_types(message: Message) -> None:
 
 def _decoded(item: PreparedMessage) -> Any:
     """Return the body as Celery passes it to receivers, or as bytes if decoding could run code."""
-    message = item.message
+    names = ("headers", "content_type", "content_encoding")
+    options = {name: getattr(item.message, name) for name in names}
     try:
-        compression = message.headers.get("compression")
-        body = serialization.loads(
-            decompress(item.row.body, compression) if compression else item.row.body,
-            message.content_type,
-            message.content_encoding,
-            accept=_SAFE,
-        )
+        body = kombu.Message(item.row.body, accept=_SAFE, **options).payload  # decompressed
         if isinstance(body, dict):  # task protocol 1
             return {**body, "args": tuple(body["args"])}
         args, *rest = body
