@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
@@ -306,6 +307,27 @@ def test_tombstones_seal_a_log_with_columns_of_its_own(alias, settings):
     with transaction.atomic(using=alias):
         event = publish("a", "made", log=Ledger)
     assert event.booked_at is not None
+
+
+def test_a_tombstone_above_all_events_has_the_time_that_an_event_would_get(alias, settings):
+    """A replay from a time looks for it among the times of the rows, which grow with the ids.
+
+    Where ``USE_TZ`` is off, they are in the zone of the sessions.
+    """
+    settings.OUTBOX = {**settings.OUTBOX, "TOMBSTONES": True}
+    default = "ALTER TABLE outbox_event ALTER recorded_at SET DEFAULT"
+    execute(alias, f"{default} (CURRENT_TIMESTAMP(6))")
+    try:
+        with reading(alias) as reader:
+            execute(alias, "SET SESSION time_zone = '-05:00'")
+            commit(alias, "a")
+            event = Event.objects.using(alias).get()
+            assert reader.window._seal(event.pk + 1, event.pk + 1)
+        sealed = Event.objects.using(alias).get(type=TOMBSTONE)
+        assert abs(sealed.recorded_at - event.recorded_at) < timedelta(minutes=30)
+    finally:
+        execute(alias, f"{default} (UTC_TIMESTAMP(6))")
+        connections[alias].close()  # with its time zone
 
 
 def test_a_run_that_is_too_long_is_closed_without_tombstones(alias, settings, monkeypatch):

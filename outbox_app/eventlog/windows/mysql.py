@@ -223,7 +223,7 @@ class MysqlWindow(Window[MysqlState]):
         # up the prune. The time is read apart: inside the INSERT it would wait for rows in flight.
         time = f"SELECT CAST(recorded_at AS CHAR) FROM {self.source}"
         after = self.run(f"{time} WHERE id > {last} ORDER BY id LIMIT 1", [])
-        at = f"'{after[0][0]}'" if after else "UTC_TIMESTAMP(6)"
+        at = f"'{after[0][0]}'" if after else "DEFAULT"
         values = ", ".join(
             f"({id}, 0, '', '{TOMBSTONE}', {id}, '{TOMBSTONE}', '{{}}', '{{}}', 0, "
             f"REPLACE(UUID(), '-', ''), {at}{', %s' * len(own[0])})"
