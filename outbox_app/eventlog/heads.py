@@ -17,6 +17,9 @@ from ..models.upsert import insert_rows
 
 #: The most streams that one statement bumps.
 CHUNK = 500
+_UPSERT = (
+    " ON CONFLICT (log, stream) DO UPDATE SET version = outbox_stream.version + excluded.version"
+)
 _ADD = (
     "UPDATE outbox_stream SET version = version + %s "
     "WHERE log = %s AND stream = %s AND version = %s"
@@ -49,13 +52,9 @@ def bump_sql(
     """Return SQL for PostgreSQL that bumps a stream at ``expected``, and returns its version."""
     if expected:
         return f"{_ADD} RETURNING version", [count, log, stream, expected]
-    added = "version = outbox_stream.version + excluded.version"
-    other = "NOTHING" if expected == 0 else f"UPDATE SET {added}"
-    return (
-        "INSERT INTO outbox_stream (log, stream, version) VALUES (%s, %s, %s) "
-        f"ON CONFLICT (log, stream) DO {other} RETURNING version",
-        [log, stream, count],
-    )
+    conflict = " ON CONFLICT (log, stream) DO NOTHING" if expected == 0 else _UPSERT
+    insert = "INSERT INTO outbox_stream (log, stream, version) VALUES (%s, %s, %s)"
+    return f"{insert}{conflict} RETURNING version", [log, stream, count]
 
 
 def current_version(log: str, stream: str, *, using: str) -> int:
@@ -70,13 +69,9 @@ def current_version(log: str, stream: str, *, using: str) -> int:
 def _bump_any(log: str, counts: Mapping[str, int], using: str) -> dict[str, int]:
     connection = connections[using]
     returns = connection.features.can_return_rows_from_bulk_insert
+    tail = _UPSERT
     if connection.vendor == "mysql":
         tail = " ON DUPLICATE KEY UPDATE version = outbox_stream.version + VALUES(version)"
-    else:
-        tail = (
-            " ON CONFLICT (log, stream) DO UPDATE "
-            "SET version = outbox_stream.version + excluded.version"
-        )
     tail += " RETURNING stream, version" if returns else ""
     streams = sorted(counts)
     versions: dict[str, int] = {}

@@ -28,24 +28,15 @@ from .record import COLUMNS, NO_ANSWER, RecordedEvent, columns_of, lazy_record
 from .requirements import require_exact
 from .state import WindowState
 from .window import TOMBSTONE, Page, Window
+from .windows.mysql import MysqlWindow
 from .windows.postgres import SERVER, PostgresWindow
+from .windows.sqlite import SqliteWindow
+from .windows.time import time_window
 
-WINDOWS = {
-    "postgresql": "outbox_app.eventlog.windows.postgres.PostgresWindow",
-    "mysql": "outbox_app.eventlog.windows.mysql.MysqlWindow",
-    "sqlite": "outbox_app.eventlog.windows.sqlite.SqliteWindow",
-}
-
-#: The windows of readers by time.
-TIME_WINDOWS = {
-    "postgresql": "outbox_app.eventlog.windows.time.PostgresTimeWindow",
-    "mysql": "outbox_app.eventlog.windows.time.MysqlTimeWindow",
-    "sqlite": "outbox_app.eventlog.windows.time.SqliteTimeWindow",
-}
-#: The same for projects with USE_TZ off.
-LOCAL_TIME_WINDOWS = {
-    **TIME_WINDOWS,
-    "mysql": "outbox_app.eventlog.windows.time.MysqlLocalTimeWindow",
+_WINDOWS: dict[str, type[Window[Any]]] = {
+    "postgresql": PostgresWindow,
+    "mysql": MysqlWindow,
+    "sqlite": SqliteWindow,
 }
 
 _TYPE = COLUMNS.index("type")
@@ -96,10 +87,10 @@ class LogReader:
         #: The values that follow those of ``COLUMNS`` in a record.
         self._rest = (self.table,) if len(self.columns) > len(COLUMNS) else (self.table, *NO_ANSWER)
         conf = outbox_settings()
-        windows = {**WINDOWS, **conf.WINDOWS}
+        own = conf.WINDOWS.get(self.vendor)
+        window = import_string(own) if own else _WINDOWS[self.vendor]
         if by_time:
-            windows = TIME_WINDOWS if settings.USE_TZ else LOCAL_TIME_WINDOWS
-        window: type[Window[Any]] = import_string(windows[self.vendor])
+            window = time_window(self.vendor, local=not settings.USE_TZ)
         self.window = window(
             self.table,
             self.run,

@@ -31,6 +31,7 @@ def insert_rows(
     names: Sequence[str],
     params: Sequence[Any],
     *,
+    insert: str = "INSERT INTO",
     row: str = "",
     tail: str = "",
 ) -> None:
@@ -39,7 +40,7 @@ def insert_rows(
     row = row or f"({', '.join(['%s'] * len(names))})"
     rows = ", ".join([row] * (len(params) // len(names)))
     into = f"{quote(model._meta.db_table)} ({', '.join(map(quote, names))})"
-    cursor.execute(f"INSERT INTO {into} VALUES {rows}{tail}", params)
+    cursor.execute(f"{insert} {into} VALUES {rows}{tail}", params)
 
 
 def upsert(
@@ -115,13 +116,9 @@ def insert_if_missing(model: type[Model], values: dict[str, Any], *, using: str)
     The INSERT waits for another open transaction that has inserted the key. Reads after it see what
     that transaction committed, at REPEATABLE READ too.
     """
-    connection = connections[using]
-    quote, ignore = connection.ops.quote_name, OnConflict.IGNORE
-    sql = (
-        f"{connection.ops.insert_statement(on_conflict=ignore)} {quote(model._meta.db_table)} "
-        f"({', '.join(map(quote, values))}) VALUES ({', '.join(['%s'] * len(values))}) "
-        f"{connection.ops.on_conflict_suffix_sql([], ignore, [], [])}"
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(sql, list(values.values()))
+    ops, ignore = connections[using].ops, OnConflict.IGNORE
+    insert = ops.insert_statement(on_conflict=ignore)
+    tail = f" {ops.on_conflict_suffix_sql([], ignore, [], [])}"
+    with connections[using].cursor() as cursor:
+        insert_rows(cursor, model, list(values), list(values.values()), insert=insert, tail=tail)
         return bool(cursor.rowcount)

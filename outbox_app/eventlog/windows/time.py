@@ -159,3 +159,11 @@ class SqliteTimeWindow(TimeWindow):
 
     text = "{} || ''"
     bound = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', '-{} seconds')"
+
+
+def time_window(vendor: str, *, local: bool) -> type[TimeWindow]:
+    """Return the window of a database. ``local``: ``USE_TZ`` is off."""
+    if vendor == "mysql" and local:
+        return MysqlLocalTimeWindow
+    windows = {"postgresql": PostgresTimeWindow, "mysql": MysqlTimeWindow}
+    return windows.get(vendor, SqliteTimeWindow)
