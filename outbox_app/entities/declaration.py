@@ -17,7 +17,8 @@ from django.db import IntegrityError, ProgrammingError, connections
 from django.db.models import CheckConstraint, Field, UniqueConstraint
 
 from ..eventlog.newevent import checked_name
-from ..exceptions import InvalidCommand
+from ..eventlog.window import TOMBSTONE
+from ..exceptions import InvalidCommand, InvalidEvent
 from ..models import EntityRow
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -64,6 +65,8 @@ def command(
         InvalidEvent: ``event`` is not a valid event type.
     """
     checked_name("event", f"{event}{REJECTED}")
+    if event == TOMBSTONE:
+        raise InvalidEvent(f"event must not be {TOMBSTONE!r}: readers leave such rows out.")
     if batch and (atomic or creates):
         raise TypeError("A command with batch=True takes neither atomic=True nor creates=True.")
 

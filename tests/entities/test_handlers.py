@@ -109,7 +109,7 @@ def test_a_decorator_above_the_command_runs_with_it(alias, account, ask, monkeyp
     spec_of.cache_clear()
 
 
-@pytest.mark.parametrize("event", ["x" * 247, "\x00"])
+@pytest.mark.parametrize("event", ["x" * 247, "\x00", "$tombstone"])
 def test_a_type_that_no_event_can_have(event):
     with pytest.raises(InvalidEvent, match="event"):
         command(event=event)
