@@ -20,7 +20,6 @@ from .defects import KINDS, MISSING, Audit, Defect
 #: How many defects of each kind are brought to the driver.
 LIMIT = 10_000
 
-_VERSIONS = ("gap", "duplicate_version", "duplicate_id", "order", "invalid_version")
 _COMPARISON = ("only_in_archive", "not_in_archive", "content_differs", "archived_twice")
 
 
@@ -28,7 +27,7 @@ def audit(
     events: DataFrame,
     *,
     log: str,
-    heads: DataFrame | None = None,
+    heads: DataFrame,
     look_again: Callable[[], DataFrame] | None = None,
     archived: tuple[DataFrame, DataFrame] | None = None,
     lowest: Callable[[], int | None] | None = None,
@@ -39,18 +38,17 @@ def audit(
 
     ``events`` has the rows of the database up to a bound, without tombstones; ``EVENTS_SCHEMA``
     suffices. ``heads`` (log, stream, version) must be read **before** the bound is taken, and kept,
-    as by persist() and count(): their versions must be there. Without heads the ends of streams are
-    not checked. If heads look too low, ``look_again`` reads them again. ``archived`` are the rows
-    of the database within the bound of the archive, and the rows of the archive, with all columns:
-    the two are compared, and pruned rows are taken from the archive. ``lowest`` returns the lowest
-    position that the database has now; pass None if nothing was ever pruned. ``whole`` is False for
-    a log that was pruned and is audited without its archive: late starts of streams are not checked
-    then. ``accepted`` are stream, first and last of gaps that a person has accepted. The result has
-    ``LIMIT`` defects of each kind at most, and counts all.
+    as by persist() and count(): their versions must be there. If heads look too low, ``look_again``
+    reads them again. ``archived`` are the rows of the database within the bound of the archive, and
+    the rows of the archive, with all columns: the two are compared, and pruned rows are taken from
+    the archive. ``lowest`` returns the lowest position that the database has now; pass None if
+    nothing was ever pruned. ``whole`` is False for a log that was pruned and is audited without its
+    archive: late starts of streams are not checked then. ``accepted`` are stream, first and last of
+    gaps that a person has accepted. The result has ``LIMIT`` defects of each kind at most, and
+    counts all.
     """
     started = time.monotonic()
-    if heads is not None:
-        heads = heads.where(F.col("log") == log)
+    heads = heads.where(F.col("log") == log)
     with ExitStack() as held:
 
         def kept(frame: DataFrame) -> DataFrame:
@@ -99,7 +97,7 @@ def audit(
             events=rows.count(),
             streams=of_streams,
             seconds=time.monotonic() - started,
-            checked=_checked(heads is not None, archived is not None, whole),
+            checked=_checked(archived is not None, whole),
             accepted=before - sum(counts.values()),
         )
 
@@ -140,8 +138,6 @@ def _first(found: DataFrame, counts: Mapping[str, int]) -> list[Defect]:
     return [Defect(*row[:-1]) for row in first]
 
 
-def _checked(heads: bool, archived: bool, whole: bool) -> list[str]:
-    kinds = {*_VERSIONS, *(_COMPARISON if archived else ())}
-    kinds |= {"tail", "low_head"} if heads else set()
-    kinds |= {"late_start"} if whole else set()
-    return [kind for kind in KINDS if kind in kinds]
+def _checked(archived: bool, whole: bool) -> list[str]:
+    left_out = (*(() if archived else _COMPARISON), *(() if whole else ("late_start",)))
+    return [kind for kind in KINDS if kind not in left_out]

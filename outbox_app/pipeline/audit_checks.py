@@ -35,16 +35,15 @@ _COMPARED = tuple(name for name in COLUMNS if name != "txid")
 _ERASED = '{"erased": '
 
 
-def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool = True) -> DataFrame:
+def versions(events: DataFrame, heads: DataFrame, *, whole: bool) -> DataFrame:
     """Return the defects in the versions of each stream, in one pass.
 
     The result also has a row of the kind ``STREAM`` for each stream with events.
     """
+    # A head is sorted after the events of its stream: the row before it is the last event.
+    none = F.lit(None).cast("bigint").alias("id")
     rows = events.select("stream", "version", "id", F.lit(False).alias("head"))
-    if heads is not None:
-        # A head is sorted after the events of its stream: the row before it is the last event.
-        id = F.lit(None).cast("bigint").alias("id")
-        rows = rows.unionByName(heads.select("stream", "version", id, F.lit(True).alias("head")))
+    rows = rows.unionByName(heads.select("stream", "version", none, F.lit(True).alias("head")))
     walk = Window.partitionBy("stream").orderBy("head", "version", "id")
     head, version, id, previous = (F.col(name) for name in ("head", "version", "id", "previous"))
     rows = rows.select(
@@ -59,23 +58,20 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
     double = (previous == version) & (F.col("previous_id") != id)
     falls = id < F.col("previous_id")
     ends = F.col("head_next").isNull()
+    # If the front was pruned, all events of a stream may be gone.
+    missing = head & (version > reached) & (F.lit(whole) | previous.isNotNull())
     cases = [
         _Case(STREAM, ~head & F.coalesce("head_next", F.lit(True))),
         _Case("gap", skips & ~late, after, version - 1, id),
         _Case("order", falls, previous, version, id),
         _Case("duplicate_version", double, version, version, id),
         _Case("invalid_version", ~head & (version < 1), version, version, id),
+        _Case("tail", missing, after, version),
+        _Case("low_head", head & (version < previous), version, previous, F.col("previous_id")),
+        _Case("low_head", ~head & ends, F.lit(0), version, id),
     ]
     if whole:
         cases.append(_Case("late_start", skips & late, F.lit(1), version - 1, id))
-    if heads is not None:
-        # If the front was pruned, all events of a stream may be gone.
-        missing = head & (version > reached) & (F.lit(whole) | previous.isNotNull())
-        cases += [
-            _Case("tail", missing, after, version),
-            _Case("low_head", head & (version < previous), version, previous, F.col("previous_id")),
-            _Case("low_head", ~head & ends, F.lit(0), version, id),
-        ]
     return _found(rows, cases)
 
 
