@@ -133,13 +133,13 @@ def planned(options: Options) -> Planned:
         archive = Archive.load(options.archive, options.log, given)
     with closing(connect(options)) as database:
         offsets = Offsets(database)
-        if archive is None:
-            start = Offset.load(options.start) if options.start else offsets.beginning()
-            return _planned_from(start, offsets, given)
         for _ in range(PLANS):
-            start = archive.end
+            if archive:
+                start = archive.end
+            else:
+                start = Offset.load(options.start) if options.start else offsets.beginning()
             plan = _planned_from(start, offsets, given, archive)
-            if given:
+            if given or not archive:
                 return plan
             archive.refresh()
             # Only archived rows are pruned: if the end has not moved, all rows after it are there.
@@ -152,7 +152,7 @@ def planned(options: Options) -> Planned:
 
 
 def _planned_from(
-    start: Offset, offsets: Offsets, end: Offset | None, archive: Archive | None = None
+    start: Offset, offsets: Offsets, end: Offset | None, archive: Archive | None
 ) -> Planned:
     """Plan to read the log from an offset on, and the files of the archive before it."""
     options = offsets.database.options

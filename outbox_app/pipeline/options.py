@@ -78,26 +78,6 @@ class Options:
         if self.archive and "://" not in self.archive:
             # Executors have working folders of their own.
             object.__setattr__(self, "archive", os.path.abspath(self.archive))
-        self._check()
-
-    @classmethod
-    def of(cls, given: Mapping[str, str]) -> Options:
-        names = {each.name.replace("_", ""): each for each in fields(cls)}
-        values: dict[str, Any] = {}
-        for name, text in given.items():
-            key = name.lower().replace("_", "")
-            if key not in names:
-                known = ", ".join(_spelled(each.name) for each in fields(cls))
-                raise InvalidOption(f"There is no option {name!r}. Known: {known}.")
-            values[names[key].name] = _parsed(str(names[key].type), name, text)
-        if "url" not in values:
-            raise InvalidOption(
-                'Name the database: .option("url", "postgresql://user@host/name"), or mysql://…, '
-                "or sqlite:///file."
-            )
-        return cls(**values)
-
-    def _check(self) -> None:
         try:
             said = self.parameters
         except ValueError as error:
@@ -117,6 +97,23 @@ class Options:
             raise InvalidOption(f"lowest must be a position; got {self.lowest!r:.50}.")
         if self.partitions < 1:
             raise InvalidOption("partitions must be at least 1.")
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Options:
+        names = {each.name.replace("_", ""): each for each in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in given.items():
+            key = name.lower().replace("_", "")
+            if key not in names:
+                known = ", ".join(_spelled(each.name) for each in fields(cls))
+                raise InvalidOption(f"There is no option {name!r}. Known: {known}.")
+            values[names[key].name] = _parsed(str(names[key].type), name, text)
+        if "url" not in values:
+            raise InvalidOption(
+                'Name the database: .option("url", "postgresql://user@host/name"), or mysql://…, '
+                "or sqlite:///file."
+            )
+        return cls(**values)
 
     def texts(self) -> dict[str, str]:
         return {

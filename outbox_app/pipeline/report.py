@@ -43,8 +43,8 @@ dl.figures dd { margin: 0; font-size: 1.4rem; }
 figure { margin: 2rem 0; } figcaption { font-weight: 600; margin-bottom: .5rem; }
 .bar { height: 1.2em; background: var(--bar); } td:has(.bar) { width: 60%; }
 .columns { display: flex; align-items: flex-end; height: 180px; border-bottom: 1px solid; }
-.columns div { flex: 1; max-width: 8%; background: linear-gradient(90deg, var(--bar) 85%, #0000 0); }
-.bar, .columns div { print-color-adjust: exact; }
+.columns div { background: linear-gradient(90deg, var(--bar) 85%, #0000 0); flex: 1; }
+.columns div { max-width: 8%; } .bar, .columns div { print-color-adjust: exact; }
 .ends { display: flex; justify-content: space-between; } figure p { margin: 0; }
 table { border-collapse: collapse; width: 100%; } summary { cursor: pointer; color: var(--faint); }
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line);

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: The oldest Java that Spark 4 runs on.
 JAVA = 17
+#: The setting with the number of tasks after a shuffle.
+SHUFFLE = "spark.sql.shuffle.partitions"
 
 _LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
 
@@ -94,8 +96,10 @@ def spark_session(
                 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if master:
             builder = builder.master(master)
-        ours = {} if submitted else _light(str(master))
-        session = builder.config(map={**ours, **(settings or {})}).getOrCreate()
+        given = {**({} if submitted else _light(str(master))), **(settings or {})}
+        session = builder.config(map=given).getOrCreate()
+        if is_local(master) and SHUFFLE not in given:
+            session.conf.set(SHUFFLE, session.sparkContext.defaultParallelism)
     register(session)
     return session
 
@@ -136,17 +140,9 @@ def _light(master: str) -> dict[str, str]:
     settings = {**_SETTINGS, "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     if master.startswith("local"):
         settings |= _LOCAL_SETTINGS
-        settings["spark.sql.shuffle.partitions"] = str(_cores(master))
         warehouse = os.path.join(tempfile.gettempdir(), "outbox-warehouse")
         settings["spark.sql.warehouse.dir"] = warehouse
     return settings
-
-
-def _cores(master: str) -> int:
-    if cluster := re.match(r"local-cluster\[(\d+),(\d+)", master):
-        return int(cluster[1]) * int(cluster[2])
-    threads = re.match(r"local\[(\d+)", master)
-    return int(threads[1]) if threads else os.cpu_count() or 1
 
 
 def reason(error: BaseException) -> str:

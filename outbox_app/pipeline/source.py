@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -128,13 +129,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema, columns_of(options), options.read)
-        self._offsets: Offsets | None = None
         self._verified = False
         #: The end of a query with the trigger ``availableNow``.
         self._bound: Offset | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._planner().beginning().dump()
+        return self._planner.beginning().dump()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows = self.options.max_rows_per_batch
@@ -143,17 +143,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         [at] = self._belongs(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return self._planner().end(at, rows, bound=self._bound).dump()
+        return self._planner.end(at, rows, bound=self._bound).dump()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._bound = self._planner().latest()
+        self._bound = self._planner.latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._planner().latest().dump()
+        return self._planner.latest().dump()
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         first, last = self._belongs(start, end)
-        parts = self._planner().parts(first, last, self.options.partitions)
+        parts = self._planner.parts(first, last, self.options.partitions)
         return [Part(conditions=each) for each in parts] or [Part()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -161,26 +161,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batches(self.options, partition.conditions, self.schema, self.options.only)
 
     def stop(self) -> None:
-        if self._offsets is not None:
-            self._offsets.database.close()
-            self._offsets = None
+        if planner := self.__dict__.pop("_planner", None):
+            planner.database.close()
 
     def _belongs(self, *given: Mapping[str, Any]) -> list[Offset]:
         """Return offsets. The first ones are from a checkpoint: check that they are of this log."""
         offsets = list(map(Offset.load, given))
         if not self._verified:
             for offset in offsets:
-                self._planner().verify(offset)
+                self._planner.verify(offset)
             self._verified = True
         return offsets
 
+    @cached_property
     def _planner(self) -> Offsets:
-        if self._offsets is None:
-            self._offsets = Offsets(connect(self.options))
-        return self._offsets
+        return Offsets(connect(self.options))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_offsets": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_planner"}
 
 
 def batches(

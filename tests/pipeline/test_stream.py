@@ -138,10 +138,10 @@ class TestReader:
         reader = make()
         reader.initialOffset()
         away = pickle.loads(pickle.dumps(reader))
-        with closing(reader._offsets.database):
-            assert away._offsets is None
+        with closing(reader._planner.database):
+            assert "_planner" not in vars(away)
             reader.stop()
-        assert reader._offsets is None
+        assert "_planner" not in vars(reader)
 
 
 class Crash(Exception):

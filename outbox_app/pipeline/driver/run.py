@@ -33,7 +33,7 @@ from ..figures import figures
 from ..offset import Offsets
 from ..report import write_report
 from ..schema import some
-from ..statistic_names import COLUMNS, NAMES
+from ..statistic_names import NAMES
 from ..statistics import (
     PARTITIONS,
     TOP,
@@ -185,14 +185,14 @@ def run_statistics(
         found.unpersist()
 
 
-def store(rows: Iterable[tuple[Any, ...]], *, log: str, using: str | None = None) -> int:
-    """Replace the statistics of a log in the table, in one transaction. Raises ``ValueError``.
+def store(rows: Iterable[tuple[Any, ...]], *, log: str) -> int:
+    """Replace the statistics of a log in the table, in one transaction; return their number.
 
     Readers see the old rows until the commit, and a run that is killed has changed nothing. The
     transaction is short: on PostgreSQL no subscription reads beyond one that is still writing.
     """
-    using = using or outbox_alias()
-    made = (_statistic(row, log) for row in rows)
+    using = outbox_alias()
+    made = (_statistic(*row) for row in rows)
     # The first row comes when all rows are computed. Only then does the transaction begin.
     batch = list(islice(made, BATCH))
     table, written = Statistic.objects.using(using), 0
@@ -206,11 +206,8 @@ def store(rows: Iterable[tuple[Any, ...]], *, log: str, using: str | None = None
     return written
 
 
-def _statistic(row: tuple[Any, ...], log: str) -> Statistic:
-    source, minute, name, dimension, label, value = row
-    if source != log:
-        raise ValueError(
-            f"A statistic of the log {source!r} was given for {log!r}. Store each log separately."
-        )
-    values = (source, stored(minute), name, dimension, label_of(label), value)
-    return Statistic(**dict(zip(COLUMNS, values, strict=True)))
+def _statistic(
+    source: str, minute: Any, name: str, dimension: str, label: str, value: float
+) -> Statistic:
+    kept = {"minute": stored(minute), "label": label_of(label)}
+    return Statistic(source=source, name=name, dimension=dimension, value=value, **kept)
