@@ -1,12 +1,9 @@
 """Folds all events of a log by key, in parallel tasks, and those of a key in order of position.
 
 The driver makes a plan: the files of an archive, the ranges of the log after it, and the offset at
-which they end. A reader that continues there misses no event and gets none twice. Tasks read the
-events, send each to the task of its key, and fold them. A task that is retried, or runs twice,
-makes the same rows, because the events are fixed. Nothing is written to a database.
-
-If the log is pruned meanwhile, planned rows may be missing: ``pruned`` reports that, and the caller
-makes another plan. This module imports no Django.
+which they end. Tasks read the events, send each to the task of its key, and fold them. A task that
+is retried, or runs twice, makes the same rows, because the events are fixed. If the log is pruned
+meanwhile, planned rows may be missing: ``pruned`` reports that, and the caller makes another plan.
 """
 
 from __future__ import annotations

@@ -2,14 +2,11 @@
 
 All results have the columns of ``statistic_names``, and a row for each figure. A row is about one
 minute; a figure about the whole log has the minute of its newest event. Two runs over the same
-events give the same rows.
+events give the same rows, and the same bytes of a file.
 
 Percentiles are exact in rank and interpolated, of times rounded to three significant digits: at
 most ten thousand values for each type are in memory, however many events there are.
 ``percentile_approx`` would differ from run to run. The least and greatest times are not rounded.
-
-All statistics are written to one Parquet file, which is replaced as a whole and has a fixed order:
-the same statistics are the same bytes. A table gets as many of them as it can hold.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Each commit says how far the log is archived, and follows exactly the version that was checked
 before, or fails. So nothing was written between two of our commits. If other programs have
-committed after the newest one, the table must still have the same files. If a process is killed
-before the commit of its batch, the batch has no effect; ``vacuum`` removes its files after a week.
+committed after the newest one, the table must still have the same files.
 
 ::
 

@@ -1,11 +1,10 @@
 """Retention of events: removes old events, but no event that a subscription has not passed.
 
 A log is pruned from its front, up to the first event that is too new, that the cursor of some
-subscription (even a paused one) has not passed, or that a parked stream begins with. So the events
-that are kept have no holes, and the cost depends only on the removed ones. Rows are deleted by id,
-each batch in its own transaction: an event that commits late, between two batches, is not touched,
-and a cursor that a person moves back meanwhile holds the rest. Stream heads stay, so versions
-continue. With an archive, a row that no intact file of it contains holds the rest, too. Versions of
+subscription (even a paused one) has not passed, that a parked stream begins with, or that no intact
+file of a given archive contains. So the events that are kept have no holes, and the cost depends
+only on the removed ones. Each batch is deleted by id in its own transaction: an event that commits
+late is not touched, and a cursor that a person moves back meanwhile holds the rest. Versions of
 entities are kept for at least ENTITY_COMMAND_DAYS: without its version, a repeated command would be
 executed again. The newest version may be removed: the entity's row has the state.
 """

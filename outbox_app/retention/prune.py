@@ -1,9 +1,8 @@
 """Retention: inbox ids, incidents, counters, task results, decided events and fences.
 
-Old rows are removed in batches, the oldest first. The index on their time finds a batch, and each
-batch is deleted by primary key in its own transaction, so an interrupted run is just started again.
-The database's clock measures the age. After an inbox id is removed, its job would be executed
-again: keep ids for longer than any message can stay in the broker.
+Old rows are removed in batches, the oldest first, each in its own transaction: an interrupted run
+is just started again. The database's clock measures the age. After an inbox id is removed, its job
+would be executed again: keep ids for longer than any message can stay in the broker.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The retention beside other loops: ``Retention`` removes old rows once an hour.
+"""The retention beside other loops: ``Retention`` removes old rows, ``Sink`` archived events.
 
-``Sink`` removes archived events, all the time, from a log that the setting SINK names.
-
-One process at a time does this, by a lease, and another one takes over when the lease has expired.
-Two at once would only remove the same rows. The drainer removes counters. ``outbox_prune`` removes
-fences, which are in the databases of senders, and events that an archive outside SINK has. A kind
-of rows that cannot be removed is logged, and does not stop the other kinds.
+One process at a time does this, by a lease; two at once would only remove the same rows. The
+drainer removes counters. ``outbox_prune`` removes fences, which are in the databases of senders,
+and events that an archive outside SINK has.
 """
 
 from __future__ import annotations
@@ -51,9 +48,7 @@ class Retention(LeasedLoop):
             parts=1,
             lease_seconds=lease_seconds,
             using=using,
-            interval=None,
             answer_seconds=ANSWER_SECONDS,
-            on_turn=None,
             logger=logger,
         )
         elsewhere = {inbox_alias(), *map(log_alias, all_logs())} - {using}

@@ -1,9 +1,8 @@
 """Records the missing versions that an audit finds as rows of ``outbox_gap``.
 
-These rows have no subscription. A gap that the next audit finds unchanged is kept, and its attempts
-are counted. It is settled only when the log has its versions, or by a larger gap. Gaps that a
-person has skipped are accepted: the next audit leaves these ``accepted_gaps`` out. Each row is
-updated by itself, and only from the state that was read, so that a decision taken meanwhile stands.
+These rows have no subscription. A gap is settled only when the log has its versions, or by a larger
+gap. Gaps that a person has skipped are accepted: the next audit leaves these ``accepted_gaps`` out.
+Each row is updated only from the state that was read: a decision taken meanwhile stands.
 """
 
 from __future__ import annotations

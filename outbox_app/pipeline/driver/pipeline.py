@@ -1,8 +1,8 @@
 """Starts pipelines for commands, and turns Django's databases into addresses for Spark.
 
-The password is neither in options nor in arguments. A session that is started here gets it in the
-environment, which executors on this machine inherit. On other machines each process must find it
-itself, in the file or variable that options of the command name.
+A session that is started here gets passwords in the environment, which executors on this machine
+inherit. On other machines each process must find its password itself, in the file or variable that
+options of the command name.
 """
 
 from __future__ import annotations
