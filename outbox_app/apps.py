@@ -1,10 +1,4 @@
-"""The Django app.
-
-When Django is ready, the app registers the system checks, connects the log lines, turns the
-detector on if the setting DETECT asks for it, and imports the ``subscribers`` modules of the
-installed apps and, if Django's admin is installed, their ``admin`` modules. It reads no database
-and contacts no broker.
-"""
+"""The Django app. Its ``ready()`` reads no database and contacts no broker."""
 
 from __future__ import annotations
 

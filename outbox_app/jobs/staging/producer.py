@@ -33,8 +33,6 @@ if TYPE_CHECKING:  # a project's celery.py is imported before Django's models ma
 class StagingProducer(Producer):
     """Stages the one message that is published through it."""
 
-    auto_declare = False
-
     def __init__(
         self,
         app: Celery,
