@@ -12,12 +12,11 @@ from typing import Any
 from ..aliases import outbox_alias
 from ..process.foreground import (
     Listen,
-    Progress,
     prepare,
+    progress,
     require_at_least,
     run_workers,
     stop_on_signals,
-    with_trouble,
 )
 from ..text import get_logger
 from .asking import CheckBack
@@ -55,14 +54,13 @@ def ask_here(
     listen: Listen = stop_on_signals,
 ) -> int:
     """Ask senders in this thread; ``listen`` gets the function that stops it."""
-    loop = CheckBack(using=using, interval=interval, on_turn=Progress(_progress, parent=parent))
+    loop = CheckBack(using=using, interval=interval, on_turn=progress(_progress, parent=parent))
     listen(loop.stop)
     logger.info("Check-back started database=%s", using)
     decided = loop.run(once=once)
-    trouble = loop.trouble
-    logger.info(*with_trouble(trouble, "Check-back stopped decided=%d", decided))
-    return EXIT_SILENT if once and trouble else EXIT_OK
+    loop.report("Check-back stopped decided=%d", decided)
+    return EXIT_SILENT if once and loop.trouble else EXIT_OK
 
 
 def _progress(loop: CheckBack, rate: float) -> tuple[Any, ...]:
-    return with_trouble(loop.trouble, "Asking rate=%s/s decided=%d", rate, loop.done)
+    return "Asking rate=%s/s decided=%d", rate, loop.done

@@ -33,37 +33,27 @@ Listen = Callable[[Callable[[], None]], None]
 EXIT_DIED = 1
 
 
-class Progress:
-    """Logs a record every PROGRESS_INTERVAL seconds, if there was work or trouble in them.
+def progress(
+    line: Callable[[Any, float], tuple[Any, ...]], *, parent: int | None
+) -> Callable[[Any], None]:
+    """Return an ``on_turn`` that logs work and trouble every PROGRESS_INTERVAL seconds, if any.
 
     ``line`` returns its message and arguments, for the loop and the work done per second. When the
     process ``parent`` has ended, the loop is stopped.
     """
+    interval, logged_at, logged = outbox_settings().PROGRESS_INTERVAL, time.monotonic(), 0
 
-    def __init__(
-        self, line: Callable[[Any, float], tuple[Any, ...]], *, parent: int | None
-    ) -> None:
-        self.line = line
-        self.parent = parent
-        self.interval = outbox_settings().PROGRESS_INTERVAL
-        self.at = time.monotonic()
-        self.done = 0
-
-    def __call__(self, loop: ProcessLoop) -> None:
-        if self.parent is not None and os.getppid() != self.parent:
+    def on_turn(loop: ProcessLoop) -> None:
+        nonlocal logged_at, logged
+        if parent is not None and os.getppid() != parent:
             loop.stop()  # the parent was killed, and cannot pass a stop on
-        now = time.monotonic()
-        if not self.interval or now - self.at < self.interval:
-            return
-        since, before = self.at, self.done
-        self.at, self.done = now, loop.done
-        if self.done != before or loop.trouble:
-            loop.logger.info(*self.line(loop, per_second(self.done - before, now - since)))
+        seconds, done = time.monotonic() - logged_at, loop.done - logged
+        if interval and seconds >= interval:
+            logged_at, logged = logged_at + seconds, logged + done
+            if done or loop.trouble:
+                loop.report(*line(loop, per_second(done, seconds)))
 
-
-def with_trouble(trouble: str, message: str, *values: Any) -> tuple[Any, ...]:
-    """Return the message and arguments of a log record, with any trouble at its end."""
-    return (f"{message} trouble=%s", *values, trouble) if trouble else (message, *values)
+    return on_turn
 
 
 def throttled(write: Write) -> Write:

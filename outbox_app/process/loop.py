@@ -52,10 +52,10 @@ class ProcessLoop(ABC):
         self,
         *,
         using: str,
-        interval: float | None,
+        interval: float | None = None,
         answer_seconds: float,
         channel: str,
-        on_turn: Callable[[Any], None] | None,
+        on_turn: Callable[[Any], None] | None = None,
         logger: logging.Logger,
     ) -> None:
         self.using = using
@@ -79,6 +79,12 @@ class ProcessLoop(ABC):
     def trouble(self) -> str:
         """The errors that the loop waits out; empty when all is well."""
 
+    def report(self, message: str, *values: Any) -> None:
+        """Log a record, with any trouble at its end."""
+        if trouble := self.trouble:
+            message, values = f"{message} trouble=%s", (*values, trouble)
+        self.logger.info(message, *values)
+
     def stop(self) -> None:
         """Finish the work in progress and end. Any thread or signal handler may call this."""
         self._stop.set()
@@ -99,7 +105,8 @@ class ProcessLoop(ABC):
     def _leave(self) -> None:
         """Hand the leases back; called once, at the end."""
 
-    def _loop(self, *, once: bool) -> None:
+    def run(self, *, once: bool = False) -> Any:
+        """Run until ``stop()``; with ``once``, until there is nothing to do. Return ``done``."""
         with self._watchdog.watching():
             try:
                 self._turns(once=once)
@@ -109,6 +116,7 @@ class ProcessLoop(ABC):
                 self._watchdog.limit = min(self._watchdog.limit, lease)
                 self._waiter.close()
                 self._leave()
+        return self.done
 
     def _turns(self, *, once: bool) -> None:
         linger: Iterator[float] = iter(())
@@ -158,7 +166,7 @@ class LeasedLoop(ProcessLoop):
     """A loop whose processes share the parts of a resource by leases. It is not woken: it polls."""
 
     def __init__(
-        self, *, resource: str, parts: int, lease_seconds: float | None, **options: Any
+        self, *, resource: str, parts: int, lease_seconds: float | None = None, **options: Any
     ) -> None:
         super().__init__(channel="", **options)
         self.holder = LeaseHolder(
@@ -168,11 +176,6 @@ class LeasedLoop(ProcessLoop):
             parts=parts,
         )
         self.backoff = Backoff("database", self.logger)
-
-    def run(self, *, once: bool = False) -> int:
-        """Run until ``stop()``; with ``once``, until there is nothing to do. Return ``done``."""
-        self._loop(once=once)
-        return self.done
 
     @abstractmethod
     def _turn(self) -> bool:

@@ -16,13 +16,12 @@ from django.db import connections
 from ..exceptions import InvalidArgument, UnknownSubscription
 from ..process.foreground import (
     Listen,
-    Progress,
     prepare,
+    progress,
     require_at_least,
     run_workers,
     set_timeouts,
     stop_on_signals,
-    with_trouble,
 )
 from ..text import get_logger
 from .runner import ANSWER_SECONDS, Runner
@@ -100,16 +99,15 @@ def run_here(
     replicas = {each.read_from for each in chosen if each.read_from}
     for alias in replicas.intersection(connections):
         set_timeouts(alias, answer_seconds=ANSWER_SECONDS)
-    runner = Runner(chosen, **options, on_turn=Progress(_progress, parent=parent))
+    runner = Runner(chosen, **options, on_turn=progress(_progress, parent=parent))
     listen(runner.stop)
     names = ",".join(each.name for each in chosen)
     logger.info("Subscriptions started database=%s names=%s", runner.using, names)
     with beside(runner.using, once=once) if beside else nullcontext():
         handled = runner.run(once=once)
-    trouble = runner.trouble
-    logger.info(*with_trouble(trouble, "Subscriptions stopped handled=%d", handled))
-    return EXIT_STOPPED if once and trouble else EXIT_OK
+    runner.report("Subscriptions stopped handled=%d", handled)
+    return EXIT_STOPPED if once and runner.trouble else EXIT_OK
 
 
 def _progress(runner: Runner, rate: float) -> tuple[Any, ...]:
-    return with_trouble(runner.trouble, "Handling rate=%s/s handled=%d", rate, runner.done)
+    return "Handling rate=%s/s handled=%d", rate, runner.done

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -237,14 +236,16 @@ class Runner(ProcessLoop):
         self._watchdog.beside = [alias for alias in connections if alias in replicas]
         self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
         self._counters = Counters(using=self.using)
-        make = partial(
-            SubscriptionWorker,
-            lease_seconds=self.lease_seconds,
-            batch_size=batch_size,
-            counters=self._counters,
-            is_stopping=self._stop.is_set,
-        )
-        self.workers = list(map(make, subscribers))
+        self.workers = [
+            SubscriptionWorker(
+                each,
+                lease_seconds=self.lease_seconds,
+                batch_size=batch_size,
+                counters=self._counters,
+                is_stopping=self._stop.is_set,
+            )
+            for each in subscribers
+        ]
 
     @property
     def done(self) -> int:
@@ -253,12 +254,6 @@ class Runner(ProcessLoop):
     @property
     def trouble(self) -> str:
         return "; ".join(f"{w.subscriber.name}: {w.trouble}" for w in self.workers if w.trouble)
-
-    def run(self, *, once: bool = False) -> int:
-        """Run until ``stop()``; with ``once``, until nothing is left in the partitions it owns.
-        Returns how many events were handled."""
-        self._loop(once=once)
-        return self.done
 
     def run_once(self) -> bool:
         """Run every subscription once. Returns whether there may be more to handle right away."""

@@ -13,8 +13,8 @@ from ...aliases import outbox_alias
 from ...exceptions import UnsafeBroker
 from ...process.foreground import (
     Listen,
-    Progress,
     prepare,
+    progress,
     require_at_least,
     run_workers,
     stop_on_signals,
@@ -75,7 +75,7 @@ def drain_here(
     **options: Any,
 ) -> int:
     """Run one drainer with ``options``; ``listen`` gets the function that stops it."""
-    drainer = Drain(using=using, **options, on_turn=Progress(_progress, parent=parent))
+    drainer = Drain(using=using, **options, on_turn=progress(_progress, parent=parent))
     listen(drainer.stop)
     begun = "Drainer started database=%s batch_size=%d interval=%g"
     logger.info(begun, using, drainer.batch_size, drainer.interval)
@@ -99,7 +99,7 @@ def drain_here(
 def _progress(drainer: Drain, rate: float) -> tuple[Any, ...]:
     tally = drainer.tally
     if drainer.trouble:
-        return "Waiting published=%d trouble=%s", tally.published, drainer.trouble
+        return "Waiting published=%d", tally.published
     waiting = backlog(using=drainer.using)
     draining = "Draining rate=%s/s published=%d backlog=%s oldest=%.1fs dead=%d"
     return draining, rate, tally.published, waiting.shown, waiting.oldest_seconds, tally.dead
