@@ -161,7 +161,12 @@ def conflicts() -> float:
     """Return how many attempts beyond the first the batches of this process have made."""
     from outbox_app.process import counters
 
-    minutes = [m for each in list(counters._shared.values()) for m in each._minutes.values()]
+    minutes = [
+        minute
+        for each in list(counters._shared.values())
+        for sources in each._minutes.values()
+        for minute in sources.values()
+    ]
     return sum(m.values.get((counters.CONFLICTS, "", ""), 0) for m in minutes)
 
 

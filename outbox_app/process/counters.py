@@ -1,11 +1,10 @@
 """Counters: a few figures per minute in the table of statistics, so that no page counts old rows.
 
 A process counts in memory and writes the figure of the minute so far as a whole row, under its own
-source. So a write that is repeated after an unknown outcome changes nothing, and no process adds to
-another one's row. Every ten seconds a process writes the figures that have changed, in a short
-transaction of its own, never inside an open one. A process that is killed loses the counts of ten
-seconds, never a job. A failed write is logged and repeated. Minutes are the database's (immediate
-publishing takes the host's). Old rows are deleted name by name, by the index (name, minute).
+source: a write that is repeated after an unknown outcome changes nothing. Every ten seconds it
+writes the figures that have changed, in a short transaction of its own, never inside an open one. A
+process that is killed loses the counts of ten seconds, never a job. Minutes are the database's
+(immediate publishing takes the host's).
 
 A web server or a worker has no loop that writes. Its threads share counters: a thread that has
 counted also writes them, if a write is due and no transaction is open. So the counts of the last
@@ -147,7 +146,9 @@ class Counters:
         self.source, self.writing = str(uuid4()), threading.Lock()
         self._backoff = Backoff(f"counters of {using}", logger)
         self._tried_at = clock()
-        self._minutes: dict[tuple[datetime, str], Minute] = {}
+        #: By minute and source. Minutes stay for a while after they were written: if the clock is
+        #: set back, counting goes on from their figures.
+        self._minutes: dict[datetime, dict[str, Minute]] = {}
 
     def of(self, holder: LeaseHolder) -> Minute | None:
         """Return the counters of this minute; None while the database's time is not known."""
@@ -155,16 +156,13 @@ class Counters:
         return None if now is None else self.at(now, str(holder.id))
 
     def at(self, now: datetime, source: str) -> Minute:
-        key = now.replace(second=0, microsecond=0), source
-        if key not in self._minutes:
-            # Minutes stay for a while after they were written: if the clock is set back, counting
-            # goes on from their figures. All sources of a minute are dropped together.
-            begun = list(dict.fromkeys(begins for begins, _ in self._minutes))
-            if key[0] not in begun and len(begun) >= self.kept:
-                for old in [each for each in self._minutes if each[0] == begun[0]]:
-                    del self._minutes[old]
-            self._minutes[key] = Minute(*key)
-        return self._minutes[key]
+        begins = now.replace(second=0, microsecond=0)
+        if begins not in self._minutes and len(self._minutes) >= self.kept:
+            del self._minutes[next(iter(self._minutes))]
+        sources = self._minutes.setdefault(begins, {})
+        if source not in sources:
+            sources[source] = Minute(begins, source)
+        return sources[source]
 
     @property
     def is_due(self) -> bool:
@@ -176,7 +174,8 @@ class Counters:
 
     def changed(self) -> list[Minute]:
         """Return the minutes that are to be written, the newest last."""
-        return [each for each in self._minutes.values() if each.changed]
+        minutes = (each for sources in self._minutes.values() for each in sources.values())
+        return [each for each in minutes if each.changed]
 
     def write(self) -> None:
         """Write the changed figures. After an error the next write includes them."""
