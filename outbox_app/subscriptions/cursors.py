@@ -2,13 +2,6 @@
 
 A move is the first statement of the transaction of the effects: it locks the row, so another
 process that holds the same page waits, and then finds that the page is no longer its own.
-
-Nothing indexes the slices of a log, so a partition that reads alone walks the rows of all. So the
-partitions of a process that are at the same state share one page of their rows for one turn
-(``SharedPages``). All of them go to the state after it, which says which rows of any partition were
-passed; each stores it with its own effects. A partition at another state, as after a failure, reads
-alone until it meets the others. One without rows in the page moves in memory only, once another has
-stored the state; after a crash it starts before the page, which has nothing for it.
 """
 
 from __future__ import annotations
@@ -304,6 +297,13 @@ class SharedPage(NamedTuple):
 
 
 class SharedPages:
+    """Pages of the rows of several partitions, for one turn: nothing indexes the slices of a log.
+
+    The partitions of a process that are at the same state share a page, and go to the state after
+    it. Each stores it with its own effects; one without rows in the page moves in memory only, once
+    another has stored the state. A partition at another state, as after a failure, reads alone.
+    """
+
     def __init__(self, partitions: Mapping[int, Partition]) -> None:
         self.partitions = partitions
         self._pages: list[SharedPage] = []

@@ -81,7 +81,7 @@ class Partition:
         self.cursors: list[LogCursor] = []
         #: The driver's connection that the cursors were read on.
         self._connection: Any = None
-        only = subscriber.read(part)
+        only = subscriber.only(part)
         self._readers = [subscriber.reader(e, using=self.using, only=only) for e in subscriber.logs]
         self._rest_until = float("-inf")
 

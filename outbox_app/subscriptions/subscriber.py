@@ -96,13 +96,9 @@ class Subscriber:
         return LogReader(log, using=self.read_from or using, only=only, by_time=self.by_time)
 
     def only(self, part: int) -> EventFilter:
-        """Return which rows one of its partitions handles."""
-        return EventFilter(self.topics, self.types, self.partitions, part)
-
-    def read(self, part: int) -> EventFilter:
         """Return which rows a partition reads: to notice a gap, it has to read all versions."""
         if self.on_gap == "off":
-            return self.only(part)
+            return EventFilter(self.topics, self.types, self.partitions, part)
         return EventFilter(parts=self.partitions, part=part)
 
 

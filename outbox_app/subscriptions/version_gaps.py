@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from django.db import transaction
 
 from ..eventlog.completeness import Completeness, MissingVersions, contiguous
+from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
 from ..eventlog.state import WindowState
@@ -83,8 +84,8 @@ class VersionGaps:
 
     def wanted(self, events: list[RecordedEvent]) -> list[RecordedEvent]:
         """Return the events that the subscription asks for; all were read, to find the gaps."""
-        only = self.subscriber.only(self.part)
-        if not self.active or (only.topics is None and only.types is None):
+        only = EventFilter(self.subscriber.topics, self.subscriber.types)
+        if not self.active or only == EventFilter():
             return events
         return [event for event in events if only.matches(event.topic, event.type)]
 
