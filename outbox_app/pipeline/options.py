@@ -93,6 +93,8 @@ class Options:
             raise InvalidOption("An SQLite url must name a file: sqlite:///rel or sqlite:////abs.")
         if self.archive and self.start:
             raise InvalidOption("An archive is read from its start: leave out start or archive.")
+        if self.archive and self.read != "events":
+            raise InvalidOption("An archive has events only: leave out read or archive.")
         if self.lowest and not self.lowest.isdecimal():
             raise InvalidOption(f"lowest must be a position; got {self.lowest!r:.50}.")
         if self.partitions < 1:

@@ -57,6 +57,7 @@ def test_names_are_spelled_in_any_case():
         ({"url": URL, "statementTimeout": "inf"}, "a number"),
         ({"url": URL, "pushFilters": "yes"}, "true or false"),
         ({"url": URL, "archive": "/a", "start": "{}"}, "leave out"),
+        ({"url": URL, "archive": "/a", "read": "heads"}, "has events only"),
         ({"url": URL, "lowest": "1.5"}, "must be a position"),
     ],
     ids=str,
