@@ -195,7 +195,7 @@ class Archiver:
             failpoint("archive_compared")
         except Exception:
             # Retries would fill the disk with such files within the retention of the table.
-            with suppress(OSError):
+            with suppress(OSError, Unreachable):
                 for name in self.store.list():
                     if f"/{prefix}-" in name:
                         self.store.delete(name)

@@ -14,6 +14,7 @@ from outbox_app.exceptions import ArchiveRefused, ForeignCursor, ReadRefused, Un
 from outbox_app.models import Event
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
+from outbox_app.pipeline.store import Store
 from outbox_app.pipeline.table import Archive
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.conftest import SERVERS
@@ -93,6 +94,26 @@ def test_a_row_that_changes_before_it_is_compared(alias, new_log, folder, at, wh
         assert leftovers(folder) == set()
         archive(alias, folder)
     assert_exact(alias, folder)
+
+
+@database
+@on("default")
+def test_the_reason_is_told_where_the_files_of_a_batch_cannot_be_removed(
+    alias, new_log, folder, at, monkeypatch
+):
+    """In an object store that has gone away meanwhile. Else a follower would try again."""
+    ids = publish_some(alias, 4)
+
+    def away(store):
+        raise Unreachable("Access failed")
+
+    def change():
+        Event.objects.using(alias).filter(pk=ids[1]).update(type="other")
+        monkeypatch.setattr(Store, "list", away)
+
+    at("archive_copied", change)
+    with pytest.raises(ArchiveRefused, match=f"first at position {ids[1]}: rows were changed"):
+        archive(alias, folder)
 
 
 @database
