@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..exceptions import NoSpark
 
@@ -43,6 +43,7 @@ _LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
+    "spark.sql.warehouse.dir": os.path.join(tempfile.gettempdir(), "outbox-warehouse"),
 }
 
 #: The last line of a Python traceback: one of our exceptions, or another one, and its message.
@@ -86,17 +87,18 @@ def spark_session(
         session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     else:
         builder = SparkSession.builder.appName(name)
-        submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-        if not submitted:
+        given: dict[str, Any] = {}
+        if not _is_submitted():
             require_java()
             # The 4 lets tasks be retried, as on a cluster.
             master = master or "local[*,4]"
             if master.startswith("local"):
                 # PySpark would take any python3 on the PATH. A cluster has its own.
                 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            given = _light(master)
         if master:
             builder = builder.master(master)
-        given = {**({} if submitted else _light(str(master))), **(settings or {})}
+        given |= settings or {}
         session = builder.config(map=given).getOrCreate()
         if is_local(master) and SHUFFLE not in given:
             session.conf.set(SHUFFLE, session.sparkContext.defaultParallelism)
@@ -115,8 +117,11 @@ def is_running() -> bool:
 
 def is_local(master: str | None) -> bool:
     """Return whether this process would start the executors of a session with this master."""
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    return not submitted and (master is None or master.startswith("local"))
+    return not _is_submitted() and (master is None or master.startswith("local"))
+
+
+def _is_submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def require_java() -> None:
@@ -138,11 +143,7 @@ def require_java() -> None:
 
 def _light(master: str) -> dict[str, str]:
     settings = {**_SETTINGS, "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
-    if master.startswith("local"):
-        settings |= _LOCAL_SETTINGS
-        warehouse = os.path.join(tempfile.gettempdir(), "outbox-warehouse")
-        settings["spark.sql.warehouse.dir"] = warehouse
-    return settings
+    return settings | (_LOCAL_SETTINGS if master.startswith("local") else {})
 
 
 def reason(error: BaseException) -> str:
