@@ -58,7 +58,7 @@ TRACEPARENT = r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
 
 
 def payload(job: JobMessage) -> Payload:
-    envelope = _parsed(_text(job.envelope))  # not cut, as this module needs fields of it
+    envelope = parsed(_text(job.envelope))  # not cut, as this module needs fields of it
     if not isinstance(envelope, dict):
         damaged = _as_it_is(_("The envelope is damaged. It is shown as it is."), job.envelope)
         body = Part(_opaque(_("of unknown type"), len(_bytes(job.body))))
@@ -105,18 +105,23 @@ def _body(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> Par
         except zlib.error as error:
             return Part(f"{_opaque(f'{kind}, {compression}', len(body))} {error}")
     text = body[: PARSED + 1].decode(errors="backslashreplace")
-    parsed = _parsed(text) if len(text) <= PARSED else _UNPARSED
-    return _as_it_is(note, text) if parsed is _UNPARSED else data_of(parsed, note)
+    return json_of(text, note) if len(text) <= PARSED else _as_it_is(note, text)
 
 
 _UNPARSED = object()
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
+    """Return the value of a JSON text, or an object that is no JSON value if it is damaged."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return _UNPARSED
+
+
+def json_of(text: str, note: str = "") -> Part:
+    value = parsed(text)
+    return _as_it_is(note, text) if value is _UNPARSED else data_of(value, note)
 
 
 def data_of(value: Any, note: str = "") -> Part:

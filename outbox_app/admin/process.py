@@ -2,17 +2,14 @@
 
 The overview needs a place in the menu without a change to the project's AdminSite, so it is
 registered for a proxy model; every list of ours links to it. Statistics filtered by name are in the
-order of their index, the newest minute first; without a name, those written last come first. Unlike
-a log, their table is small: see ``pipeline.driver.run``.
+order of their index, the newest minute first; without a name, those written last come first.
 
 The list of servers is the database's registry. A server is shown as ejected if the process that
-renders the page has ejected it. Users who may change servers may drain them and set their weights.
-Arguments, return values and tracebacks of ``django.tasks`` need a permission of their own.
+renders the page has ejected it.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -39,7 +36,7 @@ from .filters import ColumnFilter, column_filter
 from .job import carried_column
 from .masking import masked_line, masked_text
 from .overview import may_view, overview
-from .payload import Part, data_of
+from .payload import Part, json_of, parsed
 
 
 @admin.register(Process)
@@ -169,12 +166,20 @@ class StatisticAdmin(OutboxAdmin):
         return StatisticChangeList
 
 
-def _part(row: Any, name: str) -> Part:
-    return data_of(json.loads(given(row, name)))
+def _workers(row: Any) -> str:
+    text = given(row, "worker_ids")
+    try:
+        return shown(", ".join(parsed(text)), 300)
+    except TypeError:  # the row was edited by hand
+        return shown(text, 300)
 
 
 def _raised(row: Any) -> Part:
-    traces = [each["traceback"][-LIMIT:] for each in json.loads(given(row, "errors"))]
+    text = given(row, "errors")
+    try:
+        traces = [each["traceback"][-LIMIT:] for each in parsed(text)]
+    except (TypeError, KeyError):  # the row was edited by hand
+        return json_of(text)
     return Part("", masked_text(shown("\n".join(traces)))) if traces else Part("-")
 
 
@@ -190,9 +195,7 @@ class TaskResultAdmin(OutboxAdmin):
     payload_permission = "view_payload_taskresult"
     fields = ["task", "task_id", "status", "attempts", "enqueued_at", "started_at",
               "last_attempted_at", "finished_at", "called", "returned", "raised"]  # fmt: skip
-    attempts = column(
-        _("workers"), lambda row: shown(", ".join(json.loads(given(row, "worker_ids"))), 300)
-    )
-    called = carried_column(_("call"), lambda row: _part(row, "call"))
-    returned = carried_column(_("return value"), lambda row: _part(row, "return_value"))
+    attempts = column(_("workers"), _workers)
+    called = carried_column(_("call"), lambda row: json_of(given(row, "call")))
+    returned = carried_column(_("return value"), lambda row: json_of(given(row, "return_value")))
     raised = carried_column(_("errors"), _raised)

@@ -50,3 +50,11 @@ def test_the_list(superuser, failed):
         assert page(failed) in body(superuser.get(LIST, query))
     for query in ({"status": "READY"}, {"q": failed.task_id[:-1]}):
         assert page(failed) not in body(superuser.get(LIST, query))
+
+
+@pytest.mark.parametrize("damaged", ["nonsense {", "{}", "7", '[{"trace": 1}]', "[7]"])
+def test_a_row_that_was_edited_by_hand(superuser, failed, damaged):
+    columns = dict.fromkeys(("call", "return_value", "errors", "worker_ids"), damaged)
+    TaskResult.objects.using(failed._state.db).filter(pk=failed.pk).update(**columns)
+    assert superuser.get(LIST).status_code == 200
+    assert text(superuser.get(page(failed))).count(damaged.strip("[]{}")) >= 1
