@@ -16,6 +16,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import connections, transaction
+from django.db.models import JSONField
 
 from ..aliases import log_alias
 from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked
@@ -229,6 +230,9 @@ def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
             )
         try:
             values[column] = field.to_python(value)
+            if isinstance(field, JSONField):  # as it will be read: with lists, and names as keys
+                text = json.dumps(value, cls=field.encoder)
+                values[column] = json.loads(text, cls=field.decoder)
             if values[column] is None and not field.null:
                 raise ValidationError("it may not be None.")
             field.run_validators(values[column])
