@@ -81,6 +81,8 @@ class TableCopy:
     watches: int
     delete_sql: str
     analyze_sql: str
+    #: The SQL of the schema of the table.
+    schema: str
     #: The SQL that makes a column number its rows.
     number: str
     #: Whether ``sync`` skips a row that conflicts with an older copy: a later entry copies it.
@@ -95,10 +97,13 @@ class TableCopy:
         self.table, self.pk = model._meta.db_table, model._meta.pk.column
         self.new, self.prefix, self.key = new, prefix, key
         self.t, self.n, self.j = map(self.quote, (self.table, new, f"{new}_keys"))
-        generated = {field.column for field in model._meta.concrete_fields if field.generated}
-        with connection.cursor() as cursor:
-            found = connection.introspection.get_table_description(cursor, self.table)
-        self.columns = [column.name for column in found if column.name not in generated]
+        # Also those that the model does not have, and invisible ones, which SELECT * leaves out.
+        found = self.run(
+            f"SELECT column_name FROM information_schema.columns WHERE table_schema = {self.schema}"
+            " AND table_name = %s AND COALESCE(generation_expression, '') = ''",
+            [self.table],
+        )
+        self.columns = [name for (name,) in found]
 
     def run(self, sql: str, params: Any = None) -> list[Any]:
         with self.connection.cursor() as cursor:
@@ -221,7 +226,7 @@ class TableCopy:
 
 class PostgresCopy(TableCopy):
     delete_sql, analyze_sql = "DELETE FROM {new} USING {journal} WHERE", "ANALYZE"
-    number, watches = "GENERATED ALWAYS AS IDENTITY", 1
+    schema, number, watches = "current_schema()", "GENERATED ALWAYS AS IDENTITY", 1
     #: Puts the new table into use, under the lock.
     take_over: Callable[[], None]
 
@@ -290,7 +295,7 @@ class PostgresCopy(TableCopy):
 class MysqlCopy(TableCopy):
     delete_sql = "DELETE {new} FROM {journal} STRAIGHT_JOIN {new} WHERE"
     analyze_sql = "ANALYZE TABLE"
-    number, watches = "AUTO_INCREMENT", 3
+    schema, number, watches = "DATABASE()", "AUTO_INCREMENT", 3
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -361,6 +361,25 @@ def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
 
 @servers
 @commits
+def test_columns_that_the_model_does_not_have(alias, order):
+    """SELECT * leaves out invisible ones, and generated ones take no value."""
+    rows = order._default_manager.using(alias)
+    rows.create(shop="a", number="x", place=1)
+    invisible = "INVISIBLE" if alias == "mariadb" else ""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            f"ALTER TABLE split_order ADD seen INT {invisible} DEFAULT 1, "
+            "ADD treble INT GENERATED ALWAYS AS (place * 3) STORED"
+        )
+        cursor.execute("UPDATE split_order SET seen = 7")
+    run_operation(OPERATIONS[0], order, alias)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT seen, treble FROM split_order")
+        assert cursor.fetchone() == (7, 3)
+
+
+@servers
+@commits
 def test_a_table_that_has_no_numbers(alias):
     """Its primary key is unique as long as the database says so."""
 
