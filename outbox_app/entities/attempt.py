@@ -263,7 +263,7 @@ class Attempt:
     def _instance(self) -> Any:
         # Faster than __init__(). Attributes that a handler sets do not reach the next handler.
         instance, state = self.entity.__new__(self.entity), ModelState()
-        state.adding = not self.existed
+        state.adding = self.text is None
         instance.__dict__ = {
             **self.values,
             **{name: deepcopy(self.values[name]) for name in self.types.fields},
@@ -282,8 +282,7 @@ class Attempt:
 
     def _keep(self, handled: Handled) -> None:
         self.text, self._fresh = handled.text, handled.state
-        if handled.columns:
-            self.values = self.values | handled.columns
+        self.values |= {"changed_at": self.now, **(handled.columns or {})}
 
     def _step(self, call: Call, spec: CommandSpec, answer: Any, text: str) -> Outcome:
         self.sound = False

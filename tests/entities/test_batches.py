@@ -121,6 +121,32 @@ def test_a_batch_of_n_is_n_batches_of_one(alias, entity, made):
     check()
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_handler_sees_when_the_command_before_it_has_changed_the_entity(alias, declare, size):
+    """So that it can refuse two changes within a second, say."""
+
+    def look(self):
+        seen.append((self._state.adding, self.changed_at == nows[-1]))
+        if self.version == 1:
+            raise Rejected("This one changes nothing.")
+        nows.append(self.now)
+        self.state = {}
+
+    def begin(self):
+        look(self)
+
+    declare(begin, creates=True)
+    declare(look)
+    seen, nows = [], [None]
+    commands = [
+        Command("a", name, command_id=f"{number}")
+        for number, name in enumerate(("begin", "look", "look"))
+    ]
+    for start in range(0, 3, size):
+        Account.execute_many(commands[start : start + size], using=alias)
+    assert seen == [(True, True), (False, True), (False, True)]
+
+
 def test_the_rows_of_a_batch_are_written_by_few_statements(alias, account):
     """Also where one of them fails, and one is rejected."""
     commands = [Command("a", "withdraw", {"amount": 0}, command_id=f"c{n}") for n in range(200)]
