@@ -1,10 +1,10 @@
 """The check-back: asks senders for the outcomes of events that they did not confirm or cancel.
 
-One process at a time asks a sender, by a lease, with at most ``QUESTIONS`` questions under way and
-``BATCH`` ids in each. To claim rows, a process moves their next check ahead: if it dies, the next
-process asks. If two processes ask, both get the same answer. Only an explicit answer counts. A
-sender that is unreachable, slow or broken is asked again later, and delays only itself. If it gives
-no answer by ``decide_by``, the policy of the event decides, or a person.
+One process at a time asks a sender, by a lease. To claim rows, a process moves their next check
+ahead: if it dies, the next process asks. If two processes ask, both get the same answer. Only an
+explicit answer counts. A sender that is unreachable, slow or broken is asked again later, and
+delays only itself. If it gives no answer by ``decide_by``, the policy of the event decides, or a
+person.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 from zlib import crc32
 
@@ -89,13 +90,11 @@ class SenderWorker:
         """Collect answers, and ask about due events. Return whether there was anything to do."""
         busy = False
         for future, (rows, asked_at) in list(self.under_way.items()):
-            done = future.done()
-            if not done and time.monotonic() - asked_at <= CLAIM_SECONDS:
+            if not future.done() and time.monotonic() - asked_at <= CLAIM_SECONDS:
                 continue
             del self.under_way[future]
             busy = True
-            error: Exception | None
-            if done:
+            if future.done():
                 error = future.result()  # the keeper's own errors are raised
             else:  # say, its database was cut off, which its thread does not notice
                 error = TimeoutError(f"no answer in {CLAIM_SECONDS:g} s")
@@ -210,23 +209,15 @@ class SenderWorker:
 
 
 class CheckBack(LeasedLoop):
-    def __init__(
-        self,
-        *,
-        using: str,
-        interval: float | None = None,
-        lease_seconds: float | None = None,
-        on_turn: Callable[[CheckBack], None] | None = None,
-    ) -> None:
+    def __init__(self, *, using: str, interval: float | None = None, **options: Any) -> None:
         super().__init__(
             resource="prepared",
             parts=PARTS,
-            lease_seconds=lease_seconds,
             using=using,
             interval=INTERVAL if interval is None else interval,
             answer_seconds=ANSWER_SECONDS,
-            on_turn=on_turn,
             logger=logger,
+            **options,
         )
         self.workers: dict[str, SenderWorker] = {}
         self._decided = 0
