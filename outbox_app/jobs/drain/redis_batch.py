@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from base64 import b64encode
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -72,8 +73,7 @@ class RedisBatch:
         self._heads: dict[str, bytes] = {}
         #: For each message, the numbers of the commands that deliver it, one per queue; no PEXPIRE.
         self._deliveries: list[list[int]] = []
-        #: The commands of the current message, as kombu's channel makes them.
-        self._made: list[tuple[str, Any]] = []
+
         #: The command for similar messages, by the id() of their ``alike``: see ``_form``.
         self._forms: dict[int, tuple[bytes, list[str]]] = {}
         #: The first part of each delivery tag, which the number of the command completes.
@@ -141,13 +141,11 @@ class RedisBatch:
         self._packed += packed
 
     def _commands(self, message: Any, **options: Any) -> list[tuple[str, Any]]:
-        self._made = []
-        self.channel.basic_publish(message, _publish_batch=self, **options)
-        return self._made
-
-    def add(self, name: str, *args: Any) -> None:
-        """Note one command; kombu's channel calls this."""
-        self._made.append((name, args))
+        """Return the commands that kombu's channel adds to a batch for a message."""
+        made: list[tuple[str, Any]] = []
+        batch = SimpleNamespace(add=lambda name, *args: made.append((name, args)))
+        self.channel.basic_publish(message, _publish_batch=batch, **options)
+        return made
 
     def _packed_command(self, name: str, args: Any) -> bytes:
         if name != "lpush":

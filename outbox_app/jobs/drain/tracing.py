@@ -39,7 +39,10 @@ def trace_batch(outcome: PublishResult) -> None:
 
 def _make_spans(trace: Any, outcome: PublishResult) -> None:
     tracer, until = trace.get_tracer("outbox_app"), time.monotonic() + MAX_SECONDS
-    errors = _errors(outcome)
+    # The error of each row that was sent, or None if it was accepted.
+    errors: dict[int, Exception | None] = {row.id: outcome.error for row in outcome.unknown}
+    errors |= {row.id: error for row, error in outcome.refused}
+    errors |= {row.id: None for row in outcome.accepted}
     sent = [item for item in outcome.prepared[:MAX_LOOKS] if item.row.id in errors]
     for item, context in islice(_traced(trace, sent), MAX_SPANS):
         row, error = item.row, errors[item.row.id]
@@ -64,13 +67,6 @@ def _make_spans(trace: Any, outcome: PublishResult) -> None:
         span.end(outcome.began + int(outcome.seconds * 1e9))
         if time.monotonic() >= until:
             return
-
-
-def _errors(outcome: PublishResult) -> dict[int, Exception | None]:
-    """Return the error of each row that was sent, or None if it was accepted."""
-    errors: dict[int, Exception | None] = {row.id: outcome.error for row in outcome.unknown}
-    errors |= {row.id: error for row, error in outcome.refused}
-    return errors | {row.id: None for row in outcome.accepted}
 
 
 def _traced(
