@@ -22,7 +22,7 @@ from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.db import models
 from django.http import HttpRequest, HttpResponseRedirect, QueryDict
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
@@ -255,9 +255,12 @@ class OutboxAdmin(DatabaseAdmin):
 def address(
     site: str, model: str, key: Any = None, *, app: str = "outbox_app", **filters: str
 ) -> str:
-    """Return the address on a site of a model's list, or of the page of the row with this key."""
+    """Return the address of a list, or of a row's page; empty if the site does not have it."""
     page, args = ("changelist", []) if key is None else ("change", [quote(key)])
-    found = reverse(f"admin:{app}_{model}_{page}", args=args, current_app=site)
+    try:
+        found = reverse(f"admin:{app}_{model}_{page}", args=args, current_app=site)
+    except NoReverseMatch:
+        return ""
     return f"{found}?{urlencode(filters)}" if filters else found
 
 

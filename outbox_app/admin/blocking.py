@@ -6,7 +6,7 @@ contain anyone's data, so it needs a permission of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.http import HttpRequest
@@ -39,29 +39,18 @@ Row = tuple[Any, str, str, str, Any]
 
 
 def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -> Table:
-    may_read = may_read_queries(request)
-    rows: dict[str, Row] = {}
-    for table, open_ in status.in_flight.items():
-        effect = (
-            _("Its jobs leave when it commits; other jobs do not wait.")
-            if table == StagedJob._meta.db_table
-            else _("Its events are read when it commits; other events do not wait.")
-        )
-        what = _("In flight on %(table)s") % {"table": table}
-        # Show each once: MySQL does not tell the table, so every table has the same transactions.
-        for row in _transactions(open_, what, effect, may_read):
-            rows.setdefault(row[1], row)
-    effect = _("Deleted rows stay in the tables, and slow the batches down.")
-    for row in _transactions(status.snapshots, _("Held snapshot"), effect, may_read):
-        rows.setdefault(row[1], row)
+    rows = [*_subjects(found), *_transactions(request, status.in_flight, status.snapshots)]
+    return _table(_("What blocks"), rows, anchor="blocking", empty=_("Nothing."))
+
+
+def in_flight_table(request: HttpRequest, found: dict[str, LongTransactions]) -> Table:
+    return _table(_("Transactions in flight"), _transactions(request, found, LongTransactions([])))
+
+
+def _table(caption: str, rows: Iterable[Row], **options: str) -> Table:
     columns = {_("What"): "", _("Who"): WORDS, _("For"): SHORT, _("Query or error"): WORDS,
                _("Effect"): WORDS}  # fmt: skip
-    group = Group(columns, [*_subjects(found), *rows.values()])
-    return Table(_("What blocks"), [group], anchor="blocking", empty=_("Nothing."))
-
-
-def may_read_queries(request: HttpRequest) -> bool:
-    return request.user.has_perm("outbox_app.view_query_process")
+    return Table(caption, [Group(columns, [*rows])], **options)
 
 
 def _subjects(found: list[Problem]) -> Iterator[Row]:
@@ -75,14 +64,32 @@ def _subjects(found: list[Problem]) -> Iterator[Row]:
                 yield what, one_line(each.name, 100), age, masked_line(each.why, 200), effect
 
 
-def _transactions(found: LongTransactions, what: str, effect: str, may_read: bool) -> Iterator[Row]:
+def _transactions(
+    request: HttpRequest, in_flight: dict[str, LongTransactions], snapshots: LongTransactions
+) -> Iterable[Row]:
+    kinds = [(_("In flight on %(table)s") % {"table": table}, _effect(table), found)
+             for table, found in in_flight.items()]  # fmt: skip
+    effect = _("Deleted rows stay in the tables, and slow the batches down.")
+    kinds.append((_("Held snapshot"), effect, snapshots))
+    may_read = request.user.has_perm("outbox_app.view_query_process")
     unseen = _("not permitted to see")
-    for holder in found.transactions:
-        age = unseen if holder.seconds is None else duration(holder.seconds)
-        query = one_line(holder.query, 300) if may_read else _("hidden")
-        yield what, _who(holder), age, query, effect
-    if found.denied:
-        yield what, unseen, "", one_line(found.denied, 200), ""
+    # Show each once: MySQL does not tell the table, so every table has the same transactions.
+    rows: dict[str, Row] = {}
+    for what, effect, found in kinds:
+        for holder in found.transactions:
+            who = _who(holder)
+            age = unseen if holder.seconds is None else duration(holder.seconds)
+            query = one_line(holder.query, 300) if may_read else _("hidden")
+            rows.setdefault(who, (what, who, age, query, effect))
+        if found.denied:
+            rows.setdefault(unseen, (what, unseen, "", one_line(found.denied, 200), ""))
+    return rows.values()
+
+
+def _effect(table: str) -> str:
+    if table == StagedJob._meta.db_table:
+        return _("Its jobs leave when it commits; other jobs do not wait.")
+    return _("Its events are read when it commits; other events do not wait.")
 
 
 def _who(holder: LongTransaction) -> str:

@@ -6,7 +6,6 @@ The figures of a list are read for all of its rows at once (``subscriptions.lag`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from django import forms
@@ -19,7 +18,6 @@ from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..aliases import log_alias
-from ..eventlog.long_transactions import LongTransaction
 from ..exceptions import OutboxError, ReplayRefused
 from ..models import Cursor, Event, ParkedStream, Subscription
 from ..subscriptions import control, lag
@@ -28,7 +26,7 @@ from ..subscriptions.start_point import parse_start_point
 from ..text import duration, one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason, RequiredReason
 from .base import address, column
-from .blocking import may_read_queries
+from .blocking import in_flight_table
 from .filters import column_filter
 from .masking import masked_line, masked_text
 from .tables import SHORT, WORDS, Group, Table, link
@@ -188,8 +186,9 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
-        context["in_flight"] = _in_flight(request)
-        context["table"] = self._cursors(context["original"].lag.cursors)
+        cursors = self._cursors(context["original"].lag.cursors)
+        in_flight = in_flight_table(request, lag.in_flight(using=log_alias(Event)))
+        context["tables"] = [cursors, in_flight]
         return super().render_change_form(request, context, *args, **kw)
 
     def _cursors(self, lags: list[lag.CursorLag]) -> Table:
@@ -284,13 +283,3 @@ def failed_event(row: Any, site: str) -> SafeString:
         text = link(address(site, "event", failed["position"]), text)
     trace = shown(masked_text(failed["traceback"]), 10_000)
     return format_html('{}<pre class="outbox-words">{}</pre>', text, trace)
-
-
-def _in_flight(request: HttpRequest) -> list[tuple[str, list[str], str]]:
-    may_read = may_read_queries(request)
-
-    def words(holder: LongTransaction) -> str:
-        return shown(holder if may_read else replace(holder, query=gettext("hidden")), 500)
-
-    found = lag.in_flight(using=log_alias(Event)).items()
-    return [(log, [words(each) for each in held.transactions], held.denied) for log, held in found]

@@ -68,7 +68,8 @@ class Table:
 
 
 def link(address: str, words: Any) -> SafeString:
-    return format_html('<a href="{}">{}</a>', address, localize(words))
+    shown = localize(words)
+    return format_html('<a href="{}">{}</a>' if address else "{1}", address, shown)
 
 
 def drainers(site: str, facts: OutboxStatus) -> Table:

@@ -10,7 +10,7 @@ from django.db import transaction
 from django.urls import path
 
 from outbox_app import publish
-from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
+from outbox_app.models import Cursor, DeadJob, Event, Gap, Overview, ParkedStream, Subscription
 from tests.jobs.dead.rows import dead_jobs
 
 from .pages import body
@@ -19,7 +19,11 @@ operators = admin.AdminSite(name="operators")
 for model, pages in admin.site._registry.items():
     operators.register(model, type(pages))
 
-urlpatterns = [path("admin/", admin.site.urls), path("operators/", operators.urls)]
+support = admin.AdminSite(name="support")
+for model in (DeadJob, Gap, Overview, Subscription):
+    support.register(model, type(admin.site._registry[model]))
+
+urlpatterns = [path(f"{site.name}/", site.urls) for site in (admin.site, operators, support)]
 
 FAILED = {"position": 7, "type": "t", "stream": "s", "traceback": "no"}
 
@@ -61,3 +65,25 @@ def test_links_of_rows(superuser):
         "event/",
     ):
         assert links(superuser, address) == set(), address
+
+
+def test_a_site_with_some_of_the_pages(superuser):
+    """Where a site does not have a page, its other pages have no link to it."""
+    [job] = dead_jobs(using="default")
+    with transaction.atomic():
+        publish("order-1", "placed")
+    gap = Gap.objects.create(kind="id", log="outbox_event", first=10**6, last=10**6)
+    Subscription.objects.create(name="mail", paused=True)
+    columns = {"log": "outbox_event", "subscription": "mail", "partition": 0}
+    Cursor.objects.create(**columns, state={}, error="no", failed_event=FAILED)
+    for address in (
+        "overview/",
+        "deadjob/",
+        f"deadjob/{job.pk}/change/",
+        f"gap/{gap.pk}/change/",
+        "subscription/mail/change/",
+    ):
+        page = superuser.get(f"/support/outbox_app/{address}")
+        assert page.status_code == 200
+        assert 'href=""' not in body(page)
+    assert "/support/outbox_app/deadjob/" in body(superuser.get("/support/outbox_app/overview/"))
