@@ -77,7 +77,7 @@ def test_a_handler_that_cannot_be_called(wrong, says):
         subscriber_named("x")
 
 
-@pytest.mark.parametrize("right", [with_default, Handler().method, list.clear, handle])
+@pytest.mark.parametrize("right", [with_default, Handler().method, list.clear, max, handle])
 def test_a_handler_that_can(right):
     assert subscriber("x")(right) is right
     assert subscriber_named("x").handle == right
