@@ -1,12 +1,8 @@
 """Named points at which tests stop or kill a process. Without tests they do nothing.
 
-A drainer passes, in the order of a batch, ``claimed`` (the rows are read), ``checked`` (before each
-send: the lease holds), ``published_not_deleted`` (the broker has the jobs) and ``deleted``.
-Immediate delivery passes ``immediate_claimed`` (right after the commit), ``immediate_published``
-and ``immediate_deleted``; a worker ``task_ran``, before it records the result of a task of
-``django.tasks``. Other rooms have points of their own. The environment of a process sets an action:
-``OUTBOX_FAILPOINT=published_not_deleted=kill@3`` kills it at the third pass; ``stop`` sends
-SIGSTOP, ``exit`` raises SystemExit. Inside a process, ``set_failpoint`` sets a callable.
+The environment of a process sets an action: ``OUTBOX_FAILPOINT=published_not_deleted=kill@3`` kills
+it when it passes that point for the third time; ``stop`` sends SIGSTOP, ``exit`` raises SystemExit.
+Inside a process, ``set_failpoint`` sets a callable.
 """
 
 from __future__ import annotations

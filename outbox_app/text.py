@@ -4,8 +4,7 @@ Task names, streams, types and reasons may contain text from the project's own u
 characters (line breaks, terminal codes, direction marks, lone surrogates) are shown as escapes.
 Templates escape HTML; this module does not. The package's loggers come from ``get_logger``: it
 escapes each record before a handler gets it, and turns each ``key=%s`` of the message into an
-attribute of the record, as if it were given by ``extra``, for JSON formatters and structlog. This
-module imports no other module of the package.
+attribute of the record, as if it were given by ``extra``, for JSON formatters and structlog.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import django.db
@@ -69,11 +69,9 @@ def is_lost(error: Exception) -> bool:
     return isinstance(error, LOST) and not of_the_row
 
 
-@contextmanager
-def refusing(what: str, *, using: str) -> Iterator[None]:
+def refusing(what: str, *, using: str) -> AbstractContextManager[None]:
     """Refuse statements that end the open transaction. Executes none of its own."""
-    with connections[using].execute_wrapper(_Refusal(what)):
-        yield
+    return connections[using].execute_wrapper(_Refusal(what))
 
 
 @contextmanager

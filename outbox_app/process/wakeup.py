@@ -1,11 +1,7 @@
-"""Wakes the drainers and the subscriptions after a commit. A wake-up is only a hint: a lost one
-costs one interval.
+"""Wakes the drainers and the subscriptions after a commit. A lost wake-up costs one interval.
 
 On PostgreSQL a NOTIFY is sent by a statement of its own, after the commit: inside the business
-transaction it would take a lock on the whole database at commit. A process sends at most one NOTIFY
-a channel in ``DEBOUNCE`` seconds. Commits in between are not missed: a woken reader looks again
-after each pause of ``LINGER``, for longer than ``DEBOUNCE``, before it goes back to its interval.
-On other databases nothing is sent, and the readers poll.
+transaction it would take a lock on the whole database at commit. On other databases readers poll.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ EVENTS = "outbox_events"
 #: At most one NOTIFY of a process on a channel in this time, in seconds.
 DEBOUNCE = 0.02
 #: A reader that was woken, or had work, looks again after each of these pauses, in seconds.
-#: Together they are longer than DEBOUNCE.
+#: Together they are longer than DEBOUNCE, so no commit in between is missed.
 LINGER = (0.002, 0.004, 0.008, 0.016)
 
 _last_sent: dict[tuple[str, str], float] = {}

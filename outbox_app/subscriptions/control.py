@@ -96,16 +96,13 @@ def replay(
 ) -> list[Move]:
     """Move the cursors of a subscription to a place; paused or running, healthy or damaged.
 
-    The subscription may never have run. ``log``, a table or label, restricts the move to one log; a
-    position belongs to one log. Parked streams whose events all come again are deleted; the others
-    stay parked, as their events would not come. Events in flight are handled when they commit, at
-    any position; by time, if they were recorded after the place. A move that passes over unhandled
-    events is refused, unless ``skip_ahead`` is true. Then a row in ``Gap`` records the events, who
-    decided (``by``) and why (``reason``), and no cursor returns to them.
+    ``log``, a table or label, restricts the move to one log. Parked streams whose events all come
+    again are deleted; the others stay parked, as their events would not come. Events in flight are
+    handled when they commit, at any position; by time, if they were recorded after the place. A
+    move that passes over unhandled events is refused, unless ``skip_ahead`` is true. Then a row in
+    ``Gap`` records the events, who decided (``by``) and why, and no cursor returns to them.
 
-    If it raises, nothing was changed. ``ReplayRefused``: the log has no such position, events would
-    be passed over, or a page that is being handled does not end. ``ReadRefused``: it is unknown
-    which events have been committed.
+    If it raises ``ReplayRefused`` or ``ReadRefused``, nothing was changed.
     """
     using = using or alias_of(name)
     with locked(name, using) as (row, cursors):

@@ -7,8 +7,7 @@
 A crash anywhere leaves the cursor and the effects where they were, together. A handler that raises
 stops the partition: its error stays on the cursor's row and the page is tried again, with back-off.
 After the second failure of a page, the event at fault is searched for (``subscriptions.handling``).
-With ``on_error="park"`` the third attempt goes event by event, and parks the streams at fault. A
-page may be checked for missing versions first (``subscriptions.version_gaps``).
+With ``on_error="park"`` the third attempt goes event by event, and parks the streams at fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Running subscriptions in the foreground: what ``manage.py run_subscriptions`` calls.
 
-SIGTERM and SIGINT finish the page in progress and hand the partitions back. Several processes share
-the partitions.
+Several processes share the partitions.
 """
 
 from __future__ import annotations

@@ -5,10 +5,6 @@ cursor passes its events: no kill loses them. The missing versions are looked fo
 doubling to 5 s; when they are there, the events are handled in order. After ``max_backtracks``
 looks the stream counts as parked, with a look every 30 s; ``on_gap="skip"`` skips the gap instead,
 and its row says so. A person may skip the gap, too (``subscriptions.skips``).
-
-A row that commits late lies behind the cursor of a reader by time, although it was not read. So
-for these readers the highest handled version is recorded, one row for each stream, in the
-transaction of the effects. Rows of an older run, from before a replay, are ignored.
 """
 
 from __future__ import annotations
@@ -263,7 +259,10 @@ def give_up(gap: Gap, *, by: str, reason: str, using: str) -> bool:
 def record_versions(
     subscription: str, log: str, state: WindowState, versions: Mapping[str, int], *, using: str
 ) -> None:
-    """Record how far streams were handled, in the open transaction of the effects."""
+    """Record how far a reader by time has handled streams, in the transaction of the effects.
+
+    A row that commits late lies behind its cursor, although it was not read.
+    """
     if not isinstance(state, TimeState) or not versions:
         return
     # The rows are sorted, so that two transactions never wait for one another.
