@@ -80,8 +80,9 @@ def leave_pool(connection: BaseDatabaseWrapper) -> None:
 
     The threads that wait for this one may hold all connections of the pool.
     """
-    options = {k: v for k, v in connection.settings_dict["OPTIONS"].items() if k != "pool"}
-    connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
+    if "pool" in connection.settings_dict["OPTIONS"]:
+        options = {k: v for k, v in connection.settings_dict["OPTIONS"].items() if k != "pool"}
+        connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
 
 
 def open_transactions() -> list[str]:

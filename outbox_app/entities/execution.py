@@ -133,7 +133,8 @@ def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
 
 
 def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
-    in_callers_transaction(entity, using=using)  # a pool thread raises if autocommit is off
+    if lacks_autocommit(connections[using]):  # in a pool thread: no caller has looked
+        in_callers_transaction(entity, using=using)
     outer = sys.exception()
     commands = [spec_of(entity).commands.get(call.command) for call in calls]
     # The head is locked before the rows that a handler locks, in the first attempt too.

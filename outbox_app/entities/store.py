@@ -21,7 +21,7 @@ from django.db.models import QuerySet
 from django.db.models.expressions import Col
 from django.utils.functional import SimpleLazyObject
 
-from ..eventlog.heads import add_versions, bump_sql
+from ..eventlog.heads import ADD, add_versions
 from ..eventlog.insert import chunks, own_values
 from ..eventlog.newevent import slice_of
 from ..models import DatabaseNow
@@ -46,6 +46,17 @@ def _columns(entity: Any) -> list[Col]:
     meta = entity._meta
     fields = [field for field in meta.concrete_fields if field.name != "state"]
     return [Col(meta.db_table, field) for field in (meta.get_field("changed_at"), *fields)]
+
+
+@cache
+def _converters(entity: Any, using: str) -> list[tuple[int, Col, list[Any]]]:
+    """Return the converters of each column that has any, with its number."""
+    connection = connections[using]
+    found = [
+        (number, c, [*connection.ops.get_db_converters(c), *c.get_db_converters(connection)])
+        for number, c in enumerate(_columns(entity))
+    ]
+    return [each for each in found if each[2]]
 
 
 @cache
@@ -88,9 +99,8 @@ def load(
     if asked:
         values, known = values[: -len(ANSWER)], values[-len(ANSWER) :]
         found = [] if known[0] is None else [_answer(known)]
-    for number, column in enumerate(_columns(entity)):
-        own = column.get_db_converters(connection)
-        for convert in (*connection.ops.get_db_converters(column), *own):
+    for number, column, converters in _converters(entity, connection.alias):
+        for convert in converters:
             values[number] = convert(values[number], column, connection)
     now, *values = values
     if text is None:
@@ -115,30 +125,36 @@ def update(
     ``publish()``, and also inserts the version of ``step``, which is None on other databases.
     """
     connection, meta, log = cursor.db, entity._meta, entity.versions._meta.db_table
-    quote = connection.ops.quote_name
+    names, params = _rows(entity.versions, connection, [step]) if step else ([], [])
     fields = [(meta.get_field(name), value) for name, value in values.items()]
-    params = [v if f.name == "state" else f.get_db_prep_save(v, connection) for f, v in fields]
-    changes = "".join(f", {quote(field.column)} = %s" for field, _ in fields)
+    params.append(count)
+    params += [v if f.name == "state" else f.get_db_prep_save(v, connection) for f, v in fields]
+    params += (id, version)
+    if connection.vendor == "postgresql":
+        params = [count, log, id, version, *params]
+    elif not add_versions(cursor, log, id, count, at=version):
+        return False
+    cursor.execute(_update(entity, connection.alias, (*values,), (*names,)), params)
+    return bool(cursor.rowcount == 1)
+
+
+@cache
+def _update(entity: Any, using: str, names: Sequence[str], of_version: Sequence[str]) -> str:
+    connection, meta = connections[using], entity._meta
+    quote = connection.ops.quote_name
+    changes = "".join(f", {quote(meta.get_field(name).column)} = %s" for name in names)
     sql = (
         f"UPDATE {quote(meta.db_table)} SET version = version + %s{changes} "
         f"WHERE {quote(meta.pk.column)} = %s AND version = %s"
     )
-    params = [count, *params, id, version]
-    if connection.vendor == "postgresql":
-        with_, of_with = bump_sql(log, id, expected=version, count=count)
-        with_ = f"WITH head AS ({with_})"
-        if step is not None:
-            names, of_step = _rows(entity.versions, connection, [step])
-            into = f"{quote(log)} ({', '.join(map(quote, names))})"
-            slots = ", ".join(["%s"] * len(names))
-            with_ += f", version AS (INSERT INTO {into} SELECT {slots} FROM head)"
-            of_with += of_step
-        sql = f"{with_} {sql} AND EXISTS (SELECT FROM head)"
-        params = [*of_with, *params]
-    elif not add_versions(cursor, log, id, count, at=version):
-        return False
-    cursor.execute(sql, params)
-    return bool(cursor.rowcount == 1)
+    if connection.vendor != "postgresql":
+        return sql
+    with_ = f"WITH head AS ({ADD} RETURNING version)"
+    if of_version:
+        log = quote(entity.versions._meta.db_table)
+        into, slots = ", ".join(map(quote, of_version)), ", ".join(["%s"] * len(of_version))
+        with_ += f", version AS (INSERT INTO {log} ({into}) SELECT {slots} FROM head)"
+    return f"{with_} {sql} AND EXISTS (SELECT FROM head)"
 
 
 def answered(cursor: Any, log: Any, id: str, command_ids: Collection[str]) -> list[Any]:

@@ -20,7 +20,7 @@ CHUNK = 500
 _UPSERT = (
     " ON CONFLICT (log, stream) DO UPDATE SET version = outbox_stream.version + excluded.version"
 )
-_ADD = (
+ADD = (
     "UPDATE outbox_stream SET version = version + %s "
     "WHERE log = %s AND stream = %s AND version = %s"
 )
@@ -46,15 +46,13 @@ def bump_versions(
     return versions
 
 
-def bump_sql(
-    log: str, stream: str, *, expected: int | None, count: int = 1
-) -> tuple[str, list[Any]]:
-    """Return SQL for PostgreSQL that bumps a stream at ``expected``, and returns its version."""
+def bump_sql(log: str, stream: str, *, expected: int | None) -> tuple[str, list[Any]]:
+    """Return SQL for PostgreSQL that adds one event to a stream, and returns its version."""
     if expected:
-        return f"{_ADD} RETURNING version", [count, log, stream, expected]
+        return f"{ADD} RETURNING version", [1, log, stream, expected]
     conflict = " ON CONFLICT (log, stream) DO NOTHING" if expected == 0 else _UPSERT
     insert = "INSERT INTO outbox_stream (log, stream, version) VALUES (%s, %s, %s)"
-    return f"{insert}{conflict} RETURNING version", [log, stream, count]
+    return f"{insert}{conflict} RETURNING version", [log, stream, 1]
 
 
 def current_version(log: str, stream: str, *, using: str) -> int:
@@ -105,5 +103,5 @@ def add_versions(cursor: Any, log: str, stream: str, count: int, *, at: int) -> 
     On MySQL an UPDATE locks only the head. An upsert also locks the gap beside it, and delays
     transactions that create streams there.
     """
-    cursor.execute(_ADD, [count, log, stream, at])
+    cursor.execute(ADD, [count, log, stream, at])
     return bool(cursor.rowcount)
