@@ -229,8 +229,9 @@ def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
                 f"{name}: columns() names {column!r}, which is not one of the type's own fields."
             )
         try:
-            values[column] = field.to_python(value)
-            if isinstance(field, JSONField):  # as it will be read: with lists, and names as keys
+            # As it will be read: a time with a zone, JSON with lists and with names as keys.
+            values[column] = field.get_prep_value(field.to_python(value))
+            if isinstance(field, JSONField):
                 text = json.dumps(value, cls=field.encoder)
                 values[column] = json.loads(text, cls=field.decoder)
             if values[column] is None and not field.null:

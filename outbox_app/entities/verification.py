@@ -164,11 +164,7 @@ def _columns(row: Any) -> dict[str, Any]:
 
 
 def _stale(row: Any) -> list[str]:
-    entity: Any = type(row)
-    fields = spec_of(entity).fields
     try:
-        # Compared as stored: a naive time of columns() has a time zone in the row.
-        made = {name: fields[name].get_prep_value(value) for name, value in _columns(row).items()}
-        return [n for n in made if made[n] != fields[n].get_prep_value(getattr(row, n))]
+        return [name for name, value in _columns(row).items() if value != getattr(row, name)]
     except Exception as error:  # the type's own code
         return [f"columns() raises {error!r}"]

@@ -19,6 +19,7 @@ from django.utils.timezone import make_aware
 from outbox_app import subscriber
 from outbox_app.entities import Command, operations, verification
 from outbox_app.entities.declaration import spec_of
+from outbox_app.entities.handling import columns_of
 from outbox_app.entities.operations import erase
 from outbox_app.exceptions import (
     CommandIdConflict,
@@ -224,6 +225,7 @@ def test_columns_are_compared_as_they_are_stored(monkeypatch):
     state = {"nick": "2026-01-31T12:00:00"}
     row = Person(pk="a", version=1, state=state, nick=make_aware(datetime(2026, 1, 31, 12)))
     assert verification._stale(row) == []
+    assert columns_of("later in a batch", spec_of(Person), row)["nick"] == row.nick
     row.nick += timedelta(seconds=1)
     assert verification._stale(row) == ["nick"]
 
