@@ -1,7 +1,6 @@
 """Counts with a limit: a page does not take longer because a table has more rows.
 
-Rows are counted up to a limit, by the index that the query uses, and lists are cut. A count above
-the limit is shown as ``100000+``.
+Rows are counted up to a limit, by the index that the query uses, and lists are cut.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 An id gap (MySQL) is a range of positions that a cursor has passed without seeing them; a version
 gap is a range of versions missing inside a stream. A reader that notices a gap writes its row; only
-a person can skip a gap, with a name and a reason. If a person makes a subscription skip events,
-the decision is recorded as a gap by position, too: it was never open, and says who decided and why.
+a person can skip a gap, with a name and a reason. Events that a person makes a subscription skip
+are recorded as a gap by position, too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from .clock import DatabaseNow
 
 
 class GapQuerySet(models.QuerySet["Gap"]):
-    """Gaps by state. A settled gap has the time and, if a person decided, the name and reason."""
-
     def open(self) -> GapQuerySet:
         return self.filter(state=Gap.State.OPEN)
 
@@ -40,9 +38,9 @@ class GapQuerySet(models.QuerySet["Gap"]):
     def record_skip(
         self, *, last: int, by: str, reason: str, partition: int = 0, stream: str = "", **key: Any
     ) -> Gap:
-        """Record, in the open transaction, that a person has made a subscription skip events.
+        """Record that a person has made a subscription skip events: a gap that was never open.
 
-        The gap was never open. A second decision about the same position keeps the first reason.
+        A second decision about the same position keeps the first reason.
         """
         key |= {"kind": Gap.Kind.EVENT, "partition": partition, "stream": stream}
         if before := self.filter(**key).first():

@@ -1,8 +1,7 @@
 """Jobs: staged ones wait for the broker, dead ones for a person; inbox, incidents, task results.
 
 A row of ``StagedJob`` exists if and only if the transaction that staged it committed and the broker
-has not taken it yet: a delivered job costs one INSERT and one DELETE. The row holds the finished
-message as bytes; nothing here decodes it. Order, leases and publishing are in ``jobs``. A row of
+has not taken it yet. The row holds the finished message as bytes; nothing here decodes it. A row of
 ``TaskResult`` is inserted with each job of ``django.tasks``, and updated by the worker.
 """
 
@@ -47,8 +46,8 @@ class JobMessage(models.Model):
 
     def copied(self) -> dict[str, Any]:
         """Return the columns, without the id, to copy when the job moves to another table."""
-        names = [f.attname for f in JobMessage._meta.get_fields() if f.name != "id"]  # type: ignore[union-attr]
-        return {name: getattr(self, name) for name in names}
+        columns = JobMessage._meta.get_fields()
+        return {f.name: getattr(self, f.name) for f in columns if f.name != "id"}
 
 
 class StagedJobQuerySet(models.QuerySet["StagedJob"]):
@@ -101,16 +100,13 @@ class StagedJob(JobMessage):
 
     def as_dead(self, *, error: str, reason: str) -> DeadJob:
         """Return this job as a dead job, not saved."""
-        message = self.copied()
-        return DeadJob(
-            **message, staged_id=self.pk, staged_at=self.staged_at, error=error, reason=reason
-        )
+        known = {"staged_id": self.pk, "staged_at": self.staged_at}
+        return DeadJob(**self.copied(), **known, error=error, reason=reason)
 
 
 class DeadJob(JobMessage):
     """A job the system has given up on, kept with its reason until a person decides."""
 
-    #: The id that the row had as a staged job.
     staged_id = models.BigIntegerField(_("staged id"))
     staged_at = models.DateTimeField(_("staged at"), null=True)
     died_at = models.DateTimeField(_("died at"), db_default=DatabaseNow(), db_index=True)
@@ -138,10 +134,9 @@ class DeadJob(JobMessage):
 
 
 class InboxEntry(models.Model):
-    """A job that was executed.
+    """A job that was executed: its worker inserts the row in the transaction of the effects.
 
-    A worker inserts the id in the same transaction as the effects, so both are committed or
-    neither is. The primary key makes two simultaneous deliveries wait for one another.
+    The primary key makes two simultaneous deliveries wait for one another.
     """
 
     job_id = models.CharField(_("job id"), max_length=255, primary_key=True)
@@ -162,9 +157,8 @@ class InboxEntry(models.Model):
 class Incident(models.Model):
     """One cause for which jobs may have been published more than once (promise P5).
 
-    After a drainer is killed it is unknown which rows the broker has taken already. So the cause is
-    recorded, with the shards and the range of ids that may be affected. A job that was published
-    twice outside all incidents is a bug.
+    After a drainer is killed it is unknown which rows the broker has taken already. A job that was
+    published twice outside all incidents is a bug.
     """
 
     class Kind(models.TextChoices):

@@ -19,8 +19,6 @@ from .clock import DatabaseNow
 
 
 class PreparedEventQuerySet(models.QuerySet["PreparedEvent"]):
-    """Prepared events by state."""
-
     def open(self) -> PreparedEventQuerySet:
         """Prepared events that may still be confirmed or cancelled."""
         return self.filter(state__in=PreparedEvent.OPEN)

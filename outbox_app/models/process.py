@@ -1,8 +1,8 @@
 """Processes and leases: a row for each process, and a row for each part of the work.
 
 A drainer has a row, and leases on shards. A process that runs subscriptions has a row for each
-subscription, and leases on partitions. For its heartbeat a process updates only its own row; a
-lease is updated when its owner changes. ``process.lease`` ensures that a part has one owner.
+subscription, and leases on partitions. For its heartbeat a process updates only its own row.
+``process.lease`` ensures that a part has one owner.
 """
 
 from __future__ import annotations

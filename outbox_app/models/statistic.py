@@ -1,7 +1,7 @@
 """Statistics: a few figures for each minute, so that no page has to count past rows.
 
 A row is one figure about one minute. The process that counted writes the whole value; no process
-adds to another one's row. The reference explains the statistics of a log.
+adds to another one's row.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LABEL_LENGTH = 300
 
 
 def label_of(text: str) -> str:
-    """Return a text as a label: a text that is too long is cut, and ends in a hash of the whole.
+    """Return a text as a label. A text that is too long is cut, and ends in a hash of the whole.
 
-    Different texts have different labels: only a label that was cut is as long as the column.
+    So different texts have different labels: only one that was cut is as long as the column.
     """
     if len(text) < LABEL_LENGTH:
         return text

@@ -21,7 +21,6 @@ class Subscription(models.Model):
 
     name = models.CharField(_("name"), max_length=80, primary_key=True)
     partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
-    #: Whether a person has paused it: no event is handled until it is resumed.
     paused = models.BooleanField(_("paused"), default=False)
     #: The logs (tables), topics and types, as last declared; null in place of a list means all.
     reads = models.JSONField(_("reads"), null=True, editable=False)
@@ -62,7 +61,6 @@ class Cursor(models.Model):
     id = models.BigAutoField(primary_key=True)
     subscription = models.CharField(_("subscription"), max_length=80)
     partition = models.PositiveSmallIntegerField(_("partition"))
-    #: The number of partitions of the subscription.
     partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
     #: The table of the log.
     log = models.CharField(_("log"), max_length=128)
@@ -77,7 +75,6 @@ class Cursor(models.Model):
     #: Why the cursor has stopped: type, message and notes of the exception; empty while it runs.
     error = models.TextField(_("error"), blank=True, default="")
     failures = models.PositiveIntegerField(_("failures in a row"), default=0)
-    #: The time of the next attempt after an error.
     retry_at = models.DateTimeField(_("next attempt"), null=True)
     #: The event that fails, once the search has found it (``subscriptions.handling``).
     failed_event = models.JSONField(_("failed event"), null=True, editable=False)
@@ -121,7 +118,6 @@ class ParkedStream(models.Model):
     partition = models.PositiveSmallIntegerField(_("partition"))
     log = models.CharField(_("log"), max_length=128)
     stream = models.CharField(_("stream"), max_length=255)
-    #: The first version that was not handled.
     version = models.BigIntegerField(_("first version not handled"))
     #: The position of that event. Events from this position on may not be pruned.
     position = models.BigIntegerField(_("position"))
