@@ -12,17 +12,14 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from .statistics import IS_MOMENT
+
 #: How many types and streams are named.
 TOP = 15
 #: The most days that are drawn one by one; more are drawn as months.
 MOST_DAYS = 120
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_HOUR = timedelta(hours=1)
-#: The hours of the years 1 to 9999. Other times, and NULL, were written by hand: not drawn.
-_FIRST, _LAST = (
-    (each.replace(tzinfo=UTC) - _EPOCH) // _HOUR for each in (datetime.min, datetime.max)
-)
 
 Count = tuple[str, int]
 
@@ -40,8 +37,8 @@ class Figures:
 
 def figures(events: DataFrame) -> Figures:
     hour = F.floor(F.unix_seconds("recorded_at") / 3600)
-    drawn = F.when(hour.between(_FIRST, _LAST), hour).cast("string")
-    each = {"hour": drawn, "type": F.col("type"), "stream": F.col("stream")}
+    drawn = F.when(F.expr(IS_MOMENT), hour)  # other times are not drawn
+    each = {"hour": drawn.cast("string"), "type": F.col("type"), "stream": F.col("stream")}
     pairs = [F.struct(F.lit(of).alias("of"), value.alias("value")) for of, value in each.items()]
     counts = events.select(F.inline(F.array(*pairs))).groupBy("of", "value").count().persist()
     try:
@@ -74,4 +71,4 @@ def _over_time(hours: Iterable[tuple[int, int]]) -> tuple[str, list[Count]]:
 
 def _label(hour: int, unit: str) -> str:
     length = {"hour": 16, "day": 10, "month": 7}[unit]
-    return (_EPOCH + hour * _HOUR).isoformat(" ", "minutes")[:length]
+    return (_EPOCH + timedelta(hours=hour)).isoformat(" ", "minutes")[:length]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
 
 from outbox_app.pipeline.defects import KINDS, Audit, Defect
-from outbox_app.pipeline.figures import _FIRST, _LAST, Figures, _over_time, figures
+from outbox_app.pipeline.figures import Figures, _over_time, figures
 from outbox_app.pipeline.report import bars, columns, write_report
 
 EVIL = "</title><script>alert(1)</script>\"'&\u202e\x1b\ud800"
@@ -223,9 +223,11 @@ def test_the_unit_suits_the_time(hours, unit, labels):
 
 
 def test_the_first_and_the_last_moment_are_drawn():
-    assert _over_time([(_FIRST, 1)]) == ("hour", [("0001-01-01 00:00", 1)])
-    assert _over_time([(_LAST, 1)]) == ("hour", [("9999-12-31 23:00", 1)])
-    _, months = _over_time([(_FIRST, 1), (24 * 366, 2)])
+    epoch, hour = datetime(1970, 1, 1), timedelta(hours=1)
+    first, last = ((each - epoch) // hour for each in (datetime.min, datetime.max))
+    assert _over_time([(first, 1)]) == ("hour", [("0001-01-01 00:00", 1)])
+    assert _over_time([(last, 1)]) == ("hour", [("9999-12-31 23:00", 1)])
+    _, months = _over_time([(first, 1), (24 * 366, 2)])
     assert (months[0], months[-1], len(months)) == (("0001-01", 1), ("1971-01", 2), 1970 * 12 + 1)
 
 

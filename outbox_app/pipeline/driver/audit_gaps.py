@@ -8,8 +8,7 @@ Each row is updated only from the state that was read: a decision taken meanwhil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import F
 
@@ -22,15 +21,14 @@ LIMIT = 10_000
 _BATCH = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     #: Gaps that are new, or have grown, or are open again.
     written: int
-    #: Gaps that an earlier audit has recorded, and that are still open.
+    #: Open gaps that an earlier audit has recorded.
     unchanged: int
-    #: Gaps that were settled, because the versions are there now.
+    #: Gaps whose versions are there now.
     filled: int
-    #: Gaps that were not recorded, because there were too many.
+    #: Gaps that were too many.
     left_out: int
 
     def __str__(self) -> str:
