@@ -16,6 +16,8 @@ from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.message import Message
 from outbox_app.jobs.staged import cancel, move_to_dead_for
 from outbox_app.models import DatabaseNow, DeadJob, StagedJob, TaskResult
+from outbox_app.models.job import RUN_TASK
+from outbox_app.testing import assert_staged
 from tests.jobs.tasks import declared
 from tests.jobs.tasks.declared import add, add_async, exceptions, signals
 
@@ -232,7 +234,7 @@ def test_the_caller_is_told_of_the_first_error(alias: str, monkeypatch: pytest.M
         transaction.set_rollback(True, using=alias)
         raise OperationalError("locked")
 
-    monkeypatch.setattr("outbox_app.tasks.backend.stage", fail)
+    monkeypatch.setattr("outbox_app.jobs.staging.insert.write", fail)
     with pytest.raises(OperationalError, match="locked"), transaction.atomic(using=alias):
         add.enqueue(1)
     assert rows(alias) == ([], [])
@@ -249,6 +251,16 @@ def test_outside_a_transaction_the_setting_decides(alias: str, settings: Any, ou
     else:
         result = add.enqueue(1)
         assert rows(alias) == ([result.id], [result.id])
+
+
+@pytest.mark.django_db
+def test_the_transaction_of_a_test_is_none_of_the_code(alias: str) -> None:
+    add.enqueue(1)
+    with pytest.raises(AssertionError, match="called outside a transaction"):
+        assert_staged(RUN_TASK)
+    with transaction.atomic(using=alias):
+        add.enqueue(2)
+    assert len(assert_staged(RUN_TASK, count=2, outside=True)) == 2
 
 
 @pytest.mark.any_database
