@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from .statistic_names import COLUMNS, PERCENTILES
 
-#: The columns of a log that are read. Only times until handled need ``message_id``.
+#: The columns of a log that are read.
 USED = ("topic", "stream", "type", "slice", "message_id", "recorded_at")
 #: How many hot streams are named.
 TOP = 100
@@ -33,7 +33,7 @@ PARTITIONS = 8
 #: How many minutes, types and topics go into the table: a day, and fifty of each.
 TABLE_MINUTES, TABLE_LABELS = 24 * 60, 50
 #: Other times were set by hand: infinity, or dates that do not exist (MySQL), which are NULL.
-_IS_MOMENT = (
+IS_MOMENT = (
     "recorded_at between timestamp'0001-01-01 00:00:00Z' and timestamp'9999-12-31 23:59:59.999999Z'"
 )
 #: The file that ``write_statistics`` leaves in its folder.
@@ -42,22 +42,23 @@ FILE = "statistics.parquet"
 
 def statistics(
     events: DataFrame,
+    inbox: DataFrame,
     *,
     log: str,
-    handled: DataFrame | None = None,
     top: int = TOP,
     partitions: int = PARTITIONS,
 ) -> DataFrame:
     """Return all statistics of a log, in no order. An empty log has none.
 
     ``events``, with the columns ``USED``, is read several times, so give a frame that does not
-    change meanwhile: see ``read_once``. ``handled`` has the columns ``message_id`` and
-    ``handled_at``. Other ids in it are ignored; if an id has several times, the first one counts.
+    change meanwhile: see ``read_once``.
     """
-    parts = [per_minute(events), hot_streams(events, top=top)]
-    parts.append(partition_skew(events, partitions=partitions))
-    if handled is not None:
-        parts.append(times_until_handled(events, handled))
+    parts = [
+        per_minute(events),
+        hot_streams(events, top=top),
+        partition_skew(events, partitions=partitions),
+        times_until_handled(events, inbox),
+    ]
     return reduce(DataFrame.unionByName, parts).select(F.lit(log).alias("source"), *COLUMNS[1:])
 
 
@@ -73,7 +74,7 @@ def per_minute(events: DataFrame) -> DataFrame:
     return counted.agg(F.count("*").cast("double").alias("value"))
 
 
-def hot_streams(events: DataFrame, *, top: int = TOP) -> DataFrame:
+def hot_streams(events: DataFrame, *, top: int) -> DataFrame:
     """Return the streams with the most events; of streams with equally many, the first by name.
 
     ``stream_peak`` is the number of events in the stream's busiest minute, and has that minute.
@@ -90,7 +91,7 @@ def hot_streams(events: DataFrame, *, top: int = TOP) -> DataFrame:
     return counts.unionByName(_figures(peaks, "stream", stream_peak=F.col("peak")))
 
 
-def partition_skew(events: DataFrame, *, partitions: int = PARTITIONS) -> DataFrame:
+def partition_skew(events: DataFrame, *, partitions: int) -> DataFrame:
     """Count the events of each partition, including empty ones, and compute the skew.
 
     Labels are ``3/8`` for partition 3 of 8, and ``8`` for the skew: the events of the largest
@@ -111,13 +112,15 @@ def partition_skew(events: DataFrame, *, partitions: int = PARTITIONS) -> DataFr
     )
 
 
-def times_until_handled(events: DataFrame, handled: DataFrame) -> DataFrame:
+def times_until_handled(events: DataFrame, inbox: DataFrame) -> DataFrame:
     """Measure the time from recorded to handled, by type.
 
-    An event without a time is counted as unmatched: it is not handled yet, or its handler records
-    nothing. Times before the recording are counted, and are part of all other figures.
+    The inbox has the events whose idempotent task was staged under their id. All others are counted
+    as unmatched: they are not handled yet, or their handler records nothing. Times before the
+    recording are counted, and are part of all other figures.
     """
-    first = handled.groupBy("message_id").agg(F.min("handled_at").alias("handled_at"))
+    first = inbox.groupBy(F.col("job_id").alias("message_id"))
+    first = first.agg(F.min("handled_at").alias("handled_at"))
     seconds = (F.unix_micros("handled_at") - F.unix_micros("recorded_at")) / F.lit(1e6)
     times = events.join(first, "message_id", "left").select(
         F.col("type").alias("label"), seconds.alias("seconds")
@@ -148,23 +151,14 @@ def times_until_handled(events: DataFrame, handled: DataFrame) -> DataFrame:
     )
 
 
-def handled_in_inbox(inbox: DataFrame) -> DataFrame:
-    """Return when idempotent tasks handled events, from the table ``outbox_inbox``.
-
-    It has the events whose task was staged under their id: ``task_id=str(event.message_id)``.
-    """
-    return inbox.select(F.col("job_id").alias("message_id"), "handled_at")
-
-
 @contextmanager
 def read_once(events: DataFrame) -> Iterator[DataFrame]:
-    """Cache the needed columns of the events for the block, on disk if they exceed the memory.
+    """Cache the events for the block, on disk if they exceed the memory.
 
     So the log is read once, and all figures are of the same events. Events whose time was set by
     hand to something outside the years 1 to 9999 are left out.
     """
-    names = [name for name in USED if name in events.columns]
-    kept = events.where(_IS_MOMENT).select(*names).persist()
+    kept = events.where(IS_MOMENT).persist()
     try:
         yield kept
     finally:

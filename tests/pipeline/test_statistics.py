@@ -21,7 +21,6 @@ from outbox_app.pipeline import statistics as module
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES, PERCENTILES
 from outbox_app.pipeline.statistics import (
     for_table,
-    handled_in_inbox,
     hot_streams,
     read_once,
     rows_of,
@@ -34,7 +33,7 @@ TOP, PARTITIONS = 10, 7
 SCHEMA = (
     "topic string, stream string, type string, slice int, message_id string, recorded_at timestamp"
 )
-HANDLED = "message_id string, handled_at timestamp"
+INBOX = "job_id string, handled_at timestamp"
 FRAME = "source string, minute timestamp, name string, dimension string, label string, value double"
 START = datetime(2026, 3, 28, 23, 40, tzinfo=UTC)
 STREAMS = ["a", "A", "a ", "ä", "😀", "", *(f"order-{n}" for n in range(60))]
@@ -84,10 +83,16 @@ def events(spark):
     found.unpersist()
 
 
+@pytest.fixture
+def inbox(spark):
+    """An inbox that has no event."""
+    return spark.createDataFrame([], INBOX)
+
+
 @pytest.fixture(scope="module")
 def frame(spark, events):
-    handled = spark.createDataFrame(TIMES, HANDLED)
-    found = statistics(events, log=LOG, handled=handled, top=TOP, partitions=PARTITIONS).persist()
+    handled = spark.createDataFrame(TIMES, INBOX)
+    found = statistics(events, handled, log=LOG, top=TOP, partitions=PARTITIONS).persist()
     yield found
     found.unpersist()
 
@@ -140,9 +145,9 @@ def test_partition_skew(result):
     assert skew == pytest.approx(max(expected.values()) * PARTITIONS / len(EVENTS))
 
 
-def test_partitions_without_events_are_told(spark):
+def test_partitions_without_events_are_told(spark, inbox):
     events = spark.createDataFrame([event("a", START)] * 3, SCHEMA)
-    result = figures(statistics(events, log=LOG, partitions=4))
+    result = figures(statistics(events, inbox, log=LOG, partitions=4))
     assert sorted(named(result, "partition_events").values()) == [0, 0, 0, 3]
     assert [*named(result, "partition_skew").values()] == [4]
 
@@ -184,22 +189,12 @@ def test_percentiles_keep_three_digits_of_times_of_every_size(spark):
     ]
     result = figures(
         statistics(
-            spark.createDataFrame(events, SCHEMA),
-            log=LOG,
-            handled=spark.createDataFrame(handled, HANDLED),
+            spark.createDataFrame(events, SCHEMA), spark.createDataFrame(handled, INBOX), log=LOG
         )
     )
     median = {key[2]: value for key, value in named(result, "handled_seconds_p50").items()}
     expected = [0.0, 0.000123, -0.00123, 1.23, 123000.0, -98800.0]
     assert [median[str(id)] for id in range(len(seconds))] == pytest.approx(expected, rel=1e-9)
-
-
-def test_the_inbox_tells_when_events_were_handled(spark):
-    inbox = spark.createDataFrame(
-        [(str(UUID(int=1)), "shop.ship", START)], "job_id string, task string, handled_at timestamp"
-    )
-    assert handled_in_inbox(inbox).columns == ["message_id", "handled_at"]
-    assert [row.message_id for row in handled_in_inbox(inbox).collect()] == [str(UUID(int=1))]
 
 
 def test_of_equals_the_first_stream_and_the_first_minute_count(spark):
@@ -213,15 +208,8 @@ def test_of_equals_the_first_stream_and_the_first_minute_count(spark):
     assert sorted(named(result, "stream_peak")) == [(START, "stream", "a"), (START, "stream", "b")]
 
 
-def test_without_times_nothing_is_told_of_them(spark, events):
-    frame = statistics(events.drop("message_id"), log=LOG)
-    assert not [key for key in figures(frame) if "handled" in key[1] or "unmatched" in key[1]]
-
-
-def test_an_empty_log_has_none(spark, tmp_path):
-    frame = statistics(
-        spark.createDataFrame([], SCHEMA), log=LOG, handled=spark.createDataFrame([], HANDLED)
-    )
+def test_an_empty_log_has_none(spark, inbox, tmp_path):
+    frame = statistics(spark.createDataFrame([], SCHEMA), inbox, log=LOG)
     assert figures(for_table(frame)) == {}
     assert pq.read_table(write_statistics(frame, tmp_path)).num_rows == 0
 
@@ -237,7 +225,7 @@ def test_minutes_are_in_utc_wherever_the_driver_is(frame, result, monkeypatch):
         time.tzset()
 
 
-def test_the_log_is_read_once(spark):
+def test_the_log_is_read_once(spark, inbox):
     read = spark.sparkContext.accumulator(0)
 
     @F.udf("string", useArrow=False)
@@ -246,21 +234,20 @@ def test_the_log_is_read_once(spark):
         return text
 
     events = spark.createDataFrame(EVENTS[:50], SCHEMA).repartition(2)
-    with read_once(events.withColumn("type", counted("type")).drop("message_id")) as kept:
-        assert "message_id" not in kept.columns
-        assert figures(statistics(kept, log=LOG))
+    with read_once(events.withColumn("type", counted("type"))) as kept:
+        assert figures(statistics(kept, inbox, log=LOG))
         assert kept.is_cached
     assert read.value == 50
     assert not kept.is_cached
 
 
-def test_times_that_were_set_by_hand_are_left_out(spark):
+def test_times_that_were_set_by_hand_are_left_out(spark, inbox):
     events = spark.createDataFrame([event("a", START, id=1)], SCHEMA)
     for moment in ("null", "timestamp_micros(9223372036854775807L)", "timestamp'-0044-03-15'"):
         events = events.unionByName(events.limit(1).withColumn("recorded_at", F.expr(moment)))
     with read_once(events) as kept:
         assert kept.count() == 1
-        assert len(figures(statistics(kept, log=LOG))) > 10
+        assert len(figures(statistics(kept, inbox, log=LOG))) > 10
 
 
 @pytest.fixture(scope="module")
@@ -324,8 +311,8 @@ class TestTheFile:
     def test_twice_is_the_same(self, spark, frame, tmp_path):
         first = write_statistics(frame, tmp_path).read_bytes()
         events = spark.createDataFrame(EVENTS[::-1], SCHEMA).repartition(3)
-        handled = spark.createDataFrame(TIMES[::-1], HANDLED)
-        again = statistics(events, log=LOG, handled=handled, top=TOP, partitions=PARTITIONS)
+        handled = spark.createDataFrame(TIMES[::-1], INBOX)
+        again = statistics(events, handled, log=LOG, top=TOP, partitions=PARTITIONS)
         assert write_statistics(again, tmp_path).read_bytes() == first
 
     def test_a_failed_run_leaves_the_old_one(self, spark, frame, tmp_path, monkeypatch):

@@ -39,7 +39,6 @@ from ..statistics import (
     TOP,
     USED,
     for_table,
-    handled_in_inbox,
     read_once,
     rows_of,
     statistics,
@@ -171,10 +170,9 @@ def run_statistics(
     """Compute the statistics of a log. Raises ``OutboxError``."""
     if "://" in to:
         raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
-    handled = handled_in_inbox(inbox.read(read="inbox"))
     with read_once(run.read(some(*USED), archive=archive)) as events:
         log, most = run.options.log, {"top": top or TOP, "partitions": partitions or PARTITIONS}
-        found = statistics(events, log=log, handled=handled, **most).persist()
+        found = statistics(events, inbox.read(read="inbox"), log=log, **most).persist()
         if to:
             write(f"statistics log={log} file={write_statistics(found, to)}")
         if table:
