@@ -277,12 +277,12 @@ class Attempt:
 
     def _changes_unique(self, handled: Handled) -> bool:
         values = {**self.values, "state": self.text}
-        columns = values | (handled.columns or {}) | {"state": handled.text}
+        columns = values | handled.columns | {"state": handled.text}
         return any(columns[name] != values[name] for name in self.types.unique)
 
     def _keep(self, handled: Handled) -> None:
         self.text, self._fresh = handled.text, handled.state
-        self.values |= {"changed_at": self.now, **(handled.columns or {})}
+        self.values |= {"changed_at": self.now, **handled.columns}
 
     def _step(self, call: Call, spec: CommandSpec, answer: Any, text: str) -> Outcome:
         self.sound = False

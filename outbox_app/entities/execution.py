@@ -44,10 +44,7 @@ PAUSE = 0.005
 
 
 def in_callers_transaction(entity: Any, *, using: str) -> bool:
-    """Return whether commands belong to a transaction of the caller's.
-
-    Raises ``InvalidCommand`` inside a command, ``NotAtomic`` if only another alias has one open.
-    """
+    """Return whether the caller is in a transaction. Raises ``InvalidCommand``, ``NotAtomic``."""
     if inside := running.get():
         raise InvalidCommand(
             f"The command {inside.command} may not execute another command: it may run repeatedly. "
@@ -83,10 +80,7 @@ def _has_schemas(using: str) -> bool:
 
 
 def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
-    """Answer calls for one entity: committed, or part of the caller's open transaction.
-
-    Return the calls that need another transaction, after this one.
-    """
+    """Answer calls, committed or in the caller's transaction; return those that need another."""
     perform = _join if connections[using].in_atomic_block else _commit
     try:
         return perform(entity, calls, using=using)

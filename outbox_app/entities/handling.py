@@ -148,8 +148,8 @@ class Handled:
     #: The state, decoded from ``text``.
     state: Any
     text: str
-    #: The values of the type's own fields; None if it derives none from the state.
-    columns: dict[str, Any] | None
+    #: The values of the type's own fields that ``columns()`` derives from the state.
+    columns: dict[str, Any]
     #: For each command, its response (as readers will see it) or rejection, and the JSON of it.
     answers: list[tuple[Any, str]]
 
@@ -180,7 +180,7 @@ def handle(
         left = _checked(name, types, instance)
         if first.refused:
             gifts.may_query = True
-            vars(instance).update(left[-1] or {})
+            vars(instance).update(left[-1])
             types.require_free(instance, first.refused, using=using)
         if not spec.batch:
             return Handled(*left, [storable(name, "the response", response)])
@@ -205,18 +205,18 @@ def _answer(name: str, answer: Any) -> tuple[Any, str]:
     return storable(name, "the response", answer)
 
 
-def _checked(name: str, types: TypeSpec, instance: Any) -> tuple[Any, str, dict[str, Any] | None]:
+def _checked(name: str, types: TypeSpec, instance: Any) -> tuple[Any, str, dict[str, Any]]:
     if instance.state is None:
         raise InvalidCommand(f"{name} left self.state unset.")
     state, text = storable(name, "self.state", instance.state)
     if not types.rules and not types.derives_columns:
-        return state, text, None
+        return state, text, {}
     instance.state = json.loads(text)
     for rule, holds in types.rules.items():
         if not holds(instance):
             first = (holds.__doc__ or f"The rule {rule} is broken.").strip().splitlines()[0]
             raise Rejected(first, code=rule)
-    return state, text, columns_of(name, types, instance) if types.derives_columns else None
+    return state, text, columns_of(name, types, instance)
 
 
 def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
