@@ -4,8 +4,7 @@ The rules are those of the strictest database, so that a log can move to any oth
 255 characters of valid Unicode without NUL, and versions are of type ``int``, no bool or float.
 JSON is strict UTF-8 without NaN, Infinity and NUL, at most 30 levels deep (MariaDB stores no more
 than 32). Dates, decimals and UUIDs become text, as ``DjangoJSONEncoder`` writes them, and keys
-become strings. A float of 1e16 or more becomes the integer that PostgreSQL makes of it, and -0.0
-becomes 0.0.
+become strings; floats become what PostgreSQL makes of them.
 """
 
 from __future__ import annotations
@@ -131,14 +130,16 @@ def canonical(field: str, value: Any) -> tuple[Any, str]:
     """Return a value as readers will see it, and its JSON. Raises ``InvalidEvent``."""
     try:
         text = _encode(value)
+        if "e+" in text or "-0.0" in text:
+            value = json.loads(text, parse_float=_as_numeric)
+            text = _encode(value)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidEvent(
             f"{field} cannot be stored as JSON: {error}. Use strings, numbers, booleans, None, "
             "lists and dictionaries."
         ) from error
-    limit = outbox_settings().MAX_EVENT_BYTES
-    if size > limit:
+    if size > (limit := outbox_settings().MAX_EVENT_BYTES):
         raise InvalidEvent(
             f"{field} is {size} bytes of JSON; at most {limit} are possible "
             "(OUTBOX['MAX_EVENT_BYTES']). Store the bulk elsewhere and publish its key."
@@ -149,9 +150,6 @@ def canonical(field: str, value: Any) -> tuple[Any, str]:
         raise InvalidEvent(
             f"{field} is nested {_depth(text)} levels deep; at most {MAX_DEPTH} are possible."
         )
-    if "e+" in text or "-0.0" in text:
-        seen = json.loads(text, parse_float=_as_numeric)
-        return seen, _encode(seen)
     if type(value) in _SCALARS:
         return value, text
     seen = json.loads(text)
@@ -160,7 +158,7 @@ def canonical(field: str, value: Any) -> tuple[Any, str]:
 
 
 def _as_numeric(number: str) -> float:
-    """Return a float as PostgreSQL's ``jsonb`` gives it back."""
+    """Return a float as PostgreSQL's ``jsonb`` gives it back: 1e16 as an integer, -0.0 as 0.0."""
     return int(Decimal(number)) if "e+" in number else float(number) + 0.0
 
 

@@ -247,6 +247,7 @@ def circle():
         ({"data": {"a\x00b": 1}}, "NUL"),
         ({"data": "\ud800"}, "data cannot be stored as JSON"),
         ({"data": "x" * 300_000}, "MAX_EVENT_BYTES"),
+        ({"data": [1e300] * 1000}, "MAX_EVENT_BYTES"),  # each becomes 301 digits
         ({"stream": ""}, "stream must not be empty"),
         ({"stream": 5}, "stream must be a string"),
         ({"stream": "x" * 256}, "256 characters"),
