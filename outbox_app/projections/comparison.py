@@ -7,7 +7,8 @@ continue. Columns with the time of writing (``auto_now``) are not compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,24 +18,13 @@ from django.db import connections, models, transaction
 EXAMPLES = 3
 #: Keys looked up by one statement.
 CHUNK = 500
-
-
-class Counts(NamedTuple):
-    same: int
-    changed: int
-    added: int
-    gone: int
-
-    def __sub__(self, other: Counts) -> Counts:
-        return Counts(*(a - b for a, b in zip(self, other, strict=True)))
-
-    @property
-    def differing(self) -> int:
-        return self.changed + self.added + self.gone
+#: The kinds of rows that differ.
+DIFFERING = ("changed", "added", "gone")
 
 
 class Comparison(NamedTuple):
-    counts: Counts
+    #: Rows of each kind, by ``DIFFERING``, and those that are the "same".
+    counts: dict[str, int]
     #: Rows that differ, perhaps only because one side has not applied an event yet.
     unsettled: int
     #: Lines for people.
@@ -61,9 +51,10 @@ def compare(
         counts = tables.counts()
         keys = set(unsettled())
         moving = tables.counts_of(keys)
-        examples = list(tables.examples(keys)) if (counts - moving).differing else []
-    settled = counts - moving._replace(same=0)
-    return Comparison(settled, moving.differing, examples)
+        settled = {kind: counts[kind] - moving[kind] for kind in DIFFERING}
+        examples = list(tables.examples(keys)) if any(settled.values()) else []
+    settled["same"] = counts["both"] - counts["changed"]
+    return Comparison(settled, sum(moving[kind] for kind in DIFFERING), examples)
 
 
 class _Tables:
@@ -87,7 +78,7 @@ class _Tables:
             "gone": f"{old} old LEFT JOIN {new} new ON {on} WHERE new.{self.key} IS NULL",
         }
 
-    def counts(self, keys: Sequence[Any] | None = None) -> Counts:
+    def counts(self, keys: list[Any] | None = None) -> dict[str, int]:
         """Count all rows, or the rows with these keys, by one statement."""
         params: list[Any] = []
         selects = []
@@ -100,19 +91,17 @@ class _Tables:
             selects.append(f"(SELECT COUNT(*) FROM {source}{where})")
         with self.connection.cursor() as cursor:
             cursor.execute(f"SELECT {', '.join(selects)}", params)
-            both, changed, added, gone = map(int, cursor.fetchone())
-        return Counts(both - changed, changed, added, gone)
+            return dict(zip(self.sources, map(int, cursor.fetchone()), strict=True))
 
-    def counts_of(self, keys: Collection[Any]) -> Counts:
-        total = Counts(0, 0, 0, 0)
-        left = iter(keys)
+    def counts_of(self, keys: Collection[Any]) -> Counter[str]:
+        total: Counter[str] = Counter()
+        left = (self.pk.get_db_prep_value(key, self.connection) for key in keys)
         while chunk := list(islice(left, CHUNK)):
-            found = self.counts([self.pk.get_db_prep_value(k, self.connection) for k in chunk])
-            total = Counts(*(a + b for a, b in zip(total, found, strict=True)))
+            total.update(self.counts(chunk))
         return total
 
     def examples(self, without: Collection[Any]) -> Iterator[str]:
-        for kind in ("changed", "added", "gone"):
+        for kind in DIFFERING:
             side, model = ("new", self.shadow) if kind == "added" else ("old", self.live)
             sql = (
                 f"SELECT {side}.* FROM {self.sources[kind]} ORDER BY {side}.{self.key} "
@@ -126,15 +115,12 @@ class _Tables:
         if kind != "changed":
             return ""
         new = self.shadow._base_manager.using(self.using).get(pk=row.pk)
-        pairs = (
-            (field.name, getattr(row, field.attname), getattr(new, field.attname))
-            for field in self.fields
-        )
-        return "".join(
-            f" {name}={before!r:.80} -> {after!r:.80}"
-            for name, before, after in pairs
-            if before != after
-        )
+        change = ""
+        for field in self.fields:
+            before, after = getattr(row, field.attname), getattr(new, field.attname)
+            if before != after:
+                change += f" {field.name}={before!r:.80} -> {after!r:.80}"
+        return change
 
     def _equal(self, column: str) -> str:
         old, new = f"old.{column}", f"new.{column}"

@@ -1,10 +1,9 @@
 """``Projection``: a read model, kept up to date by a subscription.
 
-A subclass defines how an event changes a row. A page of any size then costs one read, one INSERT,
-one upsert and one DELETE at most. The subscription (*pull*) guarantees the rows: it applies each
-event exactly once. ``push=True`` also applies a writer's events right after its commit, and
-``inline=True`` inside its transaction: see ``projections.push``. ``projections.rows`` has the rule
-that lets both change one row. ``manage.py outbox_rebuild`` rebuilds the rows from the log.
+A page of any size costs one read, one INSERT, one upsert and one DELETE at most. The subscription
+(*pull*) guarantees the rows: it applies each event exactly once. ``push=True`` and ``inline=True``
+also let a writer apply its own events: see ``projections.push``, and ``projections.rows`` for the
+rule that lets both change one row.
 """
 
 from __future__ import annotations
@@ -86,7 +85,11 @@ class Projection:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.name:
-            declare(cls())
+            projection = cls()
+            _check(projection)
+            options: dict[str, Any] = {name: getattr(projection, name) for name in _OPTIONS}
+            subscriber(cls.name, **options)(projection)
+            events_published.connect(receive)
 
     def __call__(self, events: list[RecordedEvent]) -> None:
         """Handle a page of the subscription, in its transaction."""
@@ -104,14 +107,6 @@ class Projection:
     def versioned(self) -> bool:
         """Whether each row stores the version of its stream that it has applied."""
         return self.push or self.inline
-
-
-def declare(projection: Projection) -> None:
-    """Register a projection as a subscription. Raises ``InvalidSubscriber``."""
-    _check(projection)
-    options: dict[str, Any] = {name: getattr(projection, name) for name in _OPTIONS}
-    subscriber(projection.name, **options)(projection)
-    events_published.connect(receive)
 
 
 def _check(projection: Projection) -> None:

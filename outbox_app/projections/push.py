@@ -1,17 +1,16 @@
 """Push and inline: the writer applies its own events to the projections that ask for it.
 
 *Push* runs right after the commit, in the same process. It cannot harm the writer: it waits for a
-lock for a second at most, and only logs its errors. If it fails, or is lost with a killed process,
-the pull applies the events. *Inline* runs inside the writer's transaction and fails with it. Its
-subscription runs nevertheless: it applies the events from before the projection was added, and the
-events that inline had to leave out. Both read the events back from the log, so that they see what
-the pull sees.
+lock for a second at most, and only logs its errors. *Inline* runs inside the writer's transaction
+and fails with it. The pull applies the events that either leaves out, and those from before the
+projection was added. Both read the events back from the log, so that they see what the pull sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 from django.db import connections, transaction
@@ -25,9 +24,6 @@ from ..process.lock_wait import atomic_with_lock_wait
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 from ..text import get_logger
 from .rows import PendingEvent, ProjectionTable
-
-if TYPE_CHECKING:
-    from .projection import Projection
 
 logger = get_logger("outbox_app.projections")
 
@@ -52,7 +48,8 @@ def receive(
         if ids and projection.inline:
             ProjectionTable(projection, using=using).apply(list(pending_events(each, sender, ids)))
         elif ids:
-            _push_after_commit(each, projection, sender, ids)
+            push = partial(_push, each, sender, ids)
+            transaction.on_commit(push, using=using, robust=True)
 
 
 def pending_events(
@@ -79,19 +76,13 @@ def pending_events(
             yield PendingEvent(recorded(row), before)
 
 
-def _push_after_commit(
-    subscriber: Subscriber, projection: Projection, log: type[EventLog], ids: Sequence[UUID]
-) -> None:
-    using = subscriber.using
-
-    def push() -> None:
-        try:
-            failpoint("push")
-            pending = list(pending_events(subscriber, log, ids))
-            with atomic_with_lock_wait(LOCK_WAIT, using=using):
-                ProjectionTable(projection, using=using).apply(pending)
-        except Exception as error:
-            text = "Push left to the pull subscription=%s events=%d error=%r"
-            logger.warning(text, subscriber.name, len(ids), error)
-
-    transaction.on_commit(push, using=using, robust=True)
+def _push(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> None:
+    projection: Any = subscriber.handle
+    try:
+        failpoint("push")
+        pending = list(pending_events(subscriber, log, ids))
+        with atomic_with_lock_wait(LOCK_WAIT, using=subscriber.using):
+            ProjectionTable(projection, using=subscriber.using).apply(pending)
+    except Exception as error:
+        text = "Push left to the pull subscription=%s events=%d error=%r"
+        logger.warning(text, subscriber.name, len(ids), error)

@@ -1,13 +1,12 @@
 """Rebuilding a projection from the log, beside the live table: ``manage.py outbox_rebuild``.
 
 The log is replayed into a shadow table, while the live table is read and its subscription runs. The
-takeover is one transaction: it locks the subscription's cursors, then the live table, reads the
-events that have come meanwhile, replaces the old rows with the new rows, and sets the cursors to
-the state of the new rows. Readers see the old rows until it commits, then the new rows; no event is
-missed or applied twice. Rows are copied and no table is renamed: on MySQL a RENAME commits by
-itself, and indexes, constraints, grants and foreign keys keep their names. A killed rebuild leaves
-only a shadow table, which the next rebuild removes. A projection that cannot be rebuilt is refused
-before anything is written.
+takeover is one transaction: it reads the events that have come meanwhile, replaces the old rows
+with the new rows, and sets the subscription's cursors to their state. Readers see the old rows
+until it commits, then the new rows; no event is missed or applied twice. Rows are copied and no
+table is renamed: on MySQL a RENAME commits by itself, and indexes, constraints, grants and foreign
+keys keep their names. A killed rebuild leaves only a shadow table, which the next one removes. A
+projection that cannot be rebuilt is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -209,8 +208,7 @@ class Rebuild:
         cursors = Cursor.objects.using(using).filter(subscription=self.name)
         vendor = connections[using].vendor
         # With a snapshot from before the lock, the DELETE would not empty the table.
-        own_level = vendor == "postgresql"
-        with atomic_with_lock_wait(LOCK_WAIT, using=using, read_committed=own_level):
+        with atomic_with_lock_wait(LOCK_WAIT, using=using, read_committed=vendor == "postgresql"):
             if vendor == "mysql":  # gaps are locked, too: no row is inserted behind the DELETE
                 with connections[using].cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

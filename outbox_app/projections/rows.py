@@ -4,11 +4,10 @@ Rows are locked in the order of their keys, so partitions and pushes that change
 for each other. If another transaction has just inserted one of the new rows, the page starts again.
 
 The rule for rows with versions: the pull gets, in order, all events that the projection asks for,
-so it applies every event above the row's version, across versions in between. A pushed or inline
-event may arrive out of order. It is applied only if the row has applied the event before it in the
-stream that the projection asks for: v on top of v - 1. Otherwise it is left to the pull. So a row
-always has exactly the events up to its version. A deleted row would lose its version, and a late
-push would bring it back: so the row stays, marked in its field ``deleted``.
+so it applies every event above the row's version. A pushed or inline event may arrive out of order.
+It is applied only if the row has applied the event before it in the stream that the projection asks
+for; otherwise it is left to the pull. So a row always has exactly the events up to its version. A
+deleted row would lose its version, so it stays, marked in its field ``deleted``.
 """
 
 from __future__ import annotations

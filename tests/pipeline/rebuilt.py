@@ -15,7 +15,6 @@ import django
 if __name__ == "__main__":
     django.setup()
 
-from outbox_app.projections.projection import declare
 from tests.projections.declared import SoldOf, StatusOf
 
 
@@ -41,7 +40,7 @@ PROJECTIONS = {each.name: each for each in (SparkSold, SparkStatus)}
 
 def declared(name: str) -> Any:
     """Declare one anew: tests forget what was declared."""
-    declare(PROJECTIONS[name]())
+    PROJECTIONS[name].__init_subclass__()
     return PROJECTIONS[name]
 
 

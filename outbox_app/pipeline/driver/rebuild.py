@@ -3,10 +3,7 @@
 Tasks read all events up to one offset, from the archive and the log after it, and fold them into
 rows; this process loads the rows into a shadow table. So tasks only need the right to read, and a
 task that is retried, or still runs somewhere after it was given up, does no harm. Then the new rows
-are compared with the live ones. The takeover is that of ``rebuild``: the events after the offset
-are replayed, the rows replace the old ones, and the subscription continues from there. No event is
-missed or applied twice. Until the takeover commits nothing has changed, even if a process is
-killed. With an archive a log need not have its beginning any more.
+are compared with the live ones. The takeover is that of ``projections.rebuild``.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from ...eventlog.state import WindowState
 from ...exceptions import PipelineError, ReadRefused, RebuildRefused, TooManyGaps
 from ...failpoints import failpoint
 from ...models import Cursor, EventLog
-from ...projections.comparison import compare
+from ...projections.comparison import DIFFERING, compare
 from ...projections.projection import Projection
 from ...projections.rebuild import Rebuild, failing_as_one, rebuildable, require_whole
 from ...projections.shadow_table import shadow_table
@@ -83,11 +80,7 @@ def rebuild_on_spark(
     write: Write = logger.info,
 ) -> int:
     """Rebuild a view from Spark's rows. Raises ``RebuildRefused``, ``RebuildFailed``."""
-    log, using = log_of(name)
-    if options.log != log._meta.db_table:
-        raise RebuildRefused(
-            f"Projection {name!r} reads the log {log._meta.db_table}, not {options.log}."
-        )
+    _, using = log_of(name)
     projection = rebuildable(name)
     with failing_as_one(name, describe=reason):
         plan = planned(session, replace(options, archive=archive), projection)
@@ -251,14 +244,11 @@ class SparkRebuild(Rebuild):
                 raise
             self.write(f"not compared name={self.name}: {error}")
             return 0
-        same, changed, added, gone = found.counts
-        self.write(
-            f"compared name={self.name} same={same} changed={changed} added={added} gone={gone} "
-            f"unsettled={found.unsettled}"
-        )
+        counts = " ".join(f"{kind}={found.counts[kind]}" for kind in ("same", *DIFFERING))
+        self.write(f"compared name={self.name} {counts} unsettled={found.unsettled}")
         for line in found.examples:
             self.write(f"  {line}")
-        return found.counts.differing
+        return sum(found.counts[kind] for kind in DIFFERING)
 
     def _unsettled(self, states: list[WindowState], cursors: list[Cursor]) -> set[Any]:
         """Return the keys of the events after any of these states and cursors."""
