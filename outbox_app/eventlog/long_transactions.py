@@ -1,10 +1,9 @@
 """Open transactions of a server: those that have written, and those with an old snapshot.
 
 A transaction that has written to a log delays only its own events. One with an old snapshot slows
-the drain: a deleted row stays in the table and its indexes as long as a snapshot may still see it.
-While a report or a forgotten shell is open for hours, every batch reads past the rows deleted in
-those hours. Neither of the two loses anything. If this database user may not see everything,
-``denied`` says so, and nothing fails. SQLite has no list of transactions.
+the drain, whose batches read past the deleted rows that it may still see. Neither of the two loses
+anything. If this database user may not see everything, ``denied`` says so, and nothing fails.
+SQLite has no list of transactions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The contract of a scan: the rows between two states of a window, for several readers at once.
 
-A window gives one reader page after page. A scan says how far a reader may go (``end``) and cuts
-the rows between two states into ``parts``, which other processes read, at any time and as often as
-they must: the rows between two states are the same every time (on MySQL, provided that each missing
-position that was given up was really never used). One suite tests every scan
-(tests/eventlog/test_scans.py). Imports no Django: Spark's executors use it.
+Other processes read the ``parts``, at any time and as often as they must: the rows between two
+states are the same every time (on MySQL, provided that each missing position that was given up was
+really never used). One suite tests every scan (tests/eventlog/test_scans.py). Imports no Django:
+Spark's executors use it.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def require_all(reader: LogReader, last: int) -> None:
         )
 
 
-def renumber(reader: LogReader, last: int, *, batch: int = BATCH) -> Iterator[int]:
+def renumber(reader: LogReader, last: int) -> Iterator[int]:
     """Negate the transaction ids of the rows up to a position, in key order, in one transaction.
 
     Yields each position that it reaches. Nothing marks the rows that are done: commit all or none.
@@ -95,7 +95,7 @@ def renumber(reader: LogReader, last: int, *, batch: int = BATCH) -> Iterator[in
     table, reached = reader.window.source, 0
     while True:
         ids = f"SELECT id FROM {table} WHERE id > {reached} AND id <= {last}"
-        sql = f"SELECT max(id) FROM ({ids} ORDER BY id LIMIT {batch}) batch"
+        sql = f"SELECT max(id) FROM ({ids} ORDER BY id LIMIT {BATCH}) batch"
         [(end,)] = reader.run(sql, [])
         if end is None:
             return

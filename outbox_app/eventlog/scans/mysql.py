@@ -37,8 +37,7 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
         came = self._committed(known)
         runs = without(known, came) + self._holes(state.high, high)
         while True:
-            # Rows that a row's writer could see have lower positions and were committed earlier, so
-            # they are visible now. If a read view that is no cut missed one, this look finds it.
+            # As in ``read``: the statement above may have missed rows that were committed.
             seen, now = self._look(runs)
             late = self._committed([run for run in runs if meets(seen, run[0], run[1])])
             if not late:

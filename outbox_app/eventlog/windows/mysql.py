@@ -3,11 +3,8 @@
 Delivery continues past a missing position, and delivers its row when it appears. After each page, a
 *dirty* read, which sees uncommitted rows, looks for the positions that are still missing. The run
 rule: missing positions that follow one another are one run, and the run is open while a dirty read
-sees any of it, because an INSERT of many rows reserves its positions before the rows exist. A run
-of which nothing was seen for the settle time counts as never used; tombstones are for a session
-that stays between a position and its first row for longer. MariaDB's read view is no atomic cut: it
-may show version 5 of a stream and not version 4. So a page is looked at again until no position
-that it misses turns out to be committed. Figures: docs/explanation/reading-the-log.md.
+sees any of it. A run of which nothing was seen for the settle time counts as never used. Why, with
+figures: docs/explanation/reading-the-log.md.
 """
 
 from __future__ import annotations
@@ -89,8 +86,8 @@ class MysqlWindow(Window[MysqlState]):
             seen, now = self._look(runs)
             if not rows:
                 break
-            # Rows that a row's writer could see have lower positions and were committed earlier, so
-            # they are visible now. If a read view that is no cut missed one, this look finds it.
+            # MariaDB's read view is no atomic cut: it may show version 5 of a stream, and not
+            # version 4, which was committed before. If it missed such a row, this look finds it.
             reach = rows[-1][0] if full else high
             near = [(first, min(last, reach), None) for first, last, _ in runs if first <= reach]
             written = [run for run in near if meets(seen, run[0], run[1])]

@@ -2,10 +2,9 @@
 
 This is the method of PgQ (Skytools; ``pgq.batch_event_sql``). A committed transaction is visible in
 every later snapshot and in no earlier one, so each row lies in exactly one window. When a window is
-opened, all of its transactions have ended, so it never changes: paging, crashes and retries read
-the same rows. A snapshot is a consistent cut: a row is never in a later window than a row whose
-writer could see it. A long transaction delays only its own rows. Transaction ids are integers, and
-are written into the SQL as such.
+opened, all of its transactions have ended, so it never changes. A snapshot is a consistent cut: a
+row is never in a later window than a row whose writer could see it. A long transaction delays only
+its own rows. Transaction ids are integers, and are written into the SQL as such.
 """
 
 from __future__ import annotations
