@@ -1,4 +1,7 @@
-"""SQLite: commit order is position order, so a scan is a range of positions that never changes."""
+"""SQLite: commit order is position order, so a scan is a range of positions.
+
+The rows of a range never change: rows that are committed later have higher positions.
+"""
 
 from __future__ import annotations
 
