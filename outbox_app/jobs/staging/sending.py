@@ -275,7 +275,9 @@ class StagingMixin:
             return staging
         if _forced.get().using:
             return True
-        return self._stages_calls() and connections[outbox_alias()].in_atomic_block
+        return self._stages_calls() and (
+            outbox_settings().OUTSIDE == "stage" or connections[outbox_alias()].in_atomic_block
+        )
 
     def _stages_calls(self) -> bool:
         # Without django.setup() there is no outbox, and Celery's own calls work as before.

@@ -109,6 +109,20 @@ def test_a_closed_port_is_as_good(urls, alias, make_app):
     assert StagedJob.objects.using(alias).count() == FORMS
 
 
+@each_url
+def test_nor_is_it_by_what_is_staged_outside_a_transaction(
+    urls, alias, make_app, black_hole, settings
+):
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "stage"}
+    broker_url, backend_url = (url.format(black_hole.port) for url in urls)
+    app = make_app(broker_url, result_backend=backend_url)
+
+    stage_every_form(app.task(name="add", shared=False)(tasks.add))
+
+    assert StagedJob.objects.using(alias).count() == FORMS
+    assert not black_hole.was_contacted()
+
+
 def test_what_was_up_and_is_gone_is_not_missed(alias, make_app):
     """Connections that are open already are not used, either."""
     with Redis() as redis, Proxy("127.0.0.1", redis.port) as proxy:
