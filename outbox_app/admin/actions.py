@@ -1,13 +1,10 @@
-"""Actions on rows of a list: confirmed first, with a reason, done by POST, logged.
-
-An action first shows a question: what it will do, to which rows, and why. Only the confirmed form
-changes anything. Each action needs its permission, and writes one line to the admin's log.
+"""Actions on rows of a list: each needs its permission, asks first, and writes a line to the log.
 
 An action on any number of rows is batched, as a web server waits for 30 seconds only: each POST
 works for ``SECONDS``, rewrites the log line, and returns a page whose form posts the rest. The
-form holds the progress, signed, and valid for one person, one action and one selection. If a form
-is posted twice, no row is changed twice; a second POST that changed rows writes a log line of its
-own. Such an action changes only rows that existed when its question was asked.
+form holds the progress, signed for one person, one action and one selection. If a form is posted
+twice, no row is changed twice; a second POST that changed rows writes a log line of its own. Such
+an action changes only rows that existed when its question was asked.
 """
 
 from __future__ import annotations
@@ -44,7 +41,6 @@ from .row_range import id_in, number, row_range
 SECONDS = 3.0
 #: The maximum age of a form that posts the rest, in seconds.
 MAX_AGE = 24 * 3600
-SALT = "outbox_app.admin.progress"
 
 
 def _reason(*, required: bool) -> forms.CharField:
@@ -195,21 +191,17 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         entry = log(request, rows, action, outcome, reason)
         order = self.batch_order
         ends = self.get_queryset(request).aggregate(first=Min(order), last=Max(order))
-        state = State(
-            *_owner(request, action), reason, until, entry, outcome,
-            ends["first"] or 0, ends["last"] or 0,
-        )  # fmt: skip
+        state = State(reason, until, entry, outcome, ends["first"] or 0, ends["last"] or 0)
         return self._run_batches(request, rows, action, state)
 
     def resume(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
+        salt = _salt(request, action)
         try:
-            given = signing.loads(request.POST["state"], salt=SALT, max_age=MAX_AGE)
+            given = signing.loads(request.POST["state"], salt=salt, max_age=MAX_AGE)
         except signing.BadSignature as error:
-            raise BadRequest("This form was not made by this page, or it is too old.") from error
-        state = State(**given)
-        if (state.user, state.action, state.selection) != _owner(request, action):
-            raise BadRequest("This form was made for another person or other rows.")
-        return self._run_batches(request, rows, action, state)
+            text = "This form was not made for this person and these rows, or it is too old."
+            raise BadRequest(text) from error
+        return self._run_batches(request, rows, action, State(**given))
 
     def _run_batches(
         self, request: HttpRequest, rows: Any, action: BulkAction, state: State
@@ -242,7 +234,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
             "outcome": outcome,
             "left": left(rows, self.batch_order, state),
             "percent": state.percent,
-            "state": signing.dumps(asdict(state), salt=SALT, compress=True),
+            "state": signing.dumps(asdict(state), salt=_salt(request, action), compress=True),
             "asked": request.POST.get("asked", ""),
         }
         return self._page(request, "progress", action, context)
@@ -275,11 +267,8 @@ class ConfirmedActionsAdmin(OutboxAdmin):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The progress of a batched action, and the person it belongs to."""
+    """The progress of a batched action."""
 
-    user: str
-    action: str
-    selection: str
     reason: str
     #: The highest id that the action may change.
     until: int
@@ -327,8 +316,9 @@ def asked_at(request: HttpRequest) -> datetime | DatabaseNow:
     return DatabaseNow()
 
 
-def _owner(request: HttpRequest, action: BulkAction) -> tuple[str, str, str]:
-    return str(request.user.pk), action.name, repr(Selection.of(request))
+def _salt(request: HttpRequest, action: BulkAction) -> str:
+    """Return what makes a signature valid for one person, one action and one selection only."""
+    return repr(("outbox_app.admin.progress", request.user.pk, action.name, Selection.of(request)))
 
 
 def _is_over(found: BulkResult) -> bool:

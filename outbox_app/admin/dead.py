@@ -1,8 +1,7 @@
 """Dead jobs: why they died, and the two things a person can do about it.
 
-Requeue and discard are actions on the selected rows or on all that match the filter. Each has its
-own permission, asks first (how many, which tasks and errors, why), does not take jobs that died
-after it asked, and writes a line to the admin's log. A GET changes nothing.
+Requeue and discard show which tasks and errors they are about before they do anything, and do not
+take jobs that died after that.
 """
 
 from __future__ import annotations

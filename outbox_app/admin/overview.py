@@ -1,12 +1,9 @@
 """The overview: is work leaving, how late is it, who owns what, what is dead and why, what blocks.
 
-The top of the page says in one sentence whether work is leaving, and lists the problems that
-``monitoring.diagnosis`` has found; each links to the page where it is fixed. The page takes a
-constant number of statements, all of them bounded. Current figures are read from the tables; those
-of the last hour and day are the counters of the processes (``monitoring.series``). The page needs
-the permission to view drainers. Each user sees only the jobs, subscriptions, entities, prepared
-events, gaps, dead jobs and incidents that they may view; queries of other sessions need a
-permission of their own. ``?part=live`` returns only the part that the page refreshes.
+The page takes a constant number of statements, all of them bounded. Current figures are read from
+the tables; those of the last hour and day are the counters of the processes. The page needs the
+permission to view drainers, and shows each user only the rows that they may view; queries of other
+sessions need a permission of their own. ``?part=live`` returns only the part that it refreshes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Prepared events: what their senders said, and what a person decides; fences; peers.
 
-An undecided event waits for a person: its page shows how often its sender was asked, and its last
-answer or error. Ask now, confirm, cancel and extend are actions, each with a permission of its own
-and a reason. Confirm and cancel are guesses unless a person knows the outcome of the sender's
-transaction; the question names the risk. Fences are in the databases of senders: the list shows
-those of one alias at a time. Only the peers in the table are edited by a form. It refuses what
-``manage.py check`` would refuse, such as a secret that is not a reference.
+Confirm and cancel are guesses unless a person knows the outcome of the sender's transaction; the
+question names the risk. Fences are in the databases of senders: the list shows those of one alias
+at a time. Only the peers in the table are edited by a form. It refuses what ``manage.py check``
+would refuse, such as a secret that is not a reference.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The backlog: staged jobs, what blocks them, and what a person can do about them.
 
-Cancel, release and move to dead are actions on the selected rows or on all that match the filter,
-each with a permission of its own and a reason. A job that a drainer is publishing at that moment
-leaves all the same; the question says so.
+A job that a drainer is publishing at the moment of an action leaves all the same; the question says
+so.
 """
 
 from __future__ import annotations

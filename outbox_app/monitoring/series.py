@@ -257,20 +257,17 @@ def _staged(
     found: dict[str, dict[datetime, float]], first: datetime, last: datetime, *, using: str
 ) -> dict[datetime, float]:
     """Return the estimate by minute. A sample counts as taken when its minute begins."""
-    known = _before(first, using=using)
-    known += sorted(found[counters.NEWEST_ID].items())
+    earlier = _rows(using, [counters.NEWEST_ID], first - LOOK_BACK, first - MINUTE)
+    last_before = earlier.aggregate(at=Max("minute"), id=Max("value"))
+    known = sorted(found[counters.NEWEST_ID].items())
+    if last_before["at"] is not None:
+        known.insert(0, (_utc(last_before["at"], using), last_before["id"]))
     if not known:
         return {}
     highest = max([value for _, value in known] + list(found[counters.READ_ID].values()))
     newer = StagedJob.objects.using(using).filter(id__gt=highest).aggregate(id=Max("id"))["id"]
     known.append((last + MINUTE, max(highest, newer or 0.0)))
     return {minute: growth for minute, growth in _growth(known) if first <= minute <= last}
-
-
-def _before(first: datetime, *, using: str) -> list[tuple[datetime, float]]:
-    rows = _rows(using, [counters.NEWEST_ID], first - LOOK_BACK, first - MINUTE)
-    found = rows.aggregate(at=Max("minute"), id=Max("value"))
-    return [] if found["at"] is None else [(_utc(found["at"], using), found["id"])]
 
 
 def _growth(known: list[tuple[datetime, float]]) -> Iterator[tuple[datetime, float]]:
