@@ -167,7 +167,8 @@ def _planned_from(
     shares = [files[n :: options.partitions] for n in range(options.partitions)]
     parts = [Part(files=share) for share in shares if share]
     parts += [Part(conditions=each, lowest=lowest) for each in ranges]
-    return Planned(parts, end, lowest, archive)
+    # Spark would take an empty list for one partition that is None.
+    return Planned(parts or [Part(lowest=lowest)], end, lowest, archive)
 
 
 def file_batches(

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..exceptions import ArchiveRefused, ReadRefused, TooManyGaps, Unreachable
 from ..failpoints import failpoint
 from ..text import Write, get_logger, one_line
+from .archive_reader import Part
 from .compaction import compact
-from .database import Database, connect
+from .database import connect
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import File, first_difference, read_all, write_days
@@ -134,24 +134,13 @@ class Archiver:
                 start = offsets.beginning()
                 archive = Archive.make(self.store.folder, self.options.log, start, schema)
                 offsets.verify(archive.end)
-                self._verify(archive, database)
+                archive.verify(database.has)
                 yield archive, offsets
             except database.errors as error:
                 raise Unreachable(
                     f"The database {self.options.url} failed: {one_line(error, 1000)}. The rows in "
                     "the archive's table are archived; run the archiver again."
                 ) from error
-
-    def _verify(self, archive: Archive, database: Database) -> None:
-        """Check that all files are there, and that no commit is missing whose rows were pruned."""
-        for file in archive.verify():
-            first = pc.min(archive.read(file).column("id")).as_py()
-            if not database.has(first):
-                raise ArchiveRefused(
-                    f"The archive {self.store.folder} is damaged: no commit names {file.name}, and "
-                    f"the log no longer has its position {first}. Put _delta_log back from a "
-                    "copy; if the log was pruned without --archived, delete the file."
-                )
 
     def _batches(self, archive: Archive, offsets: Offsets, stopped: Callable[[], bool]) -> int:
         bound = offsets.latest()
@@ -186,7 +175,8 @@ class Archiver:
         self, archive: Archive, end: Offset, offsets: Offsets, schema: pa.Schema
     ) -> list[File]:
         prefix = f"{archive.mark.batches:08d}-{uuid4().hex[:8]}"
-        parts = offsets.parts(archive.end, end, self.context.defaultParallelism)
+        ranges = offsets.parts(archive.end, end, self.context.defaultParallelism)
+        parts = [Part(conditions=each) for each in ranges]
         of_all = (self.options, self.store.folder, schema)
         try:
             copied = self._spread(partial(_copy, *of_all, prefix), parts)
@@ -209,22 +199,17 @@ class Archiver:
         return self.context.parallelize(parts, len(parts)).map(function).collect()
 
 
-def _copy(
-    options: Options, folder: str, schema: pa.Schema, prefix: str, conditions: Sequence[str]
-) -> list[File]:
+def _copy(options: Options, folder: str, schema: pa.Schema, prefix: str, part: Part) -> list[File]:
     """Write the rows of a part. Each attempt writes its own files, and one attempt counts."""
-    return write_days(batches(options, conditions, schema), Store(folder), prefix, schema)
+    return write_days(batches(options, part, schema), Store(folder), prefix, schema)
 
 
 def _compare(
-    options: Options,
-    folder: str,
-    schema: pa.Schema,
-    part: tuple[Sequence[str], Sequence[File]],
+    options: Options, folder: str, schema: pa.Schema, copied: tuple[Part, Sequence[File]]
 ) -> None:
-    conditions, files = part
+    part, files = copied
     archived = read_all(Store(folder), files, schema)
-    logged = pa.Table.from_batches(batches(options, conditions, schema), schema=schema)
+    logged = pa.Table.from_batches(batches(options, part, schema), schema=schema)
     position = first_difference(archived, logged)
     if position is not None:
         raise ArchiveRefused(

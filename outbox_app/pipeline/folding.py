@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.core.rdd import portable_hash
 
 from ..eventlog.filter import EventFilter
-from .archive_reader import Part, file_batches, frame, planned, read
+from .archive_reader import Part, frame, planned, read
 from .database import connect
 from .offset import Offset, Offsets
 from .options import Options
@@ -59,11 +59,7 @@ class Plan:
         return cls(options, only, arrow_types(some(*COLUMNS, *answer)), parts, end, lowest)
 
     def rows(self, part: Part) -> Iterator[Row]:
-        if part.files:
-            found = file_batches(part.files, self.schema, self.options, self.only)
-        else:
-            found = batches(self.options, part.conditions, self.schema, self.only)
-        for batch in found:
+        for batch in batches(self.options, part, self.schema, self.only):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def pruned(self) -> bool:
@@ -77,7 +73,7 @@ class Plan:
 def fold(session: SparkSession, plan: Plan, make: Callable[[], Any]) -> RDD[Any]:
     """Return what the ``ViewFold`` that each task makes by ``make`` yields for all events."""
     context = session.sparkContext
-    parts = plan.parts or [Part()]
+    parts = plan.parts
     plan = replace(plan, parts=[])  # a task is sent its own part only
 
     def keyed(parts: Iterable[Part]) -> Iterator[tuple[tuple[int, int], Row]]:

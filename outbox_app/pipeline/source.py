@@ -1,15 +1,15 @@
 """The data source ``outbox``: a log as a table of Spark, and as a stream.
 
 Its offset is the cursor of the log, so a batch has the same rows whenever and wherever it is read,
-and no row that commits late is missed. The driver plans: it finds the end of the log, and cuts the
-new rows into ranges of positions. Executors read the ranges as Arrow batches, each over its own
-connection. In the database nothing is marked as read, and no row is written.
+and no row that commits late is missed. The driver plans: it cuts the new rows into ranges of
+positions. Executors read these as Arrow batches, each over its own connection. No row is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,7 @@ class Reader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
         if options.read == "events":
-            # Spark would take an empty list for one partition that is None.
-            return planned(options).parts or [Part(lowest=int(options.lowest or 0))]
+            return planned(options).parts
         if options.read == "inbox":
             return [Part(conditions=["1 = 1"])]
         with closing(connect(options)) as database:
@@ -98,11 +97,9 @@ class Reader(DataSourceReader):
         """Yield the rows of a part. Raises ``ReadRefused`` if the log was pruned meanwhile."""
         assert isinstance(partition, Part)
         options, lowest = self.options, partition.lowest
-        if partition.files:
-            yield from file_batches(partition.files, self.schema, options, options.only)
-            return
         conditions = [f"({each}){self.pushed}" for each in partition.conditions]
-        yield from batches(options, conditions, self.schema, options.only)
+        wanted = replace(partition, conditions=conditions)
+        yield from batches(options, wanted, self.schema, options.only)
         if lowest:
             with closing(connect(options)) as database:
                 if not database.has(lowest):
@@ -158,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Part)
-        return batches(self.options, partition.conditions, self.schema, self.options.only)
+        return batches(self.options, partition, self.schema, self.options.only)
 
     def stop(self) -> None:
         if planner := self.__dict__.pop("_planner", None):
@@ -182,16 +179,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def batches(
-    options: Options, conditions: Sequence[str], schema: pa.Schema, only: EventFilter = ALL
+    options: Options, part: Part, schema: pa.Schema, only: EventFilter = ALL
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that meet one of the conditions. Raises ``Unreachable``."""
-    if not conditions:
+    """Yield the rows of a part that match a filter. Raises ``ArchiveRefused``, ``Unreachable``."""
+    yield from file_batches(part.files, schema, options, only)
+    if not part.conditions:
         return
     with closing(connect(options)) as database:
         table = database.quoted(_TABLES.get(options.read, options.log))
         columns = ", ".join(database.column(name) for name in schema.names)
         wanted, params = only.sql() if options.read == "events" else ("", [])
         chosen = f" AND ({wanted % tuple(map(database.literal, params))})" if wanted else ""
-        for each in conditions:
+        for each in part.conditions:
             where = f"({each}){chosen}"
             yield from database.batches(f"SELECT {columns} FROM {table} WHERE {where}", schema)

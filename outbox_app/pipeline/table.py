@@ -16,13 +16,14 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -171,10 +172,10 @@ class Archive:
                 self._require_unchanged(version)
             self._require_ours()
 
-    def verify(self) -> list[File]:
-        """Check that all files are there; return files that a process has not committed.
+    def verify(self, has: Callable[[int], bool]) -> None:
+        """Check that all files are there, and that no commit is missing whose rows were pruned.
 
-        Raises ``ArchiveRefused``.
+        ``has`` returns whether the log has a position. Raises ``ArchiveRefused``.
         """
         there, known = self.store.list(), {file.name for file in self._files}
         for file in self._files:
@@ -183,7 +184,14 @@ class Archive:
         found = [match for name in there.keys() - known if (match := _NAME.fullmatch(name))]
         # A merged file only has rows of batches below its number.
         left = [m[0] for m in found if int(m[1]) - (m[2] == "merged") >= self.mark.batches]
-        return [File(name, 0, there[name], 0, 0) for name in sorted(left)]
+        for name in sorted(left):
+            first = pc.min(self.read(File(name, 0, there[name], 0, 0))["id"]).as_py()
+            if not has(first):
+                raise ArchiveRefused(
+                    f"The archive {self.store.folder} is damaged: no commit names {name}, and "
+                    f"the log no longer has its position {first}. Put _delta_log back from a "
+                    "copy; if the log was pruned without --archived, delete the file."
+                )
 
     def add_columns(self, schema: pa.Schema) -> None:
         """Add the columns that the log has and the table lacks. Raises ``ArchiveRefused``."""

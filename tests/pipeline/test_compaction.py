@@ -202,7 +202,7 @@ def test_killed_while_putting_together(batches, point):
         list(compact(batches.archive))
     batches.assert_whole()
     again = Archive.load(batches.folder, LOG)
-    assert again.verify() == []  # no row of what is left behind has to be in the log still
+    again.verify(lambda position: False)  # no row of what is left has to be in the log still
     assert len(list(compact(again))) == (1 if point == "compaction_written" else 0)
     batches.assert_whole()
     assert batches.sizes() == [60]

@@ -183,7 +183,7 @@ def test_what_a_killed_compaction_has_left_is_no_lost_batch(old, archive, left, 
     with killing("compaction_written"):
         archive()
     folder = archive()
-    assert Archive.load(folder, "outbox_event").verify() == []
+    Archive.load(folder, "outbox_event").verify(lambda position: False)
     old(6)
     with killing("compaction_written", 2):
         archive()

@@ -11,6 +11,7 @@ from django.db import connections, transaction
 from outbox_app import publish
 from outbox_app.eventlog.scans.postgres import PostgresScan
 from outbox_app.models import Event
+from outbox_app.pipeline.archive_reader import Part
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.schema import SCHEMA, arrow_types
@@ -58,7 +59,10 @@ def events(alias: str, start, limit=None):
     finally:
         database.close()
     rows = [
-        r for part in parts for batch in batches(options, part, ARROW) for r in batch.to_pylist()
+        r
+        for part in parts
+        for batch in batches(options, Part(conditions=part), ARROW)
+        for r in batch.to_pylist()
     ]
     return end, sorted(row["id"] for row in rows)
 
