@@ -1,7 +1,4 @@
-"""The checks of an audit, each a function from frames to a frame of defects. Nothing is written.
-
-A defect has a kind (``defects.KINDS``), a stream, the first and last version that it is about, the
-position of the event that shows it, and a detail.
+"""The checks of an audit, each a function from frames to a frame with the columns of ``Defect``.
 
 Each stream is read in the order of its versions; sums would not do (the versions 1, 1, 4, 4 have
 the sum of 1 to 4). Kinds that comparing neighbours cannot prove (``SUSPECTED``) are only suspected

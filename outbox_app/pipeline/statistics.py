@@ -119,8 +119,8 @@ def times_until_handled(events: DataFrame, inbox: DataFrame) -> DataFrame:
     as unmatched: they are not handled yet, or their handler records nothing. Times before the
     recording are counted, and are part of all other figures.
     """
-    first = inbox.groupBy(F.col("job_id").alias("message_id"))
-    first = first.agg(F.min("handled_at").alias("handled_at"))
+    handled_at = F.min("handled_at").alias("handled_at")
+    first = inbox.groupBy(F.col("job_id").alias("message_id")).agg(handled_at)
     seconds = (F.unix_micros("handled_at") - F.unix_micros("recorded_at")) / F.lit(1e6)
     times = events.join(first, "message_id", "left").select(
         F.col("type").alias("label"), seconds.alias("seconds")

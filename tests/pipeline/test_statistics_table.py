@@ -124,12 +124,6 @@ class TestStore:
         assert len({*labels}) == 2
         assert all(label.startswith("😀" * 200) for label in labels)
 
-    def test_without_time_zones(self, alias, settings):
-        settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
-        store([row("a")], log=LOG)
-        minutes = Statistic.objects.using(alias).values_list("minute", flat=True)
-        assert [*minutes] == [datetime(2026, 11, 20, 21, 35)]
-
     def test_spark_gives_the_rows(self, alias, spark):
         from outbox_app.pipeline.statistics import TABLE_MINUTES, for_table, rows_of
 

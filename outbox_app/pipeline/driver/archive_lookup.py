@@ -1,8 +1,7 @@
 """Looks up whether rows of a log are in an archive, before retention deletes them.
 
-A row counts as archived if a file of the table has its position and its message id; committed files
-were compared with the log, row by row. Each file is read as a whole first, and its hash must be the
-one in its name: a corrupt file is no reason to delete a row.
+A row counts as archived if a file of the table has its position and its message id. Each file is
+read as a whole, and its hash must be the one in its name: a corrupt file is no reason to delete.
 """
 
 from __future__ import annotations

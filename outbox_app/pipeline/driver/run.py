@@ -1,8 +1,4 @@
-"""Runs pipelines and keeps their results: an audit's gaps and report, and statistics.
-
-Each function takes a running ``Pipeline`` and reports its progress. Spark's computations are in
-``pipeline``. The file, or the admin's table, has only the statistics of the last run.
-"""
+"""Runs pipelines and keeps their results: an audit's gaps and report, and statistics."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ from ...entities.operations import entity_types
 from ...entities.verification import differences
 from ...exceptions import InvalidOption, PipelineError
 from ...models import Statistic
-from ...models.clock import stored
 from ...models.statistic import BATCH, label_of, write_figures
 from ...text import Write
 from ..archive_reader import check_files, planned
@@ -33,7 +28,7 @@ from ..figures import figures
 from ..offset import Offsets
 from ..report import write_report
 from ..schema import some
-from ..statistic_names import NAMES
+from ..statistic_names import COLUMNS, NAMES
 from ..statistics import (
     PARTITIONS,
     TOP,
@@ -190,7 +185,10 @@ def store(rows: Iterable[tuple[Any, ...]], *, log: str) -> int:
     transaction is short: on PostgreSQL no subscription reads beyond one that is still writing.
     """
     using = outbox_alias()
-    made = (_statistic(*row) for row in rows)
+    made = (
+        Statistic(**dict(zip(COLUMNS, (*key, label_of(label), value), strict=True)))
+        for *key, label, value in rows
+    )
     # The first row comes when all rows are computed. Only then does the transaction begin.
     batch = list(islice(made, BATCH))
     table, written = Statistic.objects.using(using), 0
@@ -202,10 +200,3 @@ def store(rows: Iterable[tuple[Any, ...]], *, log: str) -> int:
             written += len(batch)
             batch = list(islice(made, BATCH))
     return written
-
-
-def _statistic(
-    source: str, minute: Any, name: str, dimension: str, label: str, value: float
-) -> Statistic:
-    kept = {"minute": stored(minute), "label": label_of(label)}
-    return Statistic(source=source, name=name, dimension=dimension, value=value, **kept)
