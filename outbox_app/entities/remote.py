@@ -63,9 +63,9 @@ def _outcome(name: str, request: Call, status: int, said: Any) -> Outcome:
     match said:
         case {"response": response, "version": int(version), "replayed": bool(replayed)}:
             return Outcome(response, version, None, replayed=replayed)
-        case {"rejected": True, "code": str(code), "detail": str(text)}:
-            no, replayed = Rejection(code, text), bool(said.get("replayed"))
-            return Outcome(None, int(said["version"]), no, replayed=replayed)
+        case {"rejected": True, "code": str(code), "detail": str(text), "version": int(version)}:
+            replayed = bool(said.get("replayed"))
+            return Outcome(None, version, Rejection(code, text), replayed=replayed)
         case {"code": "version_conflict", "detail": str(text), "current": int(current)}:
             raise errors.VersionConflict(text, stream=request.id, current=current)
         case {"code": str(code), "detail": str(text)} if code in PROBLEMS:

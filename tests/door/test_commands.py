@@ -458,3 +458,16 @@ def test_no_answer(alias: str, shop: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr(remote.client, "call", fail)
         with pytest.raises(error, match="gone"):
             shop.execute(TYPE, "a", "withdraw", command_id="k")
+
+
+@one
+@pytest.mark.parametrize("status", [200, 422])
+@pytest.mark.parametrize("version", [None, "7", [7]])
+def test_a_rejection_without_its_version_is_no_answer(
+    alias: str, shop: Any, monkeypatch: Any, status: int, version: Any
+) -> None:
+    """From a service in another language, say. The caller gets an error of this package."""
+    said = {"rejected": True, "code": "balance", "detail": "No.", "version": version}
+    monkeypatch.setattr(remote.client, "call", lambda *args, **options: (status, said))
+    with pytest.raises(PeerUnavailable if status == 200 else InvalidCommand):
+        shop.execute(TYPE, "a", "withdraw", command_id="k")
