@@ -237,9 +237,10 @@ def _check_types(message: Message) -> None:
 def _decoded(item: PreparedMessage) -> Any:
     """Return the body as Celery passes it to receivers, or as bytes if decoding could run code."""
     names = ("headers", "content_type", "content_encoding")
-    options = {name: getattr(item.message, name) for name in names}
+    options: dict[str, Any] = {name: getattr(item.message, name) for name in names}
+    options["body"] = item.row.body
     try:
-        body = kombu.Message(item.row.body, accept=_SAFE, **options).payload  # decompressed
+        body = kombu.Message(accept=_SAFE, **options).payload  # decompressed, too
         if isinstance(body, dict):  # task protocol 1
             return {**body, "args": tuple(body["args"])}
         args, *rest = body
