@@ -180,7 +180,6 @@ class TestRefused:
             ("plain", "'plain' is not a projection"),
             ("pointed", "points at projections.Pointed"),
             ("two", r"reads 2 logs \(.*manage.py outbox_rebuild two"),
-            ("ledger", "reads the log ledger, not outbox_event"),
         ],
     )
     @on("default")
@@ -190,7 +189,6 @@ class TestRefused:
 
         declare(StatusOf, "pointed", model=Pointed)
         declare(StatusOf, "two", logs=[Event, Ledger])
-        declare(StatusOf, "ledger", logs=[Ledger])
         with pytest.raises(RebuildRefused, match=text) as caught:
             rebuild_on_spark(Here(), options, name)
         assert caught.value.returncode == 2
