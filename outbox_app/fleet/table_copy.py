@@ -18,7 +18,6 @@ from zlib import crc32
 
 import django.db
 from django.db import connections
-from django.db.models.constants import OnConflict
 
 from ..exceptions import OutboxError
 from ..failpoints import failpoint
@@ -81,8 +80,9 @@ class TableCopy:
     watches: int
     delete_sql: str
     analyze_sql: str
-    #: The SQL of the schema of the table.
+    #: The SQL of the table's schema, and the SQL that skips a row whose unique values exist.
     schema: str
+    skip_sql: str
     #: The SQL that makes a column number its rows.
     number: str
     #: Whether ``sync`` skips a row that conflicts with an older copy: a later entry copies it.
@@ -172,11 +172,9 @@ class TableCopy:
             )
 
     def insert(self, where: str, params: Any, *, ignore: bool = True) -> None:
-        columns, ops = self.names(self.columns), self.connection.ops
-        how = OnConflict.IGNORE if ignore else None
+        columns, tail = self.names(self.columns), self.skip_sql if ignore else ""
         self.run(
-            f"{ops.insert_statement(on_conflict=how)} {self.n} ({columns}) SELECT {columns} "
-            f"FROM {self.t} WHERE {where} {ops.on_conflict_suffix_sql([], how, [], [])}",
+            f"INSERT INTO {self.n} ({columns}) SELECT {columns} FROM {self.t} WHERE {where} {tail}",
             params,
         )
 
@@ -226,7 +224,8 @@ class TableCopy:
 
 class PostgresCopy(TableCopy):
     delete_sql, analyze_sql = "DELETE FROM {new} USING {journal} WHERE", "ANALYZE"
-    schema, number, watches = "current_schema()", "GENERATED ALWAYS AS IDENTITY", 1
+    schema, skip_sql = "current_schema()", "ON CONFLICT DO NOTHING"
+    number, watches = "GENERATED ALWAYS AS IDENTITY", 1
     #: Puts the new table into use, under the lock.
     take_over: Callable[[], None]
 
@@ -299,10 +298,14 @@ class MysqlCopy(TableCopy):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        key = self.quote(self.key[0])
+        # INSERT IGNORE would also leave out rows that break a CHECK.
+        self.skip_sql = f"ON DUPLICATE KEY UPDATE {key} = {self.n}.{key}"
         self.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        # Not strict: a table may have dates like 0000-00-00.
         self.run(
             f"SET SESSION lock_wait_timeout = {LOCK_WAIT}, "
-            "SESSION sql_mode = CONCAT(@@sql_mode, ',NO_AUTO_VALUE_ON_ZERO')"
+            "SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO'"
         )
         if not self.connection.mysql_is_mariadb:
             self.run("SET SESSION information_schema_stats_expiry = 0")
