@@ -1,7 +1,7 @@
 """The contract of registries, where processes register and are found, and of their threads.
 
-A registry is a hint: a wrong list only makes calls slower. Each object is used by one thread. Any
-method may raise any error while the registry is unavailable; the thread then tries again.
+Each object is used by one thread. Any method may raise any error while the registry is unavailable;
+the thread then tries again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import socket
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
@@ -83,16 +83,14 @@ class Registry(ABC):
 
 
 def new_registry() -> Registry:
-    registry: Registry = import_string(fleet_settings().REGISTRY)()
-    return registry
+    return import_string(fleet_settings().REGISTRY)()  # type: ignore[no-any-return]
 
 
 class RegistryThread:
     """A daemon thread that calls ``step`` with a registry until stopped, through all errors."""
 
-    def __init__(self, name: str, registry: Callable[[], Registry] = new_registry) -> None:
+    def __init__(self, name: str) -> None:
         self.stop = StopFlag()
-        self.registry = registry
         self.backoff = Backoff("the registry", logger)
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -114,7 +112,7 @@ class RegistryThread:
     def _run(self) -> None:
         while not self.stop.is_set():
             try:
-                registry = self.registry()
+                registry = new_registry()
                 with registry.session(self.stop) as waiter:
                     while not self.stop.is_set():
                         self._attempt(registry)

@@ -18,7 +18,7 @@ from functools import lru_cache
 from ..door.peers import address_fault
 from ..process.waiting import PollWaiter
 from ..text import get_logger
-from .registry import SERVER, Member, Registry, RegistryThread, new_registry, pause
+from .registry import SERVER, Member, Registry, RegistryThread, pause
 
 logger = get_logger("outbox_app.fleet")
 
@@ -64,14 +64,8 @@ def _is_called_at(address: str) -> bool:
 class Watch(RegistryThread):
     """The list of one service, and the thread that pulls it."""
 
-    def __init__(
-        self,
-        service: str,
-        *,
-        registry: Callable[[], Registry] = new_registry,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(f"outbox-watch-{service}", registry)
+    def __init__(self, service: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(f"outbox-watch-{service}")
         self.service = service
         self.clock = clock
         self._listing = Listing()

@@ -45,7 +45,7 @@ def watch(registry: Callable[[], Registry]) -> Iterator[Callable[..., Watch]]:
     begun: list[Watch] = []
 
     def begin(service: str = "shop", **options: Any) -> Watch:
-        begun.append(Watch(service, registry=registry, **options))
+        begun.append(Watch(service, **options))
         return begun[-1]
 
     yield begin

@@ -196,14 +196,16 @@ def test_fields_of_a_newer_version_are_left_out(here: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"x", None, {}, {"id": 7}, {"id": "x"}, {"weight": "x"}], ids=repr
+    "said",
+    [b"x", None, {}, {"id": 7}, {"id": "x"}, {"weight": "x"}, {"address": ["x"]}],
+    ids=repr,
 )
 def test_what_another_project_has_left_there(here: Any, said: Any) -> None:
     ours = Member(service="shop", address="http://127.0.0.1:1/outbox/")
     other = Member(service="shop", address="http://127.0.0.1:2/outbox/")
     for each in (ours, other):
         here.register(each)
-    if said == {"weight": "x"}:
+    if isinstance(said, dict) and said and "id" not in said:
         said = {"id": str(other.id), "service": "shop", **said}
     here._coordinators[other.id].update_capabilities(b"outbox-shop", said).get()
     assert [each.id for each in here.members("shop")] == [ours.id]

@@ -118,8 +118,9 @@ def _member(said: Any) -> Member:
     """Return a member from its capabilities. Those of a newer release may have more fields."""
     known = {each.name: said[each.name] for each in fields(Member) if each.name in said}
     member = Member(**known | {"id": UUID(said["id"])})
-    if type(member.weight) is not int or not 0 <= member.weight <= 100:
-        raise ValueError(f"weight {member.weight!r}")
+    has_weight = type(member.weight) is int and 0 <= member.weight <= 100
+    if not has_weight or not isinstance(member.address, str):
+        raise ValueError(f"weight {member.weight!r}, address {member.address!r:.100}")
     return member
 
 
