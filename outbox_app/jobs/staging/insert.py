@@ -119,13 +119,14 @@ def write(jobs: list[StagedJob], *, using: str, with_ids: bool = False) -> None:
 
     require_table(StagedJob, "0001_initial", using=using)
     limit = chunk_bytes(jobs, using=using)
+    rows = min(CHUNK_ROWS, connections[using].ops.bulk_batch_size(_WRITTEN, jobs))
     with transaction.atomic(using=using, savepoint=False):
         batch = None
         if any(job.is_immediate for job in jobs):
             from ..immediate import hold, publish_after_commit
 
             batch = hold(jobs, using=using)
-        for chunk in chunks(jobs, rows=CHUNK_ROWS, bytes=limit, size=_size):
+        for chunk in chunks(jobs, rows=rows, bytes=limit, size=_size):
             (_insert_with_ids if batch or with_ids else _insert)(chunk, using=using)
         if batch:
             publish_after_commit(batch, jobs)
@@ -149,17 +150,15 @@ def _insert(jobs: list[StagedJob], *, using: str) -> None:
     from ...models.upsert import insert_rows
 
     connection: Any = connections[using]
-    step = max(1, connection.ops.bulk_batch_size(_WRITTEN, jobs))
     binary = "_binary %s" if connection.vendor == "mysql" else "%s"
     row = f"({', '.join([*['%s'] * len(_PLAIN), binary, '%s'])})"
+    values: list[Any] = []
+    for job in jobs:
+        body = connection.Database.Binary(job.body)
+        held = connection.ops.adapt_datetimefield_value(job.available_at)
+        values += [*_plain(job), body, held]
     with connection.cursor() as cursor:
-        for start in range(0, len(jobs), step):
-            some, values = jobs[start : start + step], []
-            for job in some:
-                body = connection.Database.Binary(job.body)
-                held = connection.ops.adapt_datetimefield_value(job.available_at)
-                values += [*_plain(job), body, held]
-            insert_rows(cursor, type(jobs[0]), _WRITTEN, values, row=row)
+        insert_rows(cursor, type(jobs[0]), _WRITTEN, values, row=row)
 
 
 _PLAIN = ("shard", "ordering_key", "app", "task", "task_id", "queue", "envelope")

@@ -62,11 +62,13 @@ def test_staging_many_is_an_insert_a_thousand(count, alias, add):
     fields = [f for f in StagedJob._meta.concrete_fields if f.name not in GIVEN]
     rows = min(CHUNK_ROWS, connection.ops.bulk_batch_size(fields, range(CHUNK_ROWS)))
     full, rest = divmod(count, CHUNK_ROWS)
-    expected = full * ceil(CHUNK_ROWS / rows) + ceil(rest / rows)
     with transaction.atomic(using=alias):
-        for call in (
-            group(add.s(i, i) for i in range(count)).delay,
-            partial(stage_many, [add.s(i, i) for i in range(count)]),
+        for call, expected in (
+            (group(add.s(i, i) for i in range(count)).delay, ceil(count / rows)),
+            (
+                partial(stage_many, [add.s(i, i) for i in range(count)]),
+                full * ceil(CHUNK_ROWS / rows) + ceil(rest / rows),
+            ),
         ):
             with CaptureQueriesContext(connection) as queries:
                 call()
