@@ -16,6 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -81,6 +82,7 @@ def alive(rows: QuerySet[Any]) -> list[Any]:
     return [p for p in found if (p.now - p.heartbeat_at).total_seconds() <= p.lease_seconds]
 
 
+@dataclass(eq=False, kw_only=True)
 class LeaseHolder:
     """A drainer's place among the others, and the parts of a resource (the shards) that it owns.
 
@@ -88,27 +90,19 @@ class LeaseHolder:
     transaction that takes them over: there is no takeover without its record.
     """
 
-    def __init__(
-        self,
-        *,
-        using: str,
-        lease_seconds: float,
-        resource: str = "jobs",
-        parts: int = SHARDS,
-        clock: Callable[[], float] = elapsed,
-        on_takeover: Callable[[UUID, list[int]], None] = lambda owner, parts: None,
-    ) -> None:
-        self.using = using
-        self.lease_seconds = lease_seconds
+    using: str
+    lease_seconds: float
+    resource: str = "jobs"
+    parts: int = SHARDS
+    clock: Callable[[], float] = elapsed
+    on_takeover: Callable[[UUID, list[int]], None] = lambda owner, parts: None
+
+    def __post_init__(self) -> None:
         #: Seconds between two heartbeats, and between two looks at the other drainers.
-        self.beat_seconds = lease_seconds / BEATS
-        self.resource = resource
-        self.parts = parts
-        self.clock = clock
+        self.beat_seconds = self.lease_seconds / BEATS
         self.id = uuid4()
         self.joined = False
         self.owned: frozenset[int] = frozenset()
-        self.on_takeover = on_takeover
         self._beaten_at = self._shared_at = float("-inf")
         #: The same moment on the database's clock and on ours.
         self._same_moment: tuple[datetime, float] | None = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -52,30 +53,27 @@ PARK_AFTER = 3
 LOCKED_SECONDS = 1.0
 
 
+@dataclass(eq=False)
 class Partition:
-    def __init__(
-        self,
-        subscriber: Subscriber,
-        part: int,
-        *,
-        batch_size: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        shared: SharedPages | None = None,
-        is_stopping: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.subscriber = subscriber
-        self.shared = shared
-        self.is_stopping = is_stopping
-        self.part = part
+    subscriber: Subscriber
+    part: int
+    _: KW_ONLY
+    #: 0: as the subscriber declares it, or the settings.
+    batch_size: int = 0
+    clock: Callable[[], float] = time.monotonic
+    shared: SharedPages | None = None
+    is_stopping: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        subscriber, part = self.subscriber, self.part
         self.using = subscriber.using
-        self.batch_size = batch_size or subscriber.batch_size or outbox_settings().PAGE_SIZE
-        self.clock = clock
+        self.batch_size = self.batch_size or subscriber.batch_size or outbox_settings().PAGE_SIZE
         self.handled = self._failed = 0
         self._handle = partial(call_handler, subscriber)
         self.error = ""
         self.parking = Parking(subscriber, part, using=self.using)
-        self.gaps = VersionGaps(self.parking, clock=clock)
-        self._id_gaps = IdGaps(subscriber, part, clock=clock)
+        self.gaps = VersionGaps(self.parking, clock=self.clock)
+        self._id_gaps = IdGaps(subscriber, part, clock=self.clock)
         #: Its cursors; empty while the partition rests after a failure.
         self.cursors: list[LogCursor] = []
         #: The driver's connection that the cursors were read on.

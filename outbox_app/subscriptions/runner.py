@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -40,37 +41,33 @@ ANSWER_SECONDS = 300.0
 ONCE_FAILURES = 5
 
 
+@dataclass(eq=False)
 class SubscriptionWorker:
     """The partitions of one subscription that this process owns."""
 
-    def __init__(
-        self,
-        subscriber: Subscriber,
-        *,
-        lease_seconds: float,
-        batch_size: int | None,
-        counters: Counters,
-        is_stopping: Callable[[], bool],
-    ) -> None:
-        self.subscriber = subscriber
-        self.is_stopping = is_stopping
-        self.counters = counters
-        self.batch_size = batch_size
-        self.using = subscriber.using
+    subscriber: Subscriber
+    _: KW_ONLY
+    lease_seconds: float
+    batch_size: int | None
+    counters: Counters
+    is_stopping: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self.using = self.subscriber.using
         #: Counts failures of the database or of a lease.
-        self.backoff = Backoff(f"subscription {subscriber.name}", logger)
+        self.backoff = Backoff(f"subscription {self.subscriber.name}", logger)
         self._released_until = float("-inf")
         self.holder = LeaseHolder(
             using=self.using,
-            lease_seconds=lease_seconds,
-            resource=f"subscription:{subscriber.name}",
-            parts=subscriber.partitions,
+            lease_seconds=self.lease_seconds,
+            resource=f"subscription:{self.subscriber.name}",
+            parts=self.subscriber.partitions,
         )
         self.paused = False
         #: The minute of the last sample.
         self._sampled: datetime | None = None
         self.partitions: dict[int, Partition] = {}
-        self._shared = None if subscriber.by_time else SharedPages(self.partitions)
+        self._shared = None if self.subscriber.by_time else SharedPages(self.partitions)
         self.handled = 0
         #: Why none of its partitions can be run; empty if they can.
         self.error = ""
@@ -176,7 +173,7 @@ class SubscriptionWorker:
             self.partitions[part] = Partition(
                 self.subscriber,
                 part,
-                batch_size=self.batch_size,
+                batch_size=self.batch_size or 0,
                 shared=self._shared,
                 is_stopping=self.is_stopping,
             )
