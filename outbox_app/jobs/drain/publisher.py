@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import NoneType
 
@@ -43,7 +43,9 @@ class Publisher(BrokerConnection):
         seconds that the send may take, or raises. An error is returned in the result and never
         raised, as the rows that the broker has taken by then have to be settled.
         """
-        outcome = PublishResult(began=time.time_ns())
+        # For the steps of this publish; a publisher does one at a time.
+        self._outcome = outcome = PublishResult(began=time.time_ns())
+        self._may_send = may_send
         started = time.monotonic()
         self._fresh.clear()
         try:
@@ -51,15 +53,14 @@ class Publisher(BrokerConnection):
                 self.close()
             self.open(may_send)
             outcome.prepared = prepare(rows, self.app, now=now, outcome=outcome)
-            ready = self._declare(outcome.prepared, outcome, may_send)
+            ready = self._declare(outcome.prepared)
             self.open(may_send)
             if self._wire.failed:
-                left = (item for item in ready if not self._gives_up(item, outcome))
-                ready = self._wire.in_turn(left)
+                ready = self._wire.in_turn(item for item in ready if not self._gives_up(item))
             if self._takes_batches():
-                self._publish_batches(ready, outcome, may_send)
+                self._publish_batches(ready)
             else:
-                self._publish_singly(ready, outcome, may_send)
+                self._publish_singly(ready)
         except Exception as error:
             outcome.error = error
         outcome.seconds = time.monotonic() - started
@@ -85,9 +86,7 @@ class Publisher(BrokerConnection):
                 )
                 self.close()
 
-    def _declare(
-        self, prepared: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
-    ) -> list[PreparedMessage]:
+    def _declare(self, prepared: Iterable[PreparedMessage]) -> list[PreparedMessage]:
         """Declare each queue once per connection, and check routes that no broker checks."""
         ready = []
         checked: set[tuple[str, str]] = set()
@@ -99,8 +98,8 @@ class Publisher(BrokerConnection):
                 ready.append(item)  # like an earlier message of the batch
                 continue
             if not is_declared:
-                may_send(self.timeout)
-            self.open(may_send)
+                self._may_send(self.timeout)
+            self.open(self._may_send)
             try:
                 for name, declaration in item.declare.items():
                     self._declare_once(name, declaration)
@@ -113,7 +112,7 @@ class Publisher(BrokerConnection):
                 raise
             except Exception as error:
                 if self._is_row_error(error, item):
-                    outcome.refuse(item.row, error)
+                    self._outcome.refuse(item.row, error)
                     if brokers.row_at_fault(error):
                         self.close()
                     continue
@@ -142,9 +141,9 @@ class Publisher(BrokerConnection):
         self._declared.add(name)
         self._fresh.add(name)
 
-    def _gives_up(self, item: PreparedMessage, outcome: PublishResult) -> bool:
+    def _gives_up(self, item: PreparedMessage) -> bool:
         if error := self._wire.gives_up(item):
-            outcome.refuse(item.row, error)
+            self._outcome.refuse(item.row, error)
         return error is not None
 
     def _takes_batches(self) -> bool:
@@ -158,9 +157,7 @@ class Publisher(BrokerConnection):
         """Return whether RabbitMQ is likely to close the channel because of a message."""
         return item.message.exchange not in self._known_exchanges or item.size > SMALL_BYTES
 
-    def _publish_batches(
-        self, ready: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
-    ) -> None:
+    def _publish_batches(self, ready: list[PreparedMessage]) -> None:
         dealt = [ready]
         keys = [item.row.ordering_key for item in ready if item.row.ordering_key]
         repeated = len(set(keys)) < len(keys)
@@ -173,21 +170,14 @@ class Publisher(BrokerConnection):
         for items in dealt:
             for batch in self._wire.batches(items, alone=alone):
                 if len(batch) == 1 and self._has_confirms:
-                    self._publish_singly(batch, outcome, may_send)
+                    self._publish_singly(batch)
                 else:
-                    self._publish_batch(batch, outcome, may_send, atomic=atomic)
+                    self._publish_batch(batch, atomic=atomic)
 
-    def _publish_batch(
-        self,
-        items: list[PreparedMessage],
-        outcome: PublishResult,
-        may_send: MaySend,
-        *,
-        atomic: bool,
-    ) -> None:
+    def _publish_batch(self, items: list[PreparedMessage], *, atomic: bool) -> None:
         seconds = self._wire.seconds(items)
-        seconds = min(seconds, may_send(seconds))
-        self.open(may_send)
+        seconds = min(seconds, self._may_send(seconds))
+        self.open(self._may_send)
         channel = self.producer.channel
         batch: AmqpBatch | RedisBatch
         try:
@@ -202,13 +192,13 @@ class Publisher(BrokerConnection):
         failure: Exception | None = None
         began = time.monotonic()
         try:
-            self._fill(batch, items, outcome, sent)
+            self._fill(batch, items, sent)
             if not batch.flushed:  # kombu has flushed it if its producer published a message
                 batch.flush()
             batch.close()
         except Exception as error:  # the connection is dropped below
             failure = error
-        answered = outcome.sort(sent, batch.answers, self._is_row_error)
+        answered = self._outcome.sort(sent, batch.answers, self._is_row_error)
         failure = failure or answered
         if isinstance(batch, RedisBatch) and batch.refusal is not None:
             self._transactions.were_refused(batch.refusal)
@@ -216,7 +206,7 @@ class Publisher(BrokerConnection):
             self._wire.has_taken(sent, seconds=time.monotonic() - began)
             return
         if batch.begun and not brokers.refused_for_certain(failure):
-            outcome.unknown += [item.row for item in sent[len(batch.answers) :]]
+            self._outcome.unknown += [item.row for item in sent[len(batch.answers) :]]
         if atomic and brokers.spans_slots(failure):
             self._transactions.were_refused(failure)
         if self._has_confirms and batch.begun and self._is_row_error(failure):
@@ -224,7 +214,7 @@ class Publisher(BrokerConnection):
             self.close()
             ends = [(item, given[-1]) for item, given in zip(sent, batch.answers, strict=True)]
             again = [item for item, answer in ends if isinstance(answer, Unconfirmed)]
-            self._publish_singly(again, outcome, may_send)
+            self._publish_singly(again)
             # Nacked, or without a queue. The later jobs of these keys are in later rounds.
             failed = [end for end in ends if not isinstance(end[1], Unconfirmed | NoneType)]
             stay = [error for item, error in failed if not self._is_row_error(error, item)]
@@ -237,13 +227,12 @@ class Publisher(BrokerConnection):
         self,
         batch: AmqpBatch | RedisBatch,
         items: list[PreparedMessage],
-        outcome: PublishResult,
         sent: list[PreparedMessage],
     ) -> None:
         """Put messages into a batch and into ``sent``; refuse those that cannot be encoded."""
         with self.producer.batch(max_size=sys.maxsize):
             for item in items:
-                if outcome.blocks(item.row):
+                if self._outcome.blocks(item.row):
                     continue
                 try:
                     if not batch.takes(item):
@@ -251,20 +240,18 @@ class Publisher(BrokerConnection):
                 except Exception as error:
                     if not self._is_row_error(error, item):
                         raise
-                    outcome.refuse(item.row, error)
+                    self._outcome.refuse(item.row, error)
                 else:
                     sent.append(item)
 
-    def _publish_singly(
-        self, prepared: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
-    ) -> None:
-        left = deque(prepared)
+    def _publish_singly(self, prepared: Iterable[PreparedMessage]) -> None:
+        outcome, left = self._outcome, deque(prepared)
         while left:
             item = left.popleft()
-            if outcome.blocks(item.row) or self._gives_up(item, outcome):
+            if outcome.blocks(item.row) or self._gives_up(item):
                 continue
-            may_send(self._wire.seconds([item]))
-            self.open(may_send)
+            self._may_send(self._wire.seconds([item]))
+            self.open(self._may_send)
             self._returned = None
             began = time.monotonic()
             try:
@@ -279,7 +266,7 @@ class Publisher(BrokerConnection):
                     if not self._has_confirms:
                         # On a new connection a transport that routes in the client knows no
                         # exchange yet, and would drop messages that are sent to one.
-                        left = deque(self._declare(list(left), outcome, may_send))
+                        left = deque(self._declare(left))
                     continue
                 # One of several queues may have taken it.
                 at_once = isinstance(error, AccessRefused) or brokers.has_no_route(error)
