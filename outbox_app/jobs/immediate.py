@@ -68,16 +68,14 @@ class Broker:
             publisher = self._idle.pop()  # atomic: no two threads get the same one
         except IndexError:
             publisher = Publisher(app, timeout=outbox_settings().IMMEDIATE_TIMEOUT)
-        return self._publish(publisher, rows, deadline=deadline)
+        return self._send(publisher, rows, deadline)
 
     def close(self) -> None:
         with suppress(IndexError):  # no check before: another thread may take the last one
             while True:
                 self._idle.pop().close()
 
-    def _publish(
-        self, publisher: Publisher, rows: Sequence[Row], *, deadline: float
-    ) -> PublishResult:
+    def _send(self, publisher: Publisher, rows: Sequence[Row], deadline: float) -> PublishResult:
         def may_send(seconds: float = 0.0) -> float:
             if (left := deadline - time.monotonic()) <= 0:
                 raise Overdue(f"The broker of Celery app {self.name!r} takes too long.")

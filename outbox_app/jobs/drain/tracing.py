@@ -10,7 +10,7 @@ most: an error or a slow exporter stops nothing, and causes no second send.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -69,15 +69,13 @@ def _make_spans(trace: Any, outcome: PublishResult) -> None:
             return
 
 
-def _traced(
-    trace: Any, prepared: Sequence[PreparedMessage]
-) -> Iterator[tuple[PreparedMessage, Any]]:
+def _traced(trace: Any, sent: list[PreparedMessage]) -> Iterator[tuple[PreparedMessage, Any]]:
     """Yield the jobs that were staged in a sampled trace, with its context."""
     from opentelemetry.context import Context
     from opentelemetry.propagate import extract, get_global_textmap
 
     fields = get_global_textmap().fields
-    for item in prepared:
+    for item in sent:
         given = {name: item.message.headers.get(name) for name in fields}
         headers = {name: value for name, value in given.items() if isinstance(value, str)}
         if not headers:
