@@ -269,14 +269,14 @@ class StagingMixin:
         return outside != "send" or any(c.in_atomic_block or lacks_autocommit(c) for c in used)
 
     def _stages_here(self) -> bool:
-        """Return whether a task sent now, without further options, would be staged."""
-        staging = _staging_now.get()
-        if staging is not None:
+        """Return whether a task sent now would be staged, on the outbox's alias or another one."""
+        if (staging := _staging_now.get()) is not None:
             return staging
         if _forced.get().using:
             return True
         return self._stages_calls() and (
-            outbox_settings().OUTSIDE == "stage" or connections[outbox_alias()].in_atomic_block
+            outbox_settings().OUTSIDE == "stage"
+            or any(c.in_atomic_block for c in connections.all(initialized_only=True))
         )
 
     def _stages_calls(self) -> bool:

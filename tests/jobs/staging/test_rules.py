@@ -15,6 +15,7 @@ from outbox_app.exceptions import InvalidJob, NotAtomic
 from outbox_app.models import StagedJob
 from tests.jobs.staging import tasks
 from tests.jobs.staging.transactions import rolled_back
+from tests.servers import free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -195,6 +196,17 @@ def test_using_names_the_alias_of_one_call(alias, add, sent):
     assert StagedJob.objects.using(alias).count() == 6
     assert not StagedJob.objects.using("default").exists()
     assert not sent()
+
+
+@beside_postgres
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
+def test_using_names_an_alias_without_a_result_backend_that_is_up(alias, make_app):
+    app = make_app(result_backend=f"redis://127.0.0.1:{free_port()}/1")
+    add = app.task(name="add", shared=False)(tasks.add)
+    with transaction.atomic(using=alias):
+        group(add.s(2, 2), add.s(3, 3)).apply_async(using=alias)
+        chain(add.s(4, 4), group(add.s(5), add.s(6))).apply_async(using=alias)
+    assert StagedJob.objects.using(alias).count() == 3
 
 
 @on_sqlite
