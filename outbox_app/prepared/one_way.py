@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
+
 from ..process.background import Background
 from ..text import get_logger
 
@@ -26,5 +28,7 @@ def attempt(items: Sequence[Any], call: Callable[..., None], *args: Any) -> None
     """Make a call, and only log its error: the caller would take it for a failed commit."""
     try:
         call(items, *args)
+    except SoftTimeLimitExceeded:  # of the task that this thread executes
+        raise
     except Exception as error:
         logger.warning("The keeper was not told, so it will ask error=%r", error)

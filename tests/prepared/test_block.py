@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery import _state
+from celery.exceptions import SoftTimeLimitExceeded
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, OperationalError, connections, transaction
 
@@ -193,6 +194,24 @@ def test_the_blocks_own_error_is_raised_where_fences_give_no_answer(
 def test_confirmed_at_once(alias: str, sender: str, in_log: Any) -> None:
     with paid(sender, wait=True):
         pass
+    assert len(in_log()) == 1
+
+
+def test_the_time_limit_of_a_task_ends_it_after_the_commit(
+    alias: str, sender: str, in_log: Any, states: Any, monkeypatch: Any
+) -> None:
+    """It was logged as an error of the keeper, and the task went on past its limit."""
+    ends, decide = iter([SoftTimeLimitExceeded()]), keeper.decide
+
+    def decide_late(*args: Any, **options: Any) -> Any:
+        for error in ends:
+            raise error
+        return decide(*args, **options)
+
+    monkeypatch.setattr(keeper, "decide", decide_late)
+    with pytest.raises(SoftTimeLimitExceeded), paid(sender, wait=True):
+        pass
+    assert states() == ["confirmed"]
     assert len(in_log()) == 1
 
 
