@@ -1,11 +1,10 @@
 """Announces a process to the registry: it registers when it starts, and leaves before it ends.
 
-A server registers when its process starts (``announce``). Its first request would be too late:
-until a server is registered, it gets no request. A process that only calls registers as a client,
-with its first call. A daemon thread sends the heartbeats, on a connection of its own, and retries
-while the registry is unavailable. SIGTERM first takes the process off the registry, and then ends
-it as before. A process that was suspended for longer than its lease registers again, under another
-id, and is still draining if it was. A forked child does not announce itself.
+Its first request would be too late: until a server is registered, it gets no request. A process
+that only calls registers as a client, with its first call. SIGTERM first takes the process off the
+registry, and then ends it as before. A process that was suspended for longer than its lease
+registers again, under another id, and is still draining if it was. A forked child does not announce
+itself.
 """
 
 from __future__ import annotations

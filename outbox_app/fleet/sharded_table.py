@@ -2,10 +2,8 @@
 
 The rows are copied into a new table, as ``table_copy`` describes, which then takes the table's
 name. Writers wait only while triggers are created and while the tables are swapped, at most two
-seconds each time. If the lock is not free by then, the step is retried.
-
-If the migration is killed at any point, the table of that name has every row. Migrate again: the
-next run removes leftovers and starts over, or finds the table split. SQLite has no partitions.
+seconds each time. If the migration is killed at any point, the table of that name has every row.
+Migrate again: the next run removes leftovers and starts over, or finds the table split.
 """
 
 from __future__ import annotations

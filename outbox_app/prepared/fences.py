@@ -4,9 +4,6 @@ The sender inserts 'committed' as the first statement of its business transactio
 question, ``outcomes`` reads the row and, if there is none, inserts 'rolled_back' in a transaction
 of its own. The INSERT waits for an open business transaction; once the row exists, that transaction
 cannot commit. So an answer stays true. "Not found, so rolled back" could be wrong a moment later.
-
-Old fences are pruned, and the mark has the time up to which they were. A question about an older
-event is answered 'too_old', which decides nothing.
 """
 
 from __future__ import annotations
@@ -142,10 +139,10 @@ def _insert(id: UUID, outcome: str, keeper: str, *, using: str) -> None:
 
 
 def mark_pruned(before: datetime, *, using: str) -> None:
-    """Answer 'too_old' about events prepared before a time. Call it before you prune fences.
+    """Answer 'too_old', which decides nothing, about events prepared before a time.
 
-    The mark never moves back: after an interrupted run more questions are refused than necessary,
-    never fewer.
+    Call it before you prune fences. The mark never moves back: after an interrupted run more
+    questions are refused than necessary, never fewer.
     """
     fences = Fence.objects.using(using)
     mark = Fence(event_id=Fence.MARK, outcome=Fence.Outcome.PRUNED, written_at=before)
