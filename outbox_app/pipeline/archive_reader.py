@@ -71,12 +71,12 @@ def read(
     """
     options = log if isinstance(log, Options) else Options.of(log)
     whole = replace(options, archive=archive)
-    if not _has_file_system(session, archive):
-        logger.info("archive=%s is read in Python: Spark has no file system for it", archive)
-        return frame(session, whole, schema)
     plan = planned(whole)
     table = plan.archive
     assert table is not None
+    if not _has_file_system(session, table.store.folder):
+        logger.info("archive=%s is read in Python: Spark has no file system for it", archive)
+        return frame(session, whole, schema)
     behind = replace(
         options,
         archive="",

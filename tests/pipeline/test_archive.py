@@ -294,7 +294,7 @@ def test_archive_and_log_are_one(alias, new_log, folder, spark):
 
 @database
 @on("postgres", "mariadb")
-def test_spark_reads_the_files_itself(alias, new_log, folder, spark, caplog):
+def test_spark_reads_the_files_itself(alias, new_log, folder, spark, caplog, monkeypatch):
     """The same rows as from the log alone: pruned ones, late ones, and chosen ones."""
     odd = "eu's \\ ${spark.app.name}"
     ids = publish_some(alias, 20, topic=odd) + publish_some(alias, 10, topic="us")
@@ -330,6 +330,9 @@ def test_spark_reads_the_files_itself(alias, new_log, folder, spark, caplog):
     other = read(spark, log=log, archive=str(odd), schema="id bigint")
     assert sorted(row.id for row in other.collect()) == [row[0] for row in expected]
     assert caplog.messages == [f"archive={odd} is read in Python: Spark has no file system for it"]
+    monkeypatch.chdir(odd)
+    here = read(spark, log=log, archive=".", schema="id bigint")
+    assert sorted(row.id for row in here.collect()) == [row[0] for row in expected]
     # So is an address for which the session has no connector.
     assert not _has_file_system(spark, "s3://bucket/archive")
     assert _has_file_system(spark, "file:///srv/archive")
