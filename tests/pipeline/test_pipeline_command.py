@@ -139,7 +139,11 @@ def test_what_was_not_judged_is_not_settled(
 
 
 @on("default")
-def test_a_report_that_cannot_be_written_is_refused_first(call: Call, events: list[Event]) -> None:
+def test_a_report_that_cannot_be_written_is_refused_first(
+    call: Call, events: list[Event], tmp_path: Path
+) -> None:
+    with pytest.raises(CommandError, match=f"{tmp_path} is a folder"):
+        call("audit", "--report", str(tmp_path))
     with pytest.raises(CommandError, match="there is no folder /nowhere") as refused:
         call("audit", "--report", "/nowhere/audit.html")
     assert refused.value.returncode == 2

@@ -53,9 +53,11 @@ def run_audit(
     run: Pipeline, *, archive: str = "", pruned: bool = False, report: str = "", write: Write
 ) -> Audit:
     """Audit a log, and its archive; note missing versions as gaps. Raises ``OutboxError``."""
-    folder = Path(report).absolute().parent
-    if not folder.is_dir():
-        raise InvalidOption(f"The report cannot be written: there is no folder {folder}.")
+    target = Path(report).absolute()
+    if not target.parent.is_dir():
+        raise InvalidOption(f"The report cannot be written: there is no folder {target.parent}.")
+    if report and target.is_dir():
+        raise InvalidOption(f"The report cannot be written: {target} is a folder.")
     for _ in range(PLANS):
         result = _audited(run, archive=archive, pruned=pruned)
         if result is not None:
