@@ -117,7 +117,8 @@ class VersionGaps:
     def due(self, log: str) -> list[ParkedStream]:
         """Return the streams of a log that are to be looked at now: held, or released."""
         now = self.clock()
-        held = [key for key, due in self._due.items() if key[0] == log and due <= now][:MAX_LOOKS]
+        held = [key for key, due in self._due.items() if key[0] == log and due <= now]
+        held = sorted(held, key=self._due.__getitem__)[:MAX_LOOKS]
         # A stream whose row was deleted is not found below: do not look again without a pause.
         self._due |= dict.fromkeys(held, now + LAST_PAUSE)
         return self.parking.due(log, [stream for _, stream in held])

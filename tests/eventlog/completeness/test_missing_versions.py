@@ -8,7 +8,7 @@ from django.db import OperationalError, connections
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, DeliveredVersion, Gap, ParkedStream
 from outbox_app.signals import stream_parked
-from outbox_app.subscriptions import parking
+from outbox_app.subscriptions import parking, version_gaps
 from outbox_app.subscriptions.skips import list_gaps, skip_gap
 from tests.eventlog.own_log.models import Ledger
 
@@ -85,6 +85,21 @@ def test_a_stream_that_waits_in_a_log_that_is_read_no_more(reading, log, way, al
     assert reader.parked == [("a", 2)]
     ledger.add("a", 2)
     assert reading(logs=["outbox_app.Event", Ledger], **way).later(5).handled[2:] == ["a:2", "a:3"]
+
+
+def test_each_stream_has_its_turn_if_looks_take_longer_than_the_pause(
+    reading, log, way, monkeypatch
+):
+    monkeypatch.setattr(version_gaps, "MAX_LOOKS", 1)
+    reader = reading(max_backtracks=1, **way)
+    log.add("a", 1, 3)
+    log.add("b", 1, 3)
+    assert reader.later(10).handled == ["a:1", "b:1"]
+    log.add("b", 2)
+    for _ in range(4):
+        reader.now += 2 * version_gaps.PARKED_PAUSE
+        reader.partition.run_once()
+    assert reader.handled[2:] == ["b:2", "b:3"]
 
 
 def test_a_hole_that_is_filled_in_part(reading, log, way):
