@@ -49,7 +49,9 @@ def shown(text: object, limit: int = LIMIT, *, but: str = "\n\t") -> str:
 
 def one_line(text: object, limit: int) -> str:
     """Return the text as ``shown`` does, on one line."""
-    return shown(re.sub(r"[ \n\t]+", " ", str(text)[: 2 * limit]).strip(), limit)
+    given = str(text).strip()
+    line = re.sub(r"[ \n\t]+", " ", given[: 2 * limit]).rstrip()
+    return shown(line if len(given) <= 2 * limit else f"{line}…", limit)
 
 
 def duration(seconds: float, *, fine: bool = False) -> str:

@@ -170,3 +170,5 @@ def test_text_is_made_harmless():
     assert shown(b"\x00") == r"b'\x00'"
     assert one_line("a\r\n  b\x1b", 10) == r"a\r b\x1b"
     assert one_line("x " * 50, 4) == "x x …"
+    assert one_line(f"a {' ' * 50} b", 10) == "a…"
+    assert one_line(f"a{' ' * 50}", 10) == "a"
