@@ -16,8 +16,9 @@ from typing import Any
 import django.db
 from django.db import connections, transaction
 
-#: SQLSTATEs, or MySQL's numbers, of deadlocks, lock timeouts and snapshots that are too old.
-CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213}
+#: SQLSTATEs, or MySQL's numbers, of deadlocks, lock timeouts and snapshots that are too old. This is
+#: no set, as the arguments of an error may be unhashable.
+CONFLICTS = ("40001", "40P01", "55P03", 1020, 1205, 1213)
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCKS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|CALL)\b", re.IGNORECASE)
 #: Counts the open blocks of a thread: an ``on_commit`` callback may begin one inside another.
@@ -101,5 +102,5 @@ def is_conflict(error: Exception) -> bool:
     """Return whether a transaction failed because of another one, and may be repeated."""
     if not isinstance(error, django.db.Error):  # its args may be anything
         return False
-    codes = [sqlstate(error), *error.args[:1]]
-    return not CONFLICTS.isdisjoint(codes) or "database is locked" in str(error)
+    codes = sqlstate(error), *error.args[:1]
+    return any(code in CONFLICTS for code in codes) or "database is locked" in str(error)

@@ -127,3 +127,8 @@ def test_a_session_is_as_it_was_where_a_time_limit_comes_at_its_bound(alias: str
         atomic_with_lock_wait(1, using=alias),
     ):
         pass
+
+
+@pytest.mark.parametrize("argument", [{"email": "taken"}, ["taken"]])
+def test_an_error_of_the_project_with_any_argument_is_no_conflict(argument: Any) -> None:
+    assert not is_conflict(OperationalError(argument))
