@@ -16,8 +16,8 @@ from typing import Any
 import django.db
 from django.db import connections, transaction
 
-#: SQLSTATEs, or MySQL's numbers, of deadlocks, lock timeouts and snapshots that are too old. This is
-#: no set, as the arguments of an error may be unhashable.
+#: SQLSTATEs, or MySQL's numbers, of deadlocks, lock timeouts and snapshots that are too old. Not a
+#: set: the arguments of an error may be unhashable.
 CONFLICTS = ("40001", "40P01", "55P03", 1020, 1205, 1213)
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCKS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|CALL)\b", re.IGNORECASE)
