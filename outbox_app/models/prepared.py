@@ -1,9 +1,8 @@
 """Prepared events, in the keeper's database; fences, in the database of each sender.
 
-No reader of a log sees a prepared event. The transaction that confirms it also publishes it, or
-stages its job. The states confirmed and cancelled are final. A fence says how the sender's
-transaction ended: of two processes that insert it, the primary key lets the first one decide. Only
-``prepared.keeper`` confirms or cancels events, and only ``prepared.fences`` writes fences.
+No reader of a log sees a prepared event. A fence says how the sender's transaction ended: of two
+processes that insert it, the primary key lets the first one decide. Only ``prepared.keeper``
+confirms or cancels events, and only ``prepared.fences`` writes fences.
 """
 
 from __future__ import annotations
@@ -112,8 +111,7 @@ class Fence(models.Model):
     class Outcome(models.TextChoices):
         COMMITTED = "committed", _("committed")
         ROLLED_BACK = "rolled_back", _("rolled back")
-        #: Only the row ``MARK`` has this outcome.
-        PRUNED = "pruned", _("pruned")
+        PRUNED = "pruned", _("pruned")  # of the row ``MARK`` alone
 
     #: The id of a special row: fences older than its ``written_at`` have been pruned.
     MARK: ClassVar = UUID(int=0)
