@@ -65,8 +65,8 @@ class SwallowedError(OutboxError):
 
 def is_lost(error: Exception) -> bool:
     """Return whether the database failed, as opposed to refusing a value of a row."""
-    of_the_row = any(code in _OF_THE_ROW for code in (sqlstate(error), *error.args[:1]))
-    return isinstance(error, LOST) and not of_the_row
+    codes = sqlstate(error), *error.args[:1]
+    return isinstance(error, LOST) and not any(code in _OF_THE_ROW for code in codes)
 
 
 def refusing(what: str, *, using: str) -> AbstractContextManager[None]:

@@ -140,6 +140,24 @@ def test_a_task_for_each_event(alias, published, run, make_app):
     assert b'"a", 1' in jobs[0].body
 
 
+def test_a_stream_is_parked_for_an_error_whose_argument_cannot_be_compared(alias, published, run):
+    class Column:
+        """Like an array: whether it equals a number is no truth value."""
+
+        def __eq__(self, other):
+            raise ValueError("ambiguous")
+
+    @subscriber("parks", on_error="park")
+    def handle(events):
+        raise KeyError(Column())
+
+    published("a")
+    for _ in range(3):
+        run("parks")
+        Cursor.objects.using(alias).update(retry_at=None)
+    assert ParkedStream.objects.using(alias).get().error.startswith("KeyError")
+
+
 def test_a_failing_stream_is_parked_and_released(alias, published, run):
     broken, seen = {"b"}, []
 
