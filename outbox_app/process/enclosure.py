@@ -19,7 +19,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections
 
 from ..exceptions import OutboxError, StatementRefused, TransactionEnded
-from .lock_wait import sqlstate
+from .lock_wait import codes_of, sqlstate
 
 _COMMENT = r"--[^\n]*|/\*(?!M?!).*?\*/"
 #: Quoted text, in which a semicolon does not end a statement.
@@ -48,15 +48,17 @@ _COMMITS = re.compile(
     r"|CACHE\s+INDEX|LOAD\s+INDEX|FLUSH|RESET|CHANGE|START|STOP|BACKUP|CLONE|SHUTDOWN|RESTART)\b",
     re.IGNORECASE,
 )
-#: Errors with which MySQL rolls back the whole transaction. A tuple: args may be unhashable.
-_UNDONE = (1020, 1205, 1213)
+#: Errors with which MySQL rolls back the whole transaction.
+_UNDONE = {1020, 1205, 1213}
+#: Errors of a savepoint that no longer exists.
+_GONE = {"3B001", "25P01", 1305}
 #: SQLSTATEs of idle_in_transaction_session_timeout and transaction_timeout: InternalError.
 _TOOK_TOO_LONG = ("25P03", "25P04")
 #: Errors of a lost connection, which the enclosed code has not caused.
 LOST = (django.db.OperationalError, django.db.InterfaceError)
 #: Not a lost connection: a column, a partition, a trigger or an index refuses a value of the row,
 #: and drivers raise the same class.
-_OF_THE_ROW = (1292, 1364, 1365, 1366, 1367, 1411, 1526, 1644, 3140, "54000")
+_OF_THE_ROW = {1292, 1364, 1365, 1366, 1367, 1411, 1526, 1644, 3140, "54000"}
 
 
 class SwallowedError(OutboxError):
@@ -65,8 +67,7 @@ class SwallowedError(OutboxError):
 
 def is_lost(error: Exception) -> bool:
     """Return whether the database failed, as opposed to refusing a value of a row."""
-    codes = sqlstate(error), *error.args[:1]
-    return isinstance(error, LOST) and not any(code in _OF_THE_ROW for code in codes)
+    return isinstance(error, LOST) and _OF_THE_ROW.isdisjoint(codes_of(error))
 
 
 def refusing(what: str, *, using: str) -> AbstractContextManager[None]:
@@ -175,15 +176,11 @@ def _is_gone(error: Exception | None) -> bool:
     """Return whether the error says that the savepoint no longer exists."""
     if error is None:
         return False
-    return (
-        sqlstate(error) in ("3B001", "25P01")
-        or error.args[:1] == (1305,)
-        or "no such savepoint" in str(error)
-    )
+    return not _GONE.isdisjoint(codes_of(error)) or "no such savepoint" in str(error)
 
 
 def _undoes(error: BaseException) -> bool:
-    return bool(error.args) and error.args[0] in _UNDONE
+    return not _UNDONE.isdisjoint(codes_of(error))
 
 
 def _ended(what: str) -> str:

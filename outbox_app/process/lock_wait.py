@@ -16,9 +16,8 @@ from typing import Any
 import django.db
 from django.db import connections, transaction
 
-#: SQLSTATEs, or MySQL's numbers, of deadlocks, lock timeouts and snapshots that are too old. Not a
-#: set: the arguments of an error may be unhashable.
-CONFLICTS = ("40001", "40P01", "55P03", 1020, 1205, 1213)
+#: SQLSTATEs, or MySQL's numbers, of deadlocks, lock timeouts and snapshots that are too old.
+CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213}
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCKS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|CALL)\b", re.IGNORECASE)
 #: Counts the open blocks of a thread: an ``on_commit`` callback may begin one inside another.
@@ -92,15 +91,20 @@ def atomic_with_lock_wait(
         connection.needs_rollback = broken
 
 
-def sqlstate(error: Exception) -> str | None:
+def sqlstate(error: BaseException) -> str | None:
     """Return the SQLSTATE of an error of PostgreSQL; None if the server sent none."""
     cause = error.__cause__
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
 
 
+def codes_of(error: BaseException) -> set[str | int]:
+    """Return the SQLSTATE, or MySQL's number, of an error. The project's errors hold anything."""
+    codes = sqlstate(error), *error.args[:1]
+    return {code for code in codes if isinstance(code, str | int)}
+
+
 def is_conflict(error: Exception) -> bool:
     """Return whether a transaction failed because of another one, and may be repeated."""
-    if not isinstance(error, django.db.Error):  # its args may be anything
+    if not isinstance(error, django.db.Error):
         return False
-    codes = sqlstate(error), *error.args[:1]
-    return any(code in CONFLICTS for code in codes) or "database is locked" in str(error)
+    return not CONFLICTS.isdisjoint(codes_of(error)) or "database is locked" in str(error)

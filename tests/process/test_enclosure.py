@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import InternalError, OperationalError, connections, transaction
@@ -10,12 +12,20 @@ from outbox_app.exceptions import TransactionEnded
 from outbox_app.process.enclosure import enclosed
 
 
+class Column:
+    """Like an array: whether it equals a number is no truth value."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+
 @pytest.mark.django_db(transaction=True)
-def test_code_that_has_ended_its_transaction_may_raise_anything(alias: str) -> None:
+@pytest.mark.parametrize("argument", [{"not": "hashable"}, Column()], ids=["dict", "column"])
+def test_code_that_has_ended_its_transaction_may_raise_anything(alias: str, argument: Any) -> None:
     def end_and_raise() -> None:
         with transaction.atomic(using=alias), enclosed("It", using=alias):
             connections[alias].connection.cursor().execute("COMMIT")
-            raise ValueError({"not": "hashable"})
+            raise ValueError(argument)
 
     with pytest.raises(TransactionEnded, match="It ended its transaction"):
         end_and_raise()
