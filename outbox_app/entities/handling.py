@@ -16,7 +16,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import connections, transaction
-from django.db.models import JSONField
+from django.db.models import DateTimeField, JSONField
 
 from ..aliases import log_alias
 from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked
@@ -229,11 +229,14 @@ def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
                 f"{name}: columns() names {column!r}, which is not one of the type's own fields."
             )
         try:
-            # As it will be read: a time with a zone, JSON with lists and with names as keys.
-            values[column] = field.get_prep_value(field.to_python(value))
-            if isinstance(field, JSONField):
+            values[column] = field.to_python(value)
+            # As it will be read: JSON with lists and with names as keys, a time with a zone. Fields
+            # of projects prepare values for the database, which may work only once.
+            if type(field) is JSONField:
                 text = json.dumps(value, cls=field.encoder)
                 values[column] = json.loads(text, cls=field.decoder)
+            elif type(field) is DateTimeField:
+                values[column] = field.get_prep_value(values[column])
             if values[column] is None and not field.null:
                 raise ValidationError("it may not be None.")
             field.run_validators(values[column])

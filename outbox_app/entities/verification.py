@@ -164,7 +164,11 @@ def _columns(row: Any) -> dict[str, Any]:
 
 
 def _stale(row: Any) -> list[str]:
+    entity: Any = type(row)
+    fields = spec_of(entity).fields
     try:
-        return [name for name, value in _columns(row).items() if value != getattr(row, name)]
+        # Compared as stored: values of a project's field need not be comparable.
+        made = {name: fields[name].get_prep_value(value) for name, value in _columns(row).items()}
+        return [n for n in made if made[n] != fields[n].get_prep_value(getattr(row, n))]
     except Exception as error:  # the type's own code
         return [f"columns() raises {error!r}"]

@@ -230,6 +230,32 @@ def test_columns_are_compared_as_they_are_stored(monkeypatch):
     assert verification._stale(row) == ["nick"]
 
 
+class Hand:
+    """Cards that are not comparable, as in Django's guide to fields."""
+
+    def __init__(self, cards):
+        self.cards = cards
+
+
+class HandField(models.CharField):
+    """It prepares hands only, and no text."""
+
+    def to_python(self, value):
+        return value if isinstance(value, Hand) else Hand(value.split())
+
+    def get_prep_value(self, value):
+        return " ".join(value.cards)
+
+
+def test_columns_of_a_projects_field_are_left_to_it(monkeypatch):
+    monkeypatch.setitem(spec_of(Person).fields, "nick", HandField())
+    row = Person(pk="a", version=1, state={"nick": "ace king"}, nick=Hand(["ace", "king"]))
+    assert columns_of("a command", spec_of(Person), row)["nick"].cards == ["ace", "king"]
+    assert verification._stale(row) == []
+    row.nick.cards.pop()
+    assert verification._stale(row) == ["nick"]
+
+
 def test_json_in_a_column_is_compared_as_it_is_read(alias, command, people, monkeypatch):
     """``columns()`` may make a tuple, or whole numbers as keys. A batch sees what is read later."""
     seen = []
