@@ -148,6 +148,7 @@ def discard_stream(
             raise GapNotSkippable(
                 f"No cursor of {name!r} reads {parked.log}, so there is no event to skip."
             )
+        cursor.recall()
         reader = reader_of(cursor, using=using)
         state = reader.load(cursor.state)
         missed = reader.log._base_manager.using(using).filter(

@@ -10,12 +10,12 @@ from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.checks.logs import check_log_tables
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.exceptions import LogSetBack, ReadRefused
-from outbox_app.models import Cursor, Event, Subscription
+from outbox_app.models import Cursor, Event, ParkedStream, Subscription
 from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.partition import Partition
-from outbox_app.subscriptions.skips import skip_event
+from outbox_app.subscriptions.skips import discard_stream, skip_event
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.own_log.models import Ledger
 
@@ -109,8 +109,15 @@ def test_what_a_person_does_meanwhile_leaves_the_cursors_stopped(alias, wanted):
     if wanted != 2:
         with pytest.raises(LogSetBack, match="it was emptied"):
             control.repartition("all")
+    ParkedStream.objects.using(alias).create(
+        subscription="all", partition=1, log="outbox_event", stream="b", version=1, position=3,
+        error="",
+    )  # fmt: skip
     with pytest.raises(LogSetBack, match="it was emptied"):
         skip_event("all", 5, by="ann", reason="x", using=alias)
+    with pytest.raises(LogSetBack, match="it was emptied"):
+        discard_stream("all", "b", by="ann", reason="x", using=alias)
+    assert ParkedStream.objects.using(alias).exists()
     assert [*Cursor.objects.using(alias).order_by("pk").values()] == stopped
     assert [each.id for each in check_log_tables(databases=[alias])] == ["outbox.E012"] * 2
 
