@@ -124,6 +124,7 @@ class _Part:
 
     def look(self, streams: list[ParkedStream]) -> None:
         """Check its state, and count what its parked streams have missed, in autocommit."""
+        self.cursor.recall()
         self._window.verify(self._state)
         key = self.cursor.log, self.cursor.partition
         mine = [each for each in streams if (each.log, each.partition) == key]

@@ -14,6 +14,7 @@ from outbox_app.models import Cursor, Event, ParkedStream, Subscription
 from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
+from outbox_app.subscriptions.counting import count_events
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.skips import discard_stream, skip_event
 from outbox_app.subscriptions.subscriber import subscriber_named
@@ -117,6 +118,8 @@ def test_what_a_person_does_meanwhile_leaves_the_cursors_stopped(alias, wanted):
         skip_event("all", 5, by="ann", reason="x", using=alias)
     with pytest.raises(LogSetBack, match="it was emptied"):
         discard_stream("all", "b", by="ann", reason="x", using=alias)
+    with pytest.raises(LogSetBack, match="it was emptied"):
+        count_events("all", using=alias)
     assert ParkedStream.objects.using(alias).exists()
     assert [*Cursor.objects.using(alias).order_by("pk").values()] == stopped
     assert [each.id for each in check_log_tables(databases=[alias])] == ["outbox.E012"] * 2
