@@ -111,10 +111,10 @@ def skip_event(
                 reason=reason,
                 using=using,
             )
-    raise GapNotSkippable(
-        f"Subscription {name!r} does not fail at position {position}. The list of subscriptions "
-        "shows the failing event, after the second attempt."
-    )
+        raise GapNotSkippable(
+            f"Subscription {name!r} does not fail at position {position}. The list of "
+            "subscriptions shows the failing event, after the second attempt."
+        )
 
 
 def discard_stream(

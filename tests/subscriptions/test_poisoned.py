@@ -9,7 +9,7 @@ from django.core.management import CommandError, call_command
 
 from outbox_app import subscriber
 from outbox_app.exceptions import GapNotSkippable
-from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream
+from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream, Subscription
 from outbox_app.subscriptions.control import release
 from outbox_app.subscriptions.handling import Attempt, narrowed
 from outbox_app.subscriptions.skips import discard_stream, skip_event
@@ -232,6 +232,14 @@ def test_discard(alias, published, run, shop, options):
     assert run("shop") == 1
     assert effects(alias) == ["s0@1", "s1@3", "s2@1"]
     assert parked.get().subscription == "other"
+
+
+@pytest.mark.parametrize(("skip", "what"), [(skip_event, 5), (discard_stream, "s1")])
+def test_a_skip_of_a_subscription_that_has_never_run_changes_nothing(alias, shop, skip, what):
+    shop()
+    with pytest.raises(GapNotSkippable):
+        skip("shop", what, by="ann", reason="why", using=alias)
+    assert not Subscription.objects.using(alias).exists()
 
 
 def test_one_that_waits_for_versions_is_not_discarded(alias, published, run, shop):
