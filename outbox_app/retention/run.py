@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import django.db
 from django.db import connections
@@ -42,15 +43,9 @@ class Retention(LeasedLoop):
     #: Seconds between two runs.
     rest = 3600.0
 
-    def __init__(self, *, using: str, lease_seconds: float | None = None) -> None:
-        super().__init__(
-            resource=self.resource,
-            parts=1,
-            lease_seconds=lease_seconds,
-            using=using,
-            answer_seconds=ANSWER_SECONDS,
-            logger=logger,
-        )
+    def __init__(self, *, using: str, **options: Any) -> None:
+        options |= {"answer_seconds": ANSWER_SECONDS, "logger": logger}
+        super().__init__(resource=self.resource, parts=1, using=using, **options)
         elsewhere = {inbox_alias(), *map(log_alias, all_logs())} - {using}
         self._watchdog.beside = [alias for alias in connections if alias in elsewhere]
         #: The remaining steps of the run in progress.
@@ -124,10 +119,10 @@ class Sink(Retention):
 
     rest = 60.0
 
-    def __init__(self, log: type[EventLog], *, lease_seconds: float | None = None) -> None:
+    def __init__(self, log: type[EventLog], **options: Any) -> None:
         self.log = log
         self.resource = f"sink:{log._meta.db_table}"
-        super().__init__(using=log_alias(log), lease_seconds=lease_seconds)
+        super().__init__(using=log_alias(log), **options)
 
     def _prune(self) -> Iterator[None]:
         table, before = self.log._meta.db_table, self.done
