@@ -282,7 +282,9 @@ class Attempt:
 
     def _keep(self, handled: Handled) -> None:
         self.text, self._fresh = handled.text, handled.state
-        self.values |= {"changed_at": self.now, **handled.columns}
+        self.values |= handled.columns
+        if not all(isinstance(answer, Rejection) for answer, _ in handled.answers):
+            self.values["changed_at"] = self.now
 
     def _step(self, call: Call, spec: CommandSpec, answer: Any, text: str) -> Outcome:
         self.sound = False

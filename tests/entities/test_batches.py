@@ -147,6 +147,21 @@ def test_a_handler_sees_when_the_command_before_it_has_changed_the_entity(alias,
     assert seen == [(True, True), (False, True), (False, True)]
 
 
+def test_a_batch_handler_that_rejects_all_has_not_changed_the_entity(alias, monkeypatch):
+    seen = []
+
+    def look(self):
+        seen.append(self.changed_at == self.now)
+
+    monkeypatch.setattr(Stock, "look", command()(look), raising=False)
+    spec_of.cache_clear()
+    Stock.execute("a", "fill", {"pieces": 1}, command_id="fill", using=alias)
+    sold = [Command("a", "sell", {"pieces": 2}, command_id=f"{number}") for number in range(2)]
+    Stock.execute_many([*sold, Command("a", "look", command_id="look")], using=alias)
+    spec_of.cache_clear()
+    assert seen == [False]
+
+
 def test_the_rows_of_a_batch_are_written_by_few_statements(alias, account):
     """Also where one of them fails, and one is rejected."""
     commands = [Command("a", "withdraw", {"amount": 0}, command_id=f"c{n}") for n in range(200)]
