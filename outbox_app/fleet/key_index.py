@@ -120,13 +120,12 @@ class _Index(TableCopy):
 
 class _PostgresIndex(PostgresCopy, _Index):
     def take_over(self) -> None:
-        body = self.mirrored()
-        text = (
-            f"IF TG_OP = 'INSERT' THEN {body['INSERT']}; "
-            f"ELSIF TG_OP = 'DELETE' THEN {body['DELETE']}; ELSE {body['UPDATE']}; END IF;"
-        )
-        events = f"INSERT OR DELETE OR UPDATE OF {self.names(self.columns)}"
-        self.add_trigger("keep", events, text)
+        old, new = self.names(self.columns, "OLD."), self.names(self.columns, "NEW.")
+        # Not UPDATE OF: a trigger of the project may change columns that an UPDATE does not name.
+        moves = f"ROW WHEN (({old}) IS DISTINCT FROM ({new}))"
+        for event, body in self.mirrored().items():
+            each = moves if event == "UPDATE" else "ROW"
+            self.add_trigger(f"keep_{event[0]}", event, f"{body};", each=each)
         self.add_trigger("empty", "TRUNCATE", f"TRUNCATE {self.n};", each="STATEMENT")
         note = self.quote(f"{self.new}_note")
         self.run(f"DROP FUNCTION {note} CASCADE")

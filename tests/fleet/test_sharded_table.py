@@ -477,6 +477,27 @@ def test_a_row_that_moves_while_it_is_looked_up(alias, order):
         find_by_key(order, number="y", using=alias)
 
 
+@servers
+@commits
+def test_a_key_that_a_trigger_of_the_project_changes(alias, order):
+    """The UPDATE names another column."""
+    rows = order._default_manager.using(alias)
+    made = rows.create(shop="a", number="x", place=1)
+    run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
+    with connections[alias].cursor() as cursor:
+        if alias == "postgres":
+            cursor.execute(
+                "CREATE FUNCTION split_order_odd() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN NEW.number = NEW.note; RETURN NEW; END $$"
+            )
+            action = "EXECUTE FUNCTION split_order_odd()"
+        else:
+            action = "SET NEW.number = NEW.note"
+        cursor.execute(f"CREATE TRIGGER odd BEFORE UPDATE ON split_order FOR EACH ROW {action}")
+    rows.filter(pk=made.pk).update(note="y")
+    assert find_by_key(order, number="y", using=alias) == made
+
+
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
 @pytest.mark.parametrize(
     ("what", "made", "undone"),
