@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import islice
 from typing import Any
 
 import django.db
@@ -165,9 +166,12 @@ def _plan_log(
     reads = reads_of(name, using)
     make = subscriber.reader if subscriber else LogReader
     reader = make(log, using=using)
+    held = ParkedStream.objects.using(using).filter(subscription=name, log=table)
+    parked = set(held.values_list("stream", flat=True))
     passed: list[tuple[int, str, str]] = []
     with own_connection(reader.using, seconds=LOCK_SECONDS), closing(reader):
-        state = reader.window.move(after, states_of(reader, by_part.values()))
+        states = states_of(reader, by_part.values())
+        state = reader.window.move(after, list(states.values()))
         last = reader.window.top()
         # The log may have been left out when the number of partitions was changed.
         number = max((each.partitions for each in by_part.values()), default=row.partitions)
@@ -175,28 +179,35 @@ def _plan_log(
             cursor = by_part.get(part)
             if cursor is None and not begins:
                 continue  # the partition would begin after all present events
+            if part in states:
+                unread = reader.window.unread(states[part])
+            else:  # of a damaged cursor only the position is left
+                handled = 0 if cursor is None or cursor.was_set_back else cursor.position
+                unread = f"(id > {handled})"
             wanted, params = EventFilter(**reads, parts=number, part=part).sql()
-            passed += reader.run(
-                f"SELECT id, type, stream FROM {reader.window.source} WHERE "
-                f"{_unread(reader, cursor)} AND NOT {reader.window.unread(state)} "
-                f"{wanted and f'AND {wanted}'} AND type <> '{TOMBSTONE}' "
-                f"ORDER BY id LIMIT {counting.MANY + 1}",
-                params,
-            )
-    # Events of parked streams are not lost: they are handled when the stream is released.
-    rows = ParkedStream.objects.using(using).filter(subscription=name, log=table)
-    parked = set(rows.values_list("stream", flat=True))
-    passed = [each for each in sorted(passed)[: counting.MANY + 1] if each[2] not in parked]
+            between = f"{unread} AND NOT {reader.window.unread(state)}"
+            rows = _events(reader, f"{between} {wanted and f'AND {wanted}'}", params)
+            # Those of parked streams are not lost: they are handled when the stream is released.
+            passed += islice((row for row in rows if row[2] not in parked), counting.MANY + 1)
     before = max((each.position for each in by_part.values()), default=None)
-    return Move(log, before, after, state.dump(), last, passed)
+    return Move(log, before, after, state.dump(), last, sorted(passed)[: counting.MANY + 1])
 
 
-def _unread(reader: LogReader, cursor: Cursor | None) -> str:
-    if cursor is None:
-        return "(1 = 1)"
-    for state in states_of(reader, [cursor]):
-        return reader.window.unread(state)
-    return f"(id > {int(cursor.position)})"  # the state is unusable: only the position is left
+def _events(
+    reader: LogReader, condition: str, params: Sequence[Any]
+) -> Iterator[tuple[int, str, str]]:
+    """Yield position, type and stream of each event that meets a condition, in order."""
+    after, limit = 0, counting.MANY + 1
+    while True:
+        rows: list[Any] = reader.run(
+            f"SELECT id, type, stream FROM {reader.window.source} WHERE {condition} "
+            f"AND type <> '{TOMBSTONE}' AND id > %s ORDER BY id LIMIT {limit}",
+            [*params, after],
+        )
+        yield from rows
+        if len(rows) < limit:
+            return
+        after = rows[-1][0]
 
 
 def _move(row: Subscription, move: Move, using: str) -> None:

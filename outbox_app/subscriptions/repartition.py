@@ -47,8 +47,10 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     readers = {table: subscriber.reader(log, using=using) for table, log in logs.items()}
     try:
         # In autocommit: a window may not be opened inside a transaction that has written.
-        states = {table: states_of(readers[table], known.filter(log=table)) for table in readers}
-        ends = {table: readers[table].window.move(None, states[table]).dump() for table in readers}
+        ends = {}
+        for table, reader in readers.items():
+            states = states_of(reader, known.filter(log=table))
+            ends[table] = reader.window.move(None, list(states.values())).dump()
         failpoint("ends_read")
         # A snapshot from before the locks would not show streams that the awaited page has parked.
         with atomic_with_lock_wait(None, using=using, read_committed=True):
@@ -66,9 +68,7 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
                 if cursor.partitions != wanted:
                     by_log[cursor.log][cursor.partition] = cursor
             for table, parts in by_log.items():
-                reader, end = readers.get(table), ends.get(table, "")
-                places = _places(subscriber, parts, reader, end)
-                if places:
+                if places := _places(subscriber, parts, readers.get(table), ends.get(table, "")):
                     replace_cursors(list(parts.values()), places)
             for parked in ParkedStream.objects.using(using).filter(subscription=name):
                 parked.partition = slice_of(parked.stream) % wanted
@@ -90,14 +90,15 @@ def lock_cursors(name: str, *, using: str) -> list[Cursor]:
     return [rows.get(pk=key) for key in sorted(keys)]
 
 
-def states_of(reader: LogReader, cursors: Iterable[Cursor]) -> list[Any]:
-    """Return the states of those cursors that are neither damaged nor refused."""
-    states = []
+def states_of(reader: LogReader, cursors: Iterable[Cursor]) -> dict[int, Any]:
+    """Return, by partition, the states of a log's cursors that are neither damaged nor refused."""
+    states = {}
     for cursor in cursors:
         with suppress(ReadRefused):
+            cursor.recall()
             state = reader.load(cursor.state)
             reader.window.verify(state)
-            states.append(state)
+            states[cursor.partition] = state
     return states
 
 

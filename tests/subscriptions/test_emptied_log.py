@@ -9,7 +9,7 @@ from django.db import connections, transaction
 from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.checks.logs import check_log_tables
 from outbox_app.eventlog.reader import LogReader
-from outbox_app.exceptions import LogSetBack, ReadRefused
+from outbox_app.exceptions import LogSetBack, ReadRefused, ReplayRefused
 from outbox_app.models import Cursor, Event, ParkedStream, Subscription
 from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import control
@@ -123,6 +123,27 @@ def test_what_a_person_does_meanwhile_leaves_the_cursors_stopped(alias, wanted):
     assert ParkedStream.objects.using(alias).exists()
     assert [*Cursor.objects.using(alias).order_by("pk").values()] == stopped
     assert [each.id for each in check_log_tables(databases=[alias])] == ["outbox.E012"] * 2
+
+
+def test_a_move_ahead_over_the_events_of_the_new_log_is_refused(alias):
+    subscriber("all")(lambda events: None)
+    Subscription.objects.using(alias).create(name="all")
+    partition = Partition(subscriber_named("all"), 0)
+    try:
+        publish(alias, Event, 5, "old")
+        for _ in range(2):
+            partition.run_once()
+        empty(alias, Event)
+        publish(alias, Event, 5, "new")
+        if alias != "postgres":
+            partition.run_once()
+            assert Cursor.objects.using(alias).get().was_set_back
+        with pytest.raises(ReplayRefused, match="5 events that"):
+            control.replay("all", "now")
+        control.replay("all", "beginning")
+        assert Cursor.objects.using(alias).get().error == ""
+    finally:
+        partition.close()
 
 
 def test_events_that_were_pruned_are_no_emptied_log(alias, published):

@@ -88,7 +88,9 @@ def test_a_start_is_no_move_ahead(alias, published, run, seen_by):
         control.replay("old", "now")
 
 
-def test_parked_streams_are_not_passed_over(alias, published, run, seen_by, ids):
+@pytest.fixture
+def with_a_parked(alias, published, run, seen_by, ids):
+    """The events that a subscription has seen since it parked the stream ``a``."""
     seen = seen_by("all")
     published("a")
     run("all")
@@ -97,11 +99,26 @@ def test_parked_streams_are_not_passed_over(alias, published, run, seen_by, ids)
         subscription="all", partition=0, log="outbox_event", stream="a", version=1,
         position=ids()[0], error="",
     )  # fmt: skip
+    return seen
+
+
+def test_parked_streams_are_not_passed_over(with_a_parked, published, run):
     published("a")
     control.replay("all", "now")
     control.release("all")
     run("all")
-    assert seen == [("a", 1), ("a", 2)]
+    assert with_a_parked == [("a", 1), ("a", 2)]
+
+
+def test_it_is_refused_behind_many_events_of_a_parked_stream(
+    with_a_parked, published, run, monkeypatch
+):
+    monkeypatch.setattr(counting, "MANY", 1)
+    published(*"aaaab")
+    with pytest.raises(ReplayRefused, match="1 event that"):
+        control.replay("all", "now")
+    run("all")
+    assert with_a_parked == [("b", 1)]
 
 
 @on("postgres", "mariadb")
