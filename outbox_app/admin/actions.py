@@ -55,8 +55,6 @@ class Reason(forms.Form):
 
 
 class RequiredReason(Reason):
-    """A form that is invalid without a reason."""
-
     reason = _reason(required=True)
 
 

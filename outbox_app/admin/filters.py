@@ -57,8 +57,6 @@ def column_filter(name: str, heading: Any) -> type[ColumnFilter]:
 
 
 class StateFilter(SimpleListFilter):
-    """Filters staged jobs by state: ready, held, or held and due."""
-
     title = _("state")
     parameter_name = "state"
 

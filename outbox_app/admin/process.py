@@ -129,8 +129,6 @@ class IncidentAdmin(OutboxAdmin):
 
 
 class NameFilter(ColumnFilter):
-    """Filters by name."""
-
     parameter_name = "name"
     title = _("name")
 

@@ -116,7 +116,8 @@ class TeachingCommand(BaseCommand):
         """Run a function, with ``database`` as its ``using``, and exit with the code it returns."""
         names = inspect.signature(function).parameters.keys() & options.keys()
         given = {name: options[name] for name in names}
-        with self.handling_signals(), nullcontext() if "write" in given else self.logging():
+        logs = nullcontext() if "write" in given else self.logging()
+        with self.handling_signals(), logs:
             code = function(using=options["database"], **given)
         if code:
             raise SystemExit(code)

@@ -293,11 +293,10 @@ def _why(each: SubscriptionLag) -> str:
 
 
 def _of_dead(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
-    if limits.max_dead is not None:  # the limit says how many are too many
-        if status.dead.total > limits.max_dead:
-            yield _counted("max_dead", status.dead.total, limit=limits.max_dead)
-    else:
+    if limits.max_dead is None:
         yield _counted("dead", status.dead.lately)
+    elif status.dead.total > limits.max_dead:
+        yield _counted("max_dead", status.dead.total, limit=limits.max_dead)
 
 
 def _of_transactions(status: OutboxStatus) -> Iterator[Problem]:
