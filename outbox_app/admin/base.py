@@ -213,6 +213,8 @@ class OutboxAdmin(DatabaseAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the row, escaped; ``may_be_seen`` is whether this user may see its payload."""
+        if "\x00" in object_id:  # PostgreSQL refuses a NUL
+            return None
         row = super().get_object(request, object_id, from_field)
         if row:
             escaped_copy(row)

@@ -217,6 +217,14 @@ def test_forged_names_are_refused(superuser, id):
     assert superuser.post(SUBSCRIPTIONS, form).status_code == 400
 
 
+@pytest.mark.parametrize("name", ["change", "history"])
+def test_an_address_of_a_name_that_no_database_can_compare(alias, shop, superuser, name):
+    """It is the address of no row: Django leads to its index, as for any such address."""
+    for id in ("shop\x00", "\x00", "shop_00"):
+        address = reverse(f"admin:outbox_app_subscription_{name}", args=[id])
+        assert superuser.get(address).status_code == 302
+
+
 @pytest.mark.parametrize("id", ["x", "", "-1", "9" * 5000, "٣", 2**63])
 @pytest.mark.parametrize(("url", "action"), [(PARKED, "release_selected"), (GAPS, "skip_selected")])
 def test_forged_ids_are_refused(superuser, url, action, id):
