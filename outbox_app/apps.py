@@ -1,4 +1,7 @@
-"""The Django app. Its ``ready()`` reads no database and contacts no broker."""
+"""The Django app.
+
+When Django is ready, it reads no database and contacts no broker.
+"""
 
 from __future__ import annotations
 

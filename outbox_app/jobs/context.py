@@ -1,4 +1,7 @@
-"""Threads and greenlets stage side by side: what one of them sets is invisible to the others."""
+"""Set a context variable for the duration of a block.
+
+Threads and greenlets stage side by side: a value that one of them sets is invisible to the others.
+"""
 
 from __future__ import annotations
 
