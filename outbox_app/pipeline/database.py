@@ -72,7 +72,7 @@ class Database(ABC):
         self.options = options
 
     @abstractmethod
-    def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def run(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement, with ``%s`` parameters, and return its rows."""
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Database(ABC):
     def has(self, position: int) -> bool:
         """Return whether the log has a position. If so, no higher position was pruned."""
         sql = f"SELECT 1 FROM {self.quoted(self.options.log)} WHERE id = {position}"
-        return bool(self.run(sql, []))
+        return bool(self.run(sql))
 
     def log(self) -> Any:
         """Return the scan of the log that the options name."""

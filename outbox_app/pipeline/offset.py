@@ -98,7 +98,7 @@ class Offsets(LogScan[Offset]):
     def lowest(self, ranges: Iterable[Iterable[str]]) -> int:
         """Return the lowest position in ranges; 0 if they are empty."""
         select = f"SELECT min(id + 0) FROM {self.scan.source} WHERE"
-        found = [self.database.run(f"{select} {each}", [])[0][0] for r in ranges for each in r]
+        found = [self.database.run(f"{select} {each}")[0][0] for r in ranges for each in r]
         return min((int(position) for position in found if position is not None), default=0)
 
     def verify(self, offset: Offset) -> None:
@@ -110,10 +110,9 @@ class Offsets(LogScan[Offset]):
         named = self.database.column("message_id")
         here = f"SELECT {named} FROM {source} WHERE id = {offset.position}"
         # If the row was pruned, so was everything before it, except rows that came later.
-        before = f"SELECT 1 FROM {source} WHERE id < {offset.position} AND NOT"
-        found = self.database.run(here, []) or self.database.run(
-            f"{before} {self.scan.unread(state)} LIMIT 1", []
-        )
+        before = f"id < {offset.position} AND NOT {self.scan.unread(state)}"
+        before = f"SELECT 1 FROM {source} WHERE {before} LIMIT 1"
+        found = self.database.run(here) or self.database.run(before)
         if found and _hex(found[0][0]) != _hex(offset.message_id):
             raise ForeignCursor(
                 f"The offset names event {offset.message_id} at position {offset.position} of "
@@ -140,7 +139,7 @@ class Offsets(LogScan[Offset]):
     def _newest(self) -> tuple[int, str]:
         named = self.database.column("message_id")
         newest = f"SELECT id, {named} FROM {self.scan.source} ORDER BY id DESC LIMIT 1"
-        [(position, message_id)] = self.database.run(newest, []) or [(0, "")]
+        [(position, message_id)] = self.database.run(newest) or [(0, "")]
         return int(position), str(message_id)
 
     def _of(self, state: WindowState, newest: tuple[int, str]) -> Offset:

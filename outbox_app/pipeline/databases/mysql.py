@@ -37,7 +37,7 @@ class Mysql(Database):
         self._connection("READ COMMITTED")
 
     def run(
-        self, sql: str, params: Sequence[Any], level: str = "READ COMMITTED"
+        self, sql: str, params: Sequence[Any] = (), level: str = "READ COMMITTED"
     ) -> list[tuple[Any, ...]]:
         with self._connection(level).cursor() as cursor:
             cursor.execute(sql, tuple(params))

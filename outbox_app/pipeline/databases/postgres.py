@@ -58,9 +58,9 @@ class Postgres(Database):
             (adbc_driver_manager.Error,),
             lambda error: _REFUSED.search(str(error)),
         )
-        self.run("SET idle_session_timeout = 0", [])  # Spark may pause for long
+        self.run("SET idle_session_timeout = 0")  # Spark may pause for long
 
-    def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def run(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """See ``Database``. On PostgreSQL no statement of ours has parameters."""
         assert not params
         with self._connection.cursor() as cursor:
@@ -89,12 +89,12 @@ class Postgres(Database):
             f"WHERE attrelid = to_regclass({self.literal(self.quoted(table))}) AND attnum > 0 "
             "AND NOT attisdropped AND attgenerated = '' ORDER BY attnum"
         )
-        return dict(self.run(sql, []))
+        return dict(self.run(sql))
 
     def identity(self) -> str:
         """See ``Database``. The cursor names the cluster; this is the database in the cluster."""
         sql = "SELECT oid::text FROM pg_database WHERE datname = current_database()"
-        return str(self.run(sql, [])[0][0])
+        return str(self.run(sql)[0][0])
 
     @cached_property
     def _types(self) -> dict[str, str]:

@@ -32,7 +32,7 @@ class Sqlite(Database):
         except sqlite3.Error as error:
             raise Unreachable(f"{options.url} cannot be opened: {error}") from error
 
-    def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def run(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return self._connection.execute(sql.replace("%s", "?"), tuple(params)).fetchall()
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

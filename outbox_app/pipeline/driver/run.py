@@ -133,7 +133,7 @@ def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
 def _ask(run: Pipeline, sql: str) -> int | None:
     """Query a number from the database, over a new connection: an old one may have timed out."""
     with closing(connect(run.options)) as database:
-        number: int | None = database.run(sql, [])[0][0]
+        number: int | None = database.run(sql)[0][0]
         return number
 
 
