@@ -184,9 +184,10 @@ class Unsettled:
             del self._incidents[0]
         left: list[tuple[int, str, int]] = []
         if delete(self._published, using=self.using) < len(self._published):
-            rows = StagedJob.objects.using(self.using).filter(pk__in=dict(self._published))
+            published = dict(self._published)
+            rows = StagedJob.objects.using(self.using).filter(pk__in=published)
             there = rows.values_list("id", "task_id", "shard")
-            left = [row for row in there if row[:2] in self._published]
+            left = [row for row in there if row[:2] in published.items()]
         known, self.locked = self.locked, {id for id, *_ in left}
         self._published = [row[:2] for row in left]
         if new := {id: shard for id, _, shard in left if id not in known}:

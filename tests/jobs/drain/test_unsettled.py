@@ -229,3 +229,28 @@ def test_a_loss_covers_every_batch_since_the_last_heartbeat_and_is_recorded_once
     incident = Incident.objects.using(alias).get()
     assert (incident.first_id, incident.last_id) == (rows[20].id, rows[79].id)
     assert incident.shards == sorted({row.shard for row in rows[20:80]})
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_many_locked_rows_are_found_without_comparing_each_with_each(alias, staged):
+    """A transaction may cancel thousands: with the square of that a drainer loses its lease."""
+    compared = []
+
+    class Id(int):
+        def __eq__(self, other):
+            compared.append(other)
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    rows = list(StagedJob.objects.using(alias).order_by("id"))
+    for row in rows:
+        row.id = Id(row.id)
+    unsettled = Unsettled(using=alias)
+    unsettled.sent(rows)
+    with transaction.atomic(using=alias):
+        list(StagedJob.objects.using(alias).select_for_update())
+        with own_connection(alias, seconds=1):
+            unsettled.flush()
+    assert unsettled.locked == {row.id for row in rows}
+    assert len(compared) < 10 * len(rows)
