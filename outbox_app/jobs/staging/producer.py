@@ -75,7 +75,7 @@ class StagingProducer(Producer):
         # Task protocol 1 has eta and expires in the body.
         self._times = body if isinstance(body, dict) else options.get("headers") or {}
         validation.check_priority(options.get("priority"), self.app)
-        return super().publish(body, **options)  # type: ignore[no-any-return]
+        return super().publish(body, **options)  # type: ignore[return-value]
 
     def _publish(  # type: ignore[override]
         self,

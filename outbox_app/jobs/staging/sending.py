@@ -346,7 +346,7 @@ def _on_replace_at_once(task: Any, sig: Any) -> Any:
         return _on_replace(task, sig)
 
 
-Task.on_replace = _on_replace_at_once  # type: ignore[method-assign]
+Task.on_replace = _on_replace_at_once  # type: ignore[method-assign, assignment]
 
 
 class _NoNativeDelay:
