@@ -2,8 +2,7 @@
 
 A request is checked in this order: size, key, signature on the raw bytes, time, content, grants.
 Every answer is signed, except the one to an unknown caller (its body is always the same). Errors
-are problem documents (RFC 9457) with fixed sentences. No view has a session, a cookie, or a
-transaction of the request.
+are problem documents (RFC 9457) with fixed sentences. No view has a session, cookie or transaction.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from .messages import MessageRefused
 logger = get_logger("outbox_app.door")
 
 SENDER, KEEPER = Peer.Direction.SENDER, Peer.Direction.KEEPER
-#: A valid ``Outbox-Seconds-Left``.
-SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
+SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")  # of ``Outbox-Seconds-Left``
 #: The status and the content of an answer. The content of an error extends its problem document.
 Said = tuple[int, Any]
 View = Callable[..., Said | tuple[int, Any, dict[str, str]]]
@@ -84,16 +82,15 @@ def _answered(
     except (signing.NotBelieved, SuspiciousOperation) as error:
         logger.warning("Not believed path=%s reason=%s", request.path, error)
         return _response(401, {}, {"WWW-Authenticate": "Signature"})
-    headers: list[dict[str, str]] = []
     try:
-        status, said, *headers = view(request, peer, _content(request, body, peer, types))
+        response = _response(*view(request, peer, _content(request, body, peer, types)))
     except MessageRefused as error:
-        status, said = error.status, {"detail": str(error)}
+        response = _response(error.status, {"detail": str(error)})
     except django.db.Error as error:
         logger.warning("The database is unavailable peer=%s error=%r", peer.name, error)
-        status, said = 503, {}
-    response = _response(status, said, *headers)
-    answer = SimpleNamespace(status_code=status, headers=response.headers, request=message)
+        response = _response(503, {})
+    status, headers = response.status_code, response.headers
+    answer = SimpleNamespace(status_code=status, headers=headers, request=message)
     signing.sign(answer, response.content, peers.signing_key(peer))
     return response
 

@@ -1,7 +1,6 @@
 """The contract of registries, where processes register and are found, and of their threads.
 
-Each object is used by one thread. Any method may raise any error while the registry is unavailable;
-the thread then tries again.
+Each object is used by one thread. Any method may raise any error: then the thread tries again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from ..process.waiting import PollWaiter, StopFlag
 from ..text import get_logger
 
 logger = get_logger("outbox_app.fleet")
-
 SERVER, CLIENT = "server", "client"
 
 
@@ -89,6 +87,8 @@ def new_registry() -> Registry:
 class RegistryThread:
     """A daemon thread that calls ``step`` with a registry until stopped, through all errors."""
 
+    is_woken = False  # whether changes of the registry end its pauses
+
     def __init__(self, name: str) -> None:
         self.stop = StopFlag()
         self.backoff = Backoff("the registry", logger)
@@ -97,10 +97,6 @@ class RegistryThread:
     def step(self, registry: Registry) -> None:
         """Do the work that is due five times in a lease."""
         raise NotImplementedError
-
-    def wait(self, waiter: PollWaiter) -> None:
-        """Wait for the next step; ``waiter`` is woken by changes."""
-        self.stop.wait(pause())
 
     def end(self, registry: Registry) -> None:
         """Called when the thread is stopped."""
@@ -116,21 +112,19 @@ class RegistryThread:
                 with registry.session(self.stop) as waiter:
                     while not self.stop.is_set():
                         self._attempt(registry)
-                        self.wait(waiter)
+                        (waiter if self.is_woken else self.stop).wait(self.pause())
                     self.end(registry)
             except Exception as error:  # no session, for instance because its thread cannot start
                 self.failed(error)
-                self.stop.wait(pause())
+                self.stop.wait(self.pause())
 
     def _attempt(self, registry: Registry) -> None:
         try:
             self.step(registry)
+            self.backoff.succeeded()
         except Exception as error:  # each registry has errors of its own
             self.failed(error)
-        else:
-            self.backoff.succeeded()
 
-
-def pause() -> float:
-    """Return the seconds until the next step, with jitter."""
-    return outbox_settings().LEASE_SECONDS / BEATS * random.uniform(0.75, 1)
+    def pause(self) -> float:
+        """Return the seconds until the next step, with jitter."""
+        return outbox_settings().LEASE_SECONDS / BEATS * random.uniform(0.75, 1)

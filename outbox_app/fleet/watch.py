@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..door.peers import address_fault
-from ..process.waiting import PollWaiter
 from ..text import get_logger
-from .registry import SERVER, Member, Registry, RegistryThread, pause
+from .registry import SERVER, Member, Registry, RegistryThread
 
 logger = get_logger("outbox_app.fleet")
 
@@ -64,6 +63,8 @@ def _is_called_at(address: str) -> bool:
 class Watch(RegistryThread):
     """The list of one service, and the thread that pulls it."""
 
+    is_woken = True
+
     def __init__(self, service: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(f"outbox-watch-{service}")
         self.service = service
@@ -80,9 +81,6 @@ class Watch(RegistryThread):
     def step(self, registry: Registry) -> None:
         self._listing = self._listing.after(registry.members(self.service), self.clock())
         self._pulled.set()
-
-    def wait(self, waiter: PollWaiter) -> None:
-        waiter.wait(pause())
 
     def failed(self, error: Exception) -> None:
         super().failed(error)

@@ -189,7 +189,7 @@ def test_a_notice_comes_before_the_next_pull(
     if alias != "postgres":
         assert type(here.session(StopFlag()).__enter__()).__name__ == "PollWaiter"
         return
-    monkeypatch.setattr("outbox_app.fleet.watch.pause", lambda: 3600.0)
+    monkeypatch.setattr(Watch, "pause", lambda self: 3600.0)
     seen = watch()
     seen.listing(patience(5))
     ones = iter(range(1, 1000))
