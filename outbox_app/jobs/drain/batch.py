@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -85,13 +85,13 @@ class BatchReader:
         self._ids: list[int] = []
         self._until = 0.0
         self._owned: set[int] = set()
-        self._but: Container[int] = ()
+        self._but: Collection[int] = ()
         self._share, self._found = FEW, 0
         #: Whether the ids are complete: with a job of a key, all its earlier jobs were found, too.
         self._is_cut = False
 
     def read(
-        self, shards: Iterable[int], *, go_on: bool = False, but: Container[int] = ()
+        self, shards: Iterable[int], *, go_on: bool = False, but: Collection[int] = ()
     ) -> list[Row]:
         """Return the next rows but those with the ids ``but``, in id order; [] when none is ready.
 
@@ -130,7 +130,9 @@ class BatchReader:
             return []
         connection = connections[self.using]
         with connection.cursor() as cursor:
-            cursor.execute(*_ids(connection, self.app, sorted(shards), self._share))
+            # Rows to leave out may be the first of a shard: a look takes so many more.
+            share = self._share + len(self._but)
+            cursor.execute(*_ids(connection, self.app, sorted(shards), share))
             return sorted(id for (id,) in cursor.fetchall() if id not in self._but)
 
     def _next(self, shards: set[int]) -> list[Row]:

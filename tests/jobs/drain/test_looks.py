@@ -319,3 +319,11 @@ def test_a_batch_that_others_have_taken_is_passed_over(alias, note, reader):
     with CaptureQueriesContext(connections[alias]) as statements:
         assert read(reader, go_on=True) == [4, 5]
     assert len(statements) == 3  # two batches of the look, and the deletion
+
+
+def test_rows_that_are_left_out_hold_up_no_other_of_their_shard(alias, note, reader, monkeypatch):
+    """An open transaction may have cancelled more jobs of a key than a look takes of a shard."""
+    monkeypatch.setattr(batch, "FEW", 4)
+    stage(note, alias, range(0, 70, 10))
+    first = list(StagedJob.objects.using(alias).order_by("id").values_list("id", flat=True)[:5])
+    assert numbers(reader.read(ALL, but=first)) == [50, 60]
