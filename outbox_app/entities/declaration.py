@@ -17,8 +17,7 @@ from django.db import IntegrityError, ProgrammingError, connections
 from django.db.models import CheckConstraint, Field, UniqueConstraint
 
 from ..eventlog.newevent import checked_name
-from ..eventlog.window import TOMBSTONE
-from ..exceptions import InvalidCommand, InvalidEvent
+from ..exceptions import InvalidCommand
 from ..models import EntityRow
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -64,9 +63,8 @@ def command(
             ``creates`` are given.
         InvalidEvent: ``event`` is not a valid event type.
     """
-    checked_name("event", f"{event}{REJECTED}")
-    if event == TOMBSTONE:
-        raise InvalidEvent(f"event must not be {TOMBSTONE!r}: readers leave such rows out.")
+    for name in (event, f"{event}{REJECTED}"):
+        checked_name("event", name, empty=True)
     if batch and (atomic or creates):
         raise TypeError("A command with batch=True takes neither atomic=True nor creates=True.")
 

@@ -82,8 +82,6 @@ def checked(event: NewEvent, log: type[EventLog]) -> CheckedEvent:
         raise InvalidEvent(f"publish_many() takes NewEvent(stream, type, data); got {event!r}.")
     topic = checked_name("topic", event.topic, empty=True)
     stream, type = checked_name("stream", event.stream), checked_name("type", event.type)
-    if type == TOMBSTONE:
-        raise InvalidEvent(f"type must not be {TOMBSTONE!r}: readers leave such rows out.")
     data, data_text = canonical("data", event.data)
     metadata, metadata_text = canonical("metadata", event.metadata)
     repeatable = event.message_id is not None
@@ -104,6 +102,8 @@ def checked_name(field: str, value: Any, *, empty: bool = False) -> str:
         raise InvalidEvent(f"{field} must be a string; got {value!r}. Convert it to str.")
     if not value and not empty:
         raise InvalidEvent(f"{field} must not be empty.")
+    if value == TOMBSTONE:
+        raise InvalidEvent(f"{field} must not be {TOMBSTONE!r}: rows that seal positions have it.")
     if len(value) > MAX_NAME:
         raise InvalidEvent(
             f"{field} has {len(value)} characters; at most {MAX_NAME} are possible. It begins "

@@ -165,6 +165,7 @@ def test_the_time_is_the_databases(alias, account, ask):
         ("vanish", {}, {}, "has no command 'vanish'. It has: "),
         ("withdraw", {"amount": 1}, {"id": ""}, "id must not be empty"),
         ("withdraw", {"amount": 1}, {"id": 7}, "id must be a string"),
+        ("withdraw", {"amount": 1}, {"id": "$tombstone"}, "id must not be"),
         ("withdraw", {"amount": 1}, {"command_id": ""}, "command_id must not be empty"),
         ("withdraw", {"amount": 1}, {"command_id": "x" * 256}, "256 characters"),
         ("withdraw", {"amount": 1}, {"command_id": None}, "command_id must be a string"),

@@ -255,6 +255,7 @@ def circle():
         ({"stream": "\udcff"}, "not valid Unicode"),
         ({"type": ""}, "type must not be empty"),
         ({"type": "$tombstone"}, "type must not be"),
+        ({"stream": "$tombstone"}, "stream must not be"),
         ({"topic": None}, "topic must be a string"),
         ({"message_id": "abc"}, "message_id must be a UUID"),
         ({"message_id": 5}, "message_id must be a UUID"),
