@@ -1,7 +1,6 @@
 """The backlog: staged jobs, what blocks them, and what a person can do about them.
 
-A job that a drainer is publishing at the moment of an action leaves all the same; the question says
-so.
+A job that a drainer is publishing during an action leaves all the same; the question says so.
 """
 
 from __future__ import annotations
