@@ -92,10 +92,12 @@ def spark_session(
             require_java()
             # The 4 lets tasks be retried, as on a cluster.
             master = master or "local[*,4]"
+            progress = str(sys.stderr.isatty()).lower()
+            given = {**_SETTINGS, "spark.ui.showConsoleProgress": progress}
             if master.startswith("local"):
                 # PySpark would take any python3 on the PATH. A cluster has its own.
                 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            given = _light(master)
+                given |= _LOCAL_SETTINGS
         if master:
             builder = builder.master(master)
         given |= settings or {}
@@ -139,11 +141,6 @@ def require_java() -> None:
     if version is None or int(version[1]) < JAVA:
         line = told.strip().partition("\n")[0]
         raise NoSpark(f"Spark needs Java {JAVA} or later; {java} says {line!r}. {how}")
-
-
-def _light(master: str) -> dict[str, str]:
-    settings = {**_SETTINGS, "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
-    return settings | (_LOCAL_SETTINGS if master.startswith("local") else {})
 
 
 def reason(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.core.management import CommandError, call_command
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from outbox_app.exceptions import NoSpark
 from outbox_app.pipeline import session
@@ -100,9 +101,20 @@ def test_a_session_of_another_thread_is_taken_and_left_running(spark):
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
 
 
-def test_settings():
-    assert "spark.driver.host" not in session._light("spark://host:7077")
-    assert "spark.driver.host" in session._light("local")
+@pytest.mark.parametrize(("master", "bound"), [("spark://host:7077", False), ("local", True)])
+def test_only_a_local_session_is_bound_to_this_machine(monkeypatch, master, bound):
+    made = []
+
+    def make(builder):
+        made.append(builder._options)
+        raise NoSpark("not started")
+
+    monkeypatch.setattr(session, "require_java", lambda: None)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", make)
+    with pytest.raises(NoSpark):
+        spark_session(master=master)
+    assert ("spark.driver.host" in made[0]) == bound
 
 
 def test_whose_executors_are_started_here(monkeypatch):
