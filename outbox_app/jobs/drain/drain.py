@@ -30,6 +30,7 @@ from ...models.clock import aware
 from ...process import counters
 from ...process.backoff import Backoff
 from ...process.lease import LeaseHolder
+from ...process.lock_wait import is_conflict
 from ...process.loop import ProcessLoop, collection_paused
 from ...process.wakeup import JOBS
 from ...signals import drainer_started, drainer_stopped
@@ -267,7 +268,13 @@ class Drain(ProcessLoop):
         """Move rows to the dead table. As that may take long, renew the lease meanwhile."""
         for row, error in refused:
             self._beat_if_due()
-            if move_to_dead(row, error, using=self.using):
+            try:
+                is_moved = move_to_dead(row, error, using=self.using)
+            except django.db.OperationalError as failure:
+                if not is_conflict(failure):
+                    raise
+                return  # another transaction has locked the row: a later batch has it, and the rest
+            if is_moved:
                 self.tally.dead += 1
                 self._counters.count(counters.DEAD, 1)
 

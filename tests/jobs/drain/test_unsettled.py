@@ -7,11 +7,13 @@ from django.db import OperationalError, connections, transaction
 
 from outbox_app import cancel
 from outbox_app.failpoints import set_failpoint
+from outbox_app.jobs.drain import incidents
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.incidents import Unsettled
 from outbox_app.models import Incident, Lease, Process, StagedJob
 from outbox_app.transactions import own_connection
 from tests import tasks
+from tests.jobs.dead.rows import dead_jobs
 
 from .test_main_path import received
 
@@ -254,3 +256,24 @@ def test_many_locked_rows_are_found_without_comparing_each_with_each(alias, stag
             unsettled.flush()
     assert unsettled.locked == {row.id for row in rows}
     assert len(compared) < 10 * len(rows)
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_blocked_job_that_is_being_cancelled_holds_up_no_other(
+    alias, staged, settings, monkeypatch
+):
+    """It cannot be moved to dead yet; it was the first of each batch, of which nothing left."""
+    settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
+    monkeypatch.setattr(incidents, "LOCK_SECONDS", 0.1)
+    job = StagedJob.objects.using(alias).order_by("id")[50]
+    StagedJob.objects.using(alias).filter(pk=job.pk).update(ordering_key="k")
+    dead_jobs(1, using=alias, ordering_key="k", staged_id=0)
+    drain = Drain(using=alias)
+    with transaction.atomic(using=alias):
+        StagedJob.objects.using(alias).select_for_update().get(pk=job.pk)
+        with own_connection(alias, seconds=1):
+            drain.run_once()
+            assert drain.tally.published == 99
+    drain.run_once()
+    assert drain.tally.dead == 1
+    drain.holder.leave()
