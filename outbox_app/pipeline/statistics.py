@@ -45,8 +45,8 @@ def statistics(
     inbox: DataFrame,
     *,
     log: str,
-    top: int = TOP,
-    partitions: int = PARTITIONS,
+    top: int | None = None,
+    partitions: int | None = None,
 ) -> DataFrame:
     """Return all statistics of a log, in no order. An empty log has none.
 
@@ -55,8 +55,8 @@ def statistics(
     """
     parts = [
         per_minute(events),
-        hot_streams(events, top=top),
-        partition_skew(events, partitions=partitions),
+        hot_streams(events, top=top or TOP),
+        partition_skew(events, partitions=partitions or PARTITIONS),
         times_until_handled(events, inbox),
     ]
     return reduce(DataFrame.unionByName, parts).select(F.lit(log).alias("source"), *COLUMNS[1:])

@@ -1,4 +1,7 @@
-"""Runs pipelines and keeps their results: an audit's gaps and report, and statistics."""
+"""Runs pipelines and keeps their results: an audit's gaps and report, and statistics.
+
+The file, or the admin's table, has only the statistics of the last run.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,6 @@ from ..report import write_report
 from ..schema import some
 from ..statistic_names import COLUMNS, NAMES
 from ..statistics import (
-    PARTITIONS,
-    TOP,
     USED,
     for_table,
     read_once,
@@ -167,9 +168,9 @@ def run_statistics(
     """Compute the statistics of a log. Raises ``OutboxError``."""
     if "://" in to:
         raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
+    log, handled = run.options.log, inbox.read(read="inbox")
     with read_once(run.read(some(*USED), archive=archive)) as events:
-        log, most = run.options.log, {"top": top or TOP, "partitions": partitions or PARTITIONS}
-        found = statistics(events, inbox.read(read="inbox"), log=log, **most).persist()
+        found = statistics(events, handled, log=log, top=top, partitions=partitions).persist()
         if to:
             write(f"statistics log={log} file={write_statistics(found, to)}")
         if table:
