@@ -2,9 +2,8 @@
 
 Task names, streams, types and reasons may contain text from the project's own users. Unprintable
 characters (line breaks, terminal codes, direction marks, lone surrogates) are shown as escapes.
-Templates escape HTML; this module does not. The package's loggers come from ``get_logger``: it
-escapes each record before a handler gets it, and turns each ``key=%s`` of the message into an
-attribute of the record, as if it were given by ``extra``, for JSON formatters and structlog.
+Templates escape HTML; this module does not. A logger of ``get_logger`` escapes each record before a
+handler gets it, and makes each ``key=%s`` an attribute, for JSON formatters and structlog.
 """
 
 from __future__ import annotations
