@@ -20,6 +20,9 @@ from ..defects import MISSING, Audit
 LIMIT = 10_000
 _BATCH = 1000
 
+#: The last missing version, by stream and first.
+Found = dict[tuple[str, int], int]
+
 
 class Recorded(NamedTuple):
     #: Gaps that are new, or have grown, or are open again.
@@ -48,7 +51,7 @@ def record(result: Audit, *, log: type[EventLog], using: str, whole: bool = Fals
     filled. Without it a query of the log decides whether a gap was filled.
     """
     missing = [defect for defect in result.defects if defect.kind in MISSING]
-    found = {(each.stream, int(each.first or 0)): int(each.last or 0) for each in missing[:LIMIT]}
+    found: Found = {(each.stream, each.first or 0): each.last or 0 for each in missing[:LIMIT]}
     left_out = sum(result.counts.get(kind, 0) for kind in MISSING) - len(found)
     known = {(gap.stream, gap.first): gap for gap in _rows(log, using).iterator()}
     new, unchanged, written = [], [], 0
@@ -72,12 +75,7 @@ def record(result: Audit, *, log: type[EventLog], using: str, whole: bool = Fals
 
 
 def _settle(
-    gaps: Sequence[Gap],
-    found: dict[tuple[str, int], int],
-    log: type[EventLog],
-    using: str,
-    *,
-    whole: bool,
+    gaps: Sequence[Gap], found: Found, log: type[EventLog], using: str, *, whole: bool
 ) -> int:
     """Settle open gaps that were not found again, if the log or a larger gap explains that."""
     runs: dict[str, list[tuple[int, int]]] = {}
