@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from django.db import connections
 
 from ..eventlog.record import RecordedEvent
-from ..exceptions import OutboxError, TransactionEnded
+from ..exceptions import LogSetBack, OutboxError, TransactionEnded
 from ..failpoints import failpoint
 from ..process.enclosure import SwallowedError, enclosed
 from ..process.tracing import inside, start_span
@@ -63,6 +63,8 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
                     f"The handler of {name!r} raised {error!r}, which ends only its page. Catch it "
                     "where it is raised."
                 ) from error
+            if isinstance(error, LogSetBack):  # of another log: this cursor would wait for a replay
+                raise OutboxError(f"The handler of {name!r} raised {error!r}.") from error
             raise
         finally:
             left = len(connection.savepoint_ids) > savepoints

@@ -146,6 +146,23 @@ def test_a_move_ahead_over_the_events_of_the_new_log_is_refused(alias):
         partition.close()
 
 
+def test_a_handler_may_fail_because_another_log_was_emptied(alias, published, run):
+    """Its own cursor would wait for a replay."""
+    emptied = [True]
+
+    @subscriber("prunes")
+    def handle(events):
+        if emptied[0]:
+            raise LogSetBack("Another log was emptied.")
+
+    published("a")
+    run("prunes")
+    assert "Another log was emptied." in Cursor.objects.using(alias).get().error
+    emptied[0] = False
+    assert run("prunes") == 1
+    assert Cursor.objects.using(alias).get().error == ""
+
+
 def test_events_that_were_pruned_are_no_emptied_log(alias, published):
     seen = []
     subscriber("all")(seen.extend)
