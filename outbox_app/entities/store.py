@@ -49,17 +49,6 @@ def _columns(entity: Any) -> list[Col]:
 
 
 @cache
-def _converters(entity: Any, using: str) -> list[tuple[int, Col, list[Any]]]:
-    """Return the converters of each column that has any, with its number."""
-    connection = connections[using]
-    found = [
-        (number, c, [*connection.ops.get_db_converters(c), *c.get_db_converters(connection)])
-        for number, c in enumerate(_columns(entity))
-    ]
-    return [each for each in found if each[2]]
-
-
-@cache
 def _select(entity: Any, using: str, bounded: bool, asked: bool) -> str:
     quote = connections[using].ops.quote_name
     compiler = QuerySet(entity, using=using).query.get_compiler(using)
@@ -99,8 +88,9 @@ def load(
     if asked:
         values, known = values[: -len(ANSWER)], values[-len(ANSWER) :]
         found = [] if known[0] is None else [_answer(known)]
-    for number, column, converters in _converters(entity, connection.alias):
-        for convert in converters:
+    for number, column in enumerate(_columns(entity)):
+        own = column.get_db_converters(connection)
+        for convert in (*connection.ops.get_db_converters(column), *own):
             values[number] = convert(values[number], column, connection)
     now, *values = values
     if text is None:

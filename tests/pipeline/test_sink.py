@@ -16,7 +16,6 @@ from django.db.models import QuerySet
 
 from outbox_app import subscriber
 from outbox_app.checks.values import check_settings
-from outbox_app.entities import store
 from outbox_app.eventlog import registry
 from outbox_app.eventlog.registry import sinks
 from outbox_app.exceptions import ArchiveRefused, UnknownEntity, Unreachable
@@ -237,11 +236,7 @@ def test_versions_of_entities_are_kept_for_the_days_of_their_commands(alias, set
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
-def test_versions_that_have_sunk_are_read_from_the_archive(
-    alias, settings, tmp_path, monkeypatch, use_tz
-):
-    # They are kept for a process, in which USE_TZ does not change.
-    monkeypatch.setattr(store, "_converters", store._converters.__wrapped__)
+def test_versions_that_have_sunk_are_read_from_the_archive(alias, settings, tmp_path, use_tz):
     if not use_tz:
         settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
     to = str(tmp_path / "versions")
