@@ -229,7 +229,7 @@ def test_killed_in_between_nothing_has_changed(
         return list(rows), list(Cursor.objects.using(alias).values_list("state", "revision"))
 
     before = state()
-    monkeypatch.setattr("outbox_app.eventlog.transaction_ids.renumber.__kwdefaults__", {"batch": 3})
+    monkeypatch.setattr("outbox_app.eventlog.transaction_ids.BATCH", 3)
     lines = []
 
     def dies(line):
