@@ -64,6 +64,7 @@ class Publisher(BrokerConnection):
         except Exception as error:
             outcome.error = error
         outcome.seconds = time.monotonic() - started
+        del self._outcome  # it holds the messages
         return outcome
 
     def send_events(self, outcome: PublishResult, keep_alive: Callable[[], object]) -> None:
