@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pytest
 from django.apps.registry import Apps
-from django.db import IntegrityError, OperationalError, connections, models, transaction
+from django.db import DataError, IntegrityError, OperationalError, connections, models, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -496,6 +496,21 @@ def test_a_key_that_a_trigger_of_the_project_changes(alias, order):
         cursor.execute(f"CREATE TRIGGER odd BEFORE UPDATE ON split_order FOR EACH ROW {action}")
     rows.filter(pk=made.pk).update(note="y")
     assert find_by_key(order, number="y", using=alias) == made
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@commits
+def test_a_key_that_the_index_cannot_hold_is_refused(alias, order):
+    """The migration that made the column wider has left the index as it was."""
+    rows = order._default_manager.using(alias)
+    made = rows.create(shop="a", number="x", place=1)
+    run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("ALTER TABLE split_order MODIFY number VARCHAR(40) NOT NULL")
+    with pytest.raises(DataError):
+        rows.create(shop="a", number="y" * 30, place=2)
+    with pytest.raises(DataError):
+        rows.filter(pk=made.pk).update(number="y" * 30)
 
 
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
