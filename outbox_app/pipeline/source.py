@@ -182,7 +182,8 @@ def batches(
     options: Options, part: Part, schema: pa.Schema, only: EventFilter = ALL
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part that match a filter. Raises ``ArchiveRefused``, ``Unreachable``."""
-    yield from file_batches(part.files, schema, options, only)
+    if part.files:
+        yield from file_batches(part.files, schema, options, only)
     if not part.conditions:
         return
     with closing(connect(options)) as database:

@@ -177,6 +177,13 @@ class TestReader:
     def test_an_empty_log(self, alias, source_options):
         assert table(make(source_options(alias))).num_rows == 0
 
+    @on("default")
+    def test_ranges_need_no_archive(self, alias, history, source_options, tmp_path, monkeypatch):
+        """The working folder may be one that cannot hold an archive."""
+        (tmp_path / "a#b").mkdir()
+        monkeypatch.chdir(tmp_path / "a#b")
+        assert rows(table(make(source_options(alias)))) == expected(alias)
+
     def test_a_log_of_another_name(self, alias, source_options):
         with transaction.atomic(using=alias):
             publish_many([NewEvent("a", "made")], log=Ledger, using=alias)
