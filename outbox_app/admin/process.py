@@ -175,10 +175,10 @@ def _workers(row: Any) -> str:
 def _raised(row: Any) -> Part:
     text = given(row, "errors")
     try:
-        traces = [each["traceback"][-LIMIT:] for each in parsed(text)]
+        traces = "\n".join(each["traceback"][-LIMIT:] for each in parsed(text))
     except (TypeError, KeyError):  # the row was edited by hand
         return json_of(text)
-    return Part("", masked_text(shown("\n".join(traces)))) if traces else Part("-")
+    return Part("", masked_text(shown(traces))) if traces else Part("-")
 
 
 @admin.register(TaskResult)

@@ -13,6 +13,7 @@ from outbox_app.models import TaskResult
 from .pages import body, page, text
 
 LIST = reverse("admin:outbox_app_taskresult_changelist")
+DAMAGED = ["nonsense {", "{}", "7", '[{"trace": 1}]', '[{"traceback": ["x"]}]', "[7]"]
 CALL = {"backend": "default", "args": [17], "kwargs": {"password": "hunter2"}}
 
 
@@ -52,9 +53,9 @@ def test_the_list(superuser, failed):
         assert page(failed) not in body(superuser.get(LIST, query))
 
 
-@pytest.mark.parametrize("damaged", ["nonsense {", "{}", "7", '[{"trace": 1}]', "[7]"])
+@pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_row_that_was_edited_by_hand(superuser, failed, damaged):
     columns = dict.fromkeys(("call", "return_value", "errors", "worker_ids"), damaged)
     TaskResult.objects.using(failed._state.db).filter(pk=failed.pk).update(**columns)
     assert superuser.get(LIST).status_code == 200
-    assert text(superuser.get(page(failed))).count(damaged.strip("[]{}")) >= 1
+    assert text(superuser.get(page(failed))).count(damaged.strip("[]{}")[:8]) >= 1
