@@ -224,8 +224,9 @@ class Drain(ProcessLoop):
             record_run_out(run_out, using=self.using, by=str(self))
             self.tally.swept += len(run_out)
             self._counters.count(counters.SWEPT, len(run_out))
+        none_stays = True
         if blocked := blocked_by_dead(rows, using=self.using):
-            self._bury(blocked)
+            none_stays = self._bury(blocked)
             gone = {row.id for row, _ in blocked}
             rows = [row for row in rows if row.id not in gone]
         if not rows:
@@ -240,7 +241,7 @@ class Drain(ProcessLoop):
         error = result.error
         if isinstance(error, LeaseLost | UnsafeBroker | django.db.Error):
             raise error
-        app.all_left = len(result.accepted) == len(rows)
+        app.all_left = none_stays and len(result.accepted) == len(rows)
         if error is None or isinstance(error, Stopping):
             app.backoff.succeeded()
             return True
@@ -264,8 +265,11 @@ class Drain(ProcessLoop):
         failpoint("deleted")
         self._bury(result.refused)
 
-    def _bury(self, refused: Iterable[tuple[Row, Exception]]) -> None:
-        """Move rows to the dead table. As that may take long, renew the lease meanwhile."""
+    def _bury(self, refused: Iterable[tuple[Row, Exception]]) -> bool:
+        """Move rows to the dead table; return whether none stays.
+
+        As that may take long, renew the lease meanwhile.
+        """
         for row, error in refused:
             self._beat_if_due()
             try:
@@ -273,10 +277,12 @@ class Drain(ProcessLoop):
             except django.db.OperationalError as failure:
                 if not is_conflict(failure):
                     raise
-                return  # another transaction has locked the row: a later batch has it, and the rest
+                # Another transaction has locked the row: a later batch has it, and the rest.
+                return False
             if is_moved:
                 self.tally.dead += 1
                 self._counters.count(counters.DEAD, 1)
+        return True
 
     def _announce(self, app: AppDrain, result: PublishResult) -> None:
         answers = True

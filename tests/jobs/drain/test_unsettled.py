@@ -7,10 +7,10 @@ from django.db import OperationalError, connections, transaction
 
 from outbox_app import cancel
 from outbox_app.failpoints import set_failpoint
-from outbox_app.jobs.drain import incidents
+from outbox_app.jobs.drain import batch, incidents
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.incidents import Unsettled
-from outbox_app.models import Incident, Lease, Process, StagedJob
+from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
 from outbox_app.transactions import own_connection
 from tests import tasks
 from tests.jobs.dead.rows import dead_jobs
@@ -277,3 +277,29 @@ def test_a_blocked_job_that_is_being_cancelled_holds_up_no_other(
     drain.run_once()
     assert drain.tally.dead == 1
     drain.holder.leave()
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_blocked_job_that_stayed_is_not_overtaken_once_its_key_is_free(
+    alias, staged, settings, monkeypatch
+):
+    """The next batch comes from a new look, or the ids of the last one would pass the job over."""
+    settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
+    monkeypatch.setattr(incidents, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(batch, "SERVES", 100_000)
+    jobs = StagedJob.objects.using(alias).order_by("id")
+    first, second = jobs[10], jobs[60]
+    jobs.filter(pk__in=[first.pk, second.pk]).update(ordering_key="k")
+    dead_jobs(1, using=alias, ordering_key="k", staged_id=0)
+    drain = Drain(using=alias, batch_size=50)
+    with transaction.atomic(using=alias):
+        StagedJob.objects.using(alias).select_for_update().get(pk=first.pk)
+        with own_connection(alias, seconds=1):
+            drain.run_once()
+            assert drain.tally.published == 49
+            DeadJob.objects.using(alias).all().delete()
+            drain.run_once()
+    drain.run(once=True)
+    sent = [message.headers["id"] for message in received(staged.app)]
+    assert len(sent) == 100
+    assert sent.index(first.task_id) < sent.index(second.task_id)
