@@ -181,9 +181,9 @@ def _plan_log(
                 continue  # the partition would begin after all present events
             if part in states:
                 unread = reader.window.unread(states[part])
-            else:  # of a damaged cursor only the position is left
+            else:  # of a damaged cursor only the position is left; none if the log was emptied
                 handled = 0 if cursor is None or cursor.was_set_back else cursor.position
-                unread = f"(id > {handled})"
+                unread = f"(id > {handled if handled <= last else 0})"
             wanted, params = EventFilter(**reads, parts=number, part=part).sql()
             between = f"{unread} AND NOT {reader.window.unread(state)}"
             rows = _events(reader, f"{between} {wanted and f'AND {wanted}'}", params)

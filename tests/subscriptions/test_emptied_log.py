@@ -125,7 +125,8 @@ def test_what_a_person_does_meanwhile_leaves_the_cursors_stopped(alias, wanted):
     assert [each.id for each in check_log_tables(databases=[alias])] == ["outbox.E012"] * 2
 
 
-def test_a_move_ahead_over_the_events_of_the_new_log_is_refused(alias):
+@pytest.mark.parametrize("count", [5, 3], ids=["looks between", "does not look"])
+def test_a_move_ahead_over_the_events_of_the_new_log_is_refused(alias, count):
     subscriber("all")(lambda events: None)
     Subscription.objects.using(alias).create(name="all")
     partition = Partition(subscriber_named("all"), 0)
@@ -134,11 +135,11 @@ def test_a_move_ahead_over_the_events_of_the_new_log_is_refused(alias):
         for _ in range(2):
             partition.run_once()
         empty(alias, Event)
-        publish(alias, Event, 5, "new")
-        if alias != "postgres":
+        publish(alias, Event, count, "new")
+        if alias != "postgres" and count == 5:
             partition.run_once()
             assert Cursor.objects.using(alias).get().was_set_back
-        with pytest.raises(ReplayRefused, match="5 events that"):
+        with pytest.raises(ReplayRefused, match=f"{count} events that"):
             control.replay("all", "now")
         control.replay("all", "beginning")
         assert Cursor.objects.using(alias).get().error == ""
