@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import DataError, OperationalError, connections, transaction
+from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 from hypothesis import HealthCheck, given, settings
@@ -156,6 +158,7 @@ def test_a_batch_handler_that_rejects_all_has_not_changed_the_entity(alias, monk
     monkeypatch.setattr(Stock, "look", command()(look), raising=False)
     spec_of.cache_clear()
     Stock.execute("a", "fill", {"pieces": 1}, command_id="fill", using=alias)
+    QuerySet(Stock, using=alias).update(changed_at=timezone.now() - timedelta(days=1))
     sold = [Command("a", "sell", {"pieces": 2}, command_id=f"{number}") for number in range(2)]
     Stock.execute_many([*sold, Command("a", "look", command_id="look")], using=alias)
     spec_of.cache_clear()
