@@ -41,7 +41,7 @@ dl.figures div { background: var(--card); border-radius: 6px; padding: .6rem 1re
 dl.figures dt, .faint { color: var(--faint); font-size: .9rem; }
 dl.figures dd { margin: 0; font-size: 1.4rem; }
 figure { margin: 2rem 0; } figcaption { font-weight: 600; margin-bottom: .5rem; }
-.bar { height: 1.2em; background: var(--bar); } td:has(.bar) { width: 60%; }
+.bar { height: 1.2em; background: var(--bar); } td:has(.bar) { width: 45%; }
 .columns { display: flex; align-items: flex-end; height: 180px; border-bottom: 1px solid; }
 .columns div { background: linear-gradient(90deg, var(--bar) 85%, #0000 0); flex: 1; }
 .columns div { max-width: 8%; } .bar, .columns div { print-color-adjust: exact; }
@@ -49,6 +49,7 @@ figure { margin: 2rem 0; } figcaption { font-weight: 600; margin-bottom: .5rem; 
 table { border-collapse: collapse; width: 100%; } summary { cursor: pointer; color: var(--faint); }
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line);
   vertical-align: top; overflow-wrap: anywhere; }
+th, figure td:nth-child(2) { white-space: nowrap; }
 """
 
 
@@ -158,12 +159,14 @@ def columns(title: str, of: str, values: Sequence[Bar]) -> str:
         f'style="height: {_part(number, largest):.1f}%"></div>'
         for label, number in values
     )
+    labels = dict.fromkeys((values[0][0], values[-1][0]))  # one, if there is one column
+    ends = "".join(f"<span>{_text(label)}</span>" for label in labels)
     told = f"{len(values)} values; the largest is {_text(top)} with {largest:,}."
     rows = [(_text(label), f"{number:,}") for label, number in values]
     return _figure(
         title,
         f'<p>{largest:,}</p><div class="columns" role="img" aria-label="{told}">{drawn}</div>'
-        f'<p class="ends"><span>{_text(values[0][0])}</span><span>{_text(values[-1][0])}</span></p>'
+        f'<p class="ends">{ends}</p>'
         f"<details><summary>As a table</summary>{_table((of, 'Number'), rows)}</details>",
     )
 

@@ -178,6 +178,11 @@ def test_bars_are_as_long_as_their_numbers(draw):
     assert "Nothing." in draw("Title", "Of", [])
 
 
+def test_the_ends_of_the_time_are_named():
+    assert columns("Title", "Of", [("first", 1), ("second", 1), ("last", 1)]).count("last</") == 2
+    assert columns("Title", "Of", [("only", 1)]).count("<span>only</span>") == 1
+
+
 def test_figures_of_a_log(spark):
     rows = [
         ("a", "x", datetime(2026, 1, 1, 23, 59, 59, tzinfo=UTC)),
