@@ -7,6 +7,7 @@ contain anyone's data, so it needs a permission of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from django.http import HttpRequest
@@ -44,7 +45,9 @@ def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -
 
 
 def in_flight_table(request: HttpRequest, found: dict[str, LongTransactions]) -> Table:
-    return _table(_("Transactions in flight"), _transactions(request, found, LongTransactions([])))
+    none = LongTransactions([])
+    rows = (_transactions(request, {log: open_}, none) for log, open_ in found.items())
+    return _table(_("Transactions in flight"), chain.from_iterable(rows))
 
 
 def _table(caption: str, rows: Iterable[Row], **options: str) -> Table:
