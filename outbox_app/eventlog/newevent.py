@@ -128,9 +128,11 @@ def checked_uuid(field: str, value: Any) -> UUID:
 
 def canonical(field: str, value: Any) -> tuple[Any, str]:
     """Return a value as readers will see it, and its JSON. Raises ``InvalidEvent``."""
+    limit = outbox_settings().MAX_EVENT_BYTES
     try:
         text = _encode(value)
-        if "e+" in text or "-0.0" in text:
+        # Not if it is too large: floats that become long integers would take much memory first.
+        if len(text) <= limit and ("e+" in text or "-0.0" in text):
             value = json.loads(text, parse_float=_as_numeric)
             text = _encode(value)
         size = len(text.encode())
@@ -139,7 +141,7 @@ def canonical(field: str, value: Any) -> tuple[Any, str]:
             f"{field} cannot be stored as JSON: {error}. Use strings, numbers, booleans, None, "
             "lists and dictionaries."
         ) from error
-    if size > (limit := outbox_settings().MAX_EVENT_BYTES):
+    if size > limit:
         raise InvalidEvent(
             f"{field} is {size} bytes of JSON; at most {limit} are possible "
             "(OUTBOX['MAX_EVENT_BYTES']). Store the bulk elsewhere and publish its key."

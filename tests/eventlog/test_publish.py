@@ -248,6 +248,7 @@ def circle():
         ({"data": "\ud800"}, "data cannot be stored as JSON"),
         ({"data": "x" * 300_000}, "MAX_EVENT_BYTES"),
         ({"data": [1e300] * 1000}, "MAX_EVENT_BYTES"),  # each becomes 301 digits
+        ({"data": [1e300] * 50_000}, "data is 400000 bytes"),  # too large before that
         ({"stream": ""}, "stream must not be empty"),
         ({"stream": 5}, "stream must be a string"),
         ({"stream": "x" * 256}, "256 characters"),
