@@ -33,6 +33,8 @@ Start = Literal["beginning", "now"]
 MAX_NAME = 80
 MAX_TYPE = 255
 MAX_PARTITIONS = 1024
+#: How inspect names a partial object, or a method, that cannot be called at all.
+_UNFIT = ("incorrect arguments", "invalid method signature")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +298,9 @@ def _check_handler(name: str, function: Any) -> None:
         raise InvalidSubscriber(text + "its body would never run. Write a plain function.")
     try:
         inspect.signature(function).bind([])
-    except ValueError:
-        return  # a compiled function need not tell its arguments
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ValueError) and not any(each in str(error) for each in _UNFIT):
+            return  # a compiled function need not tell its arguments
         raise InvalidSubscriber(
             text + f"it must take one argument, the list of events ({error})."
         ) from error

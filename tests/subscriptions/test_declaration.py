@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -56,6 +57,9 @@ class Handler:
     def method(self, events):
         """Can be called."""
 
+    def without_self():
+        """Cannot be called."""
+
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
@@ -63,6 +67,8 @@ class Handler:
         (no_argument, "one argument"),
         (two_arguments, "one argument"),
         (keywords_only, "one argument"),
+        (partial(no_argument, 1), "one argument"),
+        (Handler().without_self, "one argument"),
         (coroutine, "plain function"),
         (generator, "plain function"),
         (asynchronous_generator, "plain function"),
