@@ -3,8 +3,9 @@
 OpenTelemetry and ddtrace open a span at ``before_task_publish``, which staging fires, and close it
 at ``after_task_publish``. If only the drain fired that, all that the request does after staging
 would become part of the span. So staging calls these receivers, known by their module, as soon as
-the row is taken, and the drain calls all others. Celery's own code fires the signals, so they get a
-class of ours, which leaves receivers out for one task, in one thread, for the time of one call.
+the row is taken, and the drain calls all others. Celery's own code fires the signals, and staging
+lets it run to its end: tools that trace it would report an exception as an error. So the signals
+get a class of ours, which leaves out receivers of one task, in one thread, during one call.
 """
 
 from __future__ import annotations

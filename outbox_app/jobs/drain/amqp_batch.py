@@ -176,6 +176,7 @@ class Frames:
         table = b"".join([self._header(*each) for each in item.message.headers.items()])
         size = pack(">HHQ", spec.Basic.CLASS_ID, 0, len(body))
         content = b"".join([size, begin, pack(">I", len(table)), table, middle, id_, end])
+        # A frame is eight bytes longer than its content.
         if max(len(content), len(body)) > self.channel.connection.frame_max - 8:
             return b""
         return method + self._frame(2, content) + (self._frame(3, body) if body else b"")

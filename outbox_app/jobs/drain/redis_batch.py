@@ -73,7 +73,6 @@ class RedisBatch:
         self._heads: dict[str, bytes] = {}
         #: For each message, the numbers of the commands that deliver it, one per queue; no PEXPIRE.
         self._deliveries: list[list[int]] = []
-
         #: The command for similar messages, by the id() of their ``alike``: see ``_form``.
         self._forms: dict[int, tuple[bytes, list[str]]] = {}
         #: The first part of each delivery tag, which the number of the command completes.
