@@ -125,7 +125,7 @@ class _PostgresIndex(PostgresCopy, _Index):
         moves = f"ROW WHEN (({old}) IS DISTINCT FROM ({new}))"
         for event, body in self.mirrored().items():
             each = moves if event == "UPDATE" else "ROW"
-            self.add_trigger(f"keep_{event[0]}", event, f"{body};", each=each)
+            self.add_trigger(event.lower(), event, f"{body};", each=each)
         self.add_trigger("empty", "TRUNCATE", f"TRUNCATE {self.n};", each="STATEMENT")
         note = self.quote(f"{self.new}_note")
         self.run(f"DROP FUNCTION {note} CASCADE")

@@ -498,6 +498,38 @@ def test_a_key_that_a_trigger_of_the_project_changes(alias, order):
     assert find_by_key(order, number="y", using=alias) == made
 
 
+@servers
+@commits
+def test_an_index_of_long_names(alias):
+    """PostgreSQL cuts names after 63 bytes."""
+
+    class Order(models.Model):  # noqa: DJ008
+        number_of_orders = models.CharField(max_length=20)
+        shop = models.CharField(max_length=20)
+
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = "split_größere_aufträge_öü"
+
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.create_model(Order)
+    try:
+        rows = Order._default_manager.using(alias)
+        index = KeyIndex("Order", key="number_of_orders", by="shop")
+        run_operation(index, Order, alias)
+        made = rows.create(number_of_orders="x", shop="a")
+        rows.update(shop="b")
+        assert find_by_key(Order, number_of_orders="x", using=alias) == made
+        rows.all().delete()
+        with pytest.raises(Order.DoesNotExist):
+            find_by_key(Order, number_of_orders="x", using=alias)
+        run_operation(index, Order, alias, back=True)
+    finally:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(f"DROP TABLE {Order._meta.db_table}")
+
+
 @pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
 @commits
 def test_a_key_that_the_index_cannot_hold_is_refused(alias, order):
