@@ -71,11 +71,11 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
         def subscribe_and_wait(result: Any, *args: Any, **kwargs: Any) -> Any:
             refuse_endless_wait(result)
             # Before Celery checks which results of a group are there: subscribing may find one.
-            # Pop one by one: other threads may add results meanwhile.
+            # Subscribe, then pop, one by one: other threads may add results, or wait, meanwhile.
             for each in [reference() for reference in deferred.valuerefs()]:
                 if each is not None:
-                    deferred.pop(id(each), None)
                     subscribe(each, weak=True)
+                    deferred.pop(id(each), None)
             return wait(result, *args, **kwargs)
 
         return subscribe_and_wait

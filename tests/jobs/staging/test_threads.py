@@ -96,3 +96,19 @@ def test_one_waits_while_another_stages(line):
         backend.wait_for_pending(first)
     backend.wait_for_pending(first)
     assert backend.subscribed == {first, second}
+
+
+@pytest.mark.parametrize("line", range(1, 13))
+def test_two_wait_at_once(line):
+    """Each has subscribed to what it waits for, even if the other was about to."""
+    backend, now_staging, waits = Backend(), [True], []
+    backend.wait_for_pending = lambda result: waits.append(result in backend.subscribed)
+    wrap_backend(backend, lambda: now_staging[0])
+    first, second = Result(), Result()
+    backend.add_pending_result(first)
+    backend.add_pending_result(second)
+    now_staging[0] = False
+
+    with at_line(line, backend.wait_for_pending, lambda: backend.wait_for_pending(second)):
+        backend.wait_for_pending(first)
+    assert waits == [True, True]
