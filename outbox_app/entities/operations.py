@@ -3,8 +3,8 @@
 An import or an erasure that was interrupted is run again: answered commands are replayed, and the
 rest of the versions is emptied. An erasure leaves version numbers, command names and command ids,
 so that a late repeat is not executed. Its first transaction removes the row and adds a last version
-without a state: the entity no longer exists, until a command creates it. It does not reach copies
-elsewhere (archives, backups, projections, events and jobs of handlers).
+without a state: the entity no longer exists, until a command creates it. An erasure does not reach
+copies elsewhere (archives, backups, projections, events and jobs of handlers).
 """
 
 from __future__ import annotations
