@@ -82,7 +82,10 @@ class Retention(LeasedLoop):
         return True
 
     def _prune(self) -> Iterator[None]:
-        """Remove old rows, one kind in each step; yield None after each step."""
+        """Remove old rows, one kind in each step; yield None after each step.
+
+        A kind that cannot be removed is logged, and does not stop the other kinds.
+        """
         removals: dict[str, Callable[..., int]] = {
             kind: partial(prune, kind, self.using) for kind in ("incidents", "results", "prepared")
         }
