@@ -6,7 +6,7 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from ...conf import outbox_settings
@@ -44,7 +44,7 @@ class AppDrain:
         else:
             self.backoff.succeeded()
 
-    def read(self, shards: Iterable[int], *, but: Collection[int]) -> list[Row]:
+    def read(self, shards: Iterable[int], *, but: Mapping[int, int]) -> list[Row]:
         rows = self._reader.read(shards, go_on=self.all_left, but=but)
         self.all_left = False
         return rows

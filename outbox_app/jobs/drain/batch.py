@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -85,20 +86,21 @@ class BatchReader:
         self._ids: list[int] = []
         self._until = 0.0
         self._owned: set[int] = set()
-        self._but: Collection[int] = ()
+        self._but: Mapping[int, int] = {}
         self._share, self._found = FEW, 0
         #: Whether the ids are complete: with a job of a key, all its earlier jobs were found, too.
         self._is_cut = False
 
     def read(
-        self, shards: Iterable[int], *, go_on: bool = False, but: Collection[int] = ()
+        self, shards: Iterable[int], *, go_on: bool = False, but: Mapping[int, int] | None = None
     ) -> list[Row]:
-        """Return the next rows but those with the ids ``but``, in id order; [] when none is ready.
+        """Return the next rows, in id order; [] when none is ready.
 
         ``go_on``: every row of the last batch has left, so the ids of the last look may be used. If
-        a row stayed, a new look finds it before the later jobs of its ordering key.
+        a row stayed, a new look finds it before the later jobs of its ordering key. ``but``: ids of
+        rows to leave out, with their shards.
         """
-        owned, self._but = set(shards), but
+        owned, self._but = set(shards), but or {}
         # For a shard that was given up and is back, the look may have skipped earlier jobs.
         go_on, self._owned = go_on and owned <= self._owned, owned
         rows = self._next(owned) if go_on and time.monotonic() < self._until else []
@@ -126,14 +128,19 @@ class BatchReader:
         self._is_cut = connections[self.using].vendor != "mysql"
 
     def _look(self, shards: set[int]) -> list[int]:
-        if not shards:
-            return []
         connection = connections[self.using]
+        found: list[int] = []
+        # Rows to leave out may be the first of their shard: there a look takes so many more.
+        left_out = Counter(self._but.values())
+        fuller = shards & left_out.keys()
+        most = max(left_out.values(), default=0)
         with connection.cursor() as cursor:
-            # Rows to leave out may be the first of a shard: a look takes so many more.
-            share = self._share + len(self._but)
-            cursor.execute(*_ids(connection, self.app, sorted(shards), share))
-            return sorted(id for (id,) in cursor.fetchall() if id not in self._but)
+            for some, more in ((shards - fuller, 0), (fuller, most)):
+                if some:
+                    share = self._share + more
+                    cursor.execute(*_ids(connection, self.app, sorted(some), share))
+                    found += [id for (id,) in cursor.fetchall() if id not in self._but]
+        return sorted(found)
 
     def _next(self, shards: set[int]) -> list[Row]:
         rows: list[Row] = []

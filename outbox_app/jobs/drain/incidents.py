@@ -135,8 +135,9 @@ class Unsettled:
         self.using = using
         self._published: list[tuple[int, str]] = []
         self._incidents: list[dict[str, Any]] = []
-        #: Ids of published rows that cannot be deleted, as another transaction has locked them.
-        self.locked: set[int] = set()
+        #: Published rows that cannot be deleted, as another transaction has locked them: their ids,
+        #: with their shards.
+        self.locked: dict[int, int] = {}
         #: Rows sent since the last heartbeat: their shards, the first and the last id.
         self._shards: set[int] = set()
         self._span: list[int] = []
@@ -188,9 +189,9 @@ class Unsettled:
             rows = StagedJob.objects.using(self.using).filter(pk__in=published)
             there = rows.values_list("id", "task_id", "shard")
             left = [row for row in there if row[:2] in published.items()]
-        known, self.locked = self.locked, {id for id, *_ in left}
+        known, self.locked = self.locked, {id: shard for id, _, shard in left}
         self._published = [row[:2] for row in left]
-        if new := {id: shard for id, _, shard in left if id not in known}:
+        if new := {id: shard for id, shard in self.locked.items() if id not in known}:
             detail = "Published while another transaction had locked them, to cancel them, say."
             self._record(Incident.Kind.UNKNOWN, {*new.values()}, [*new], detail=detail)
             self.flush()

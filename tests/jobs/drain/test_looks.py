@@ -325,5 +325,7 @@ def test_rows_that_are_left_out_hold_up_no_other_of_their_shard(alias, note, rea
     """An open transaction may have cancelled more jobs of a key than a look takes of a shard."""
     monkeypatch.setattr(batch, "FEW", 4)
     stage(note, alias, range(0, 70, 10))
-    first = list(StagedJob.objects.using(alias).order_by("id").values_list("id", flat=True)[:5])
+    stage(note, alias, range(1, 200, 10))
+    first = dict(StagedJob.objects.using(alias).order_by("id").values_list("id", "shard")[:5])
     assert numbers(reader.read(ALL, but=first)) == [50, 60]
+    assert reader._found == 2 + 4  # a look takes no more of the other shards

@@ -254,7 +254,7 @@ def test_many_locked_rows_are_found_without_comparing_each_with_each(alias, stag
         list(StagedJob.objects.using(alias).select_for_update())
         with own_connection(alias, seconds=1):
             unsettled.flush()
-    assert unsettled.locked == {row.id for row in rows}
+    assert unsettled.locked == {row.id: row.shard for row in rows}
     assert len(compared) < 10 * len(rows)
 
 
