@@ -10,7 +10,7 @@ the place; otherwise the change is refused, and no cursor moves.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from math import gcd
 from operator import attrgetter
@@ -47,10 +47,10 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     readers = {table: subscriber.reader(log, using=using) for table, log in logs.items()}
     try:
         # In autocommit: a window may not be opened inside a transaction that has written.
-        ends = {}
+        ends: dict[str, tuple[str, Collection[int]]] = {}
         for table, reader in readers.items():
             states = states_of(reader, known.filter(log=table))
-            ends[table] = reader.window.move(None, list(states.values())).dump()
+            ends[table] = reader.window.move(None, list(states.values())).dump(), states.keys()
         failpoint("ends_read")
         # A snapshot from before the locks would not show streams that the awaited page has parked.
         with atomic_with_lock_wait(None, using=using, read_committed=True):
@@ -68,7 +68,8 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
                 if cursor.partitions != wanted:
                     by_log[cursor.log][cursor.partition] = cursor
             for table, parts in by_log.items():
-                if places := _places(subscriber, parts, readers.get(table), ends.get(table, "")):
+                end, sound = ends.get(table, ("", ()))
+                if places := _places(subscriber, parts, readers.get(table), end, sound):
                     replace_cursors(list(parts.values()), places)
             for parked in ParkedStream.objects.using(using).filter(subscription=name):
                 parked.partition = slice_of(parked.stream) % wanted
@@ -103,9 +104,16 @@ def states_of(reader: LogReader, cursors: Iterable[Cursor]) -> dict[int, Any]:
 
 
 def _places(
-    subscriber: Subscriber, parts: dict[int, Cursor], reader: LogReader | None, end: str
+    subscriber: Subscriber,
+    parts: dict[int, Cursor],
+    reader: LogReader | None,
+    end: str,
+    sound: Collection[int],
 ) -> list[tuple[str, int]]:
-    """Return state and position of each new partition; none if the log is no longer read."""
+    """Return state and position of each new partition; none if the log is no longer read.
+
+    ``sound`` are the partitions whose states the log did not refuse when ``end`` was read.
+    """
     before, wanted = parts[0].partitions, subscriber.partitions
     if wanted % before == 0:
         return [(parts[n % before].state, parts[n % before].position) for n in range(wanted)]
@@ -118,7 +126,9 @@ def _places(
         return [(least.state, least.position)] * wanted
     for part, cursor in parts.items():
         why = ""
-        if _lie_between(reader, cursor.state, end, before, part):
+        if part not in sound:
+            why = f"has a cursor that {reader.table} refuses: replay or reset the subscription"
+        elif _lie_between(reader, cursor.state, end, before, part):
             why = f"is behind in {reader.table}: let all {before} partitions catch up"
         elif _lie_between(reader, end, cursor.state, before, part):
             # If it were set back to ``end``, the partition would handle those events again.

@@ -15,10 +15,12 @@ from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.counting import count_events
+from outbox_app.subscriptions.cursors import PartitionsDiffer
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.skips import discard_stream, skip_event
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.own_log.models import Ledger
+from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -145,6 +147,23 @@ def test_a_move_ahead_over_the_events_of_the_new_log_is_refused(alias, count):
         assert Cursor.objects.using(alias).get().error == ""
     finally:
         partition.close()
+
+
+@on("default", "mariadb")
+def test_a_merge_over_the_events_of_the_new_log_is_refused(alias):
+    """No process has looked since, and the new positions have not reached the cursors."""
+    subscriber("all", partitions=3)(print)
+    Subscription.objects.using(alias).create(name="all", partitions=2)
+    empty(alias, Event)
+    publish(alias, Event, 3, "new")
+    state = LogReader(Event, using=alias).window.start(5).dump()
+    for part in range(2):
+        Cursor.objects.using(alias).create(
+            subscription="all", partition=part, partitions=2, log="outbox_event", state=state,
+            position=5,
+        )  # fmt: skip
+    with pytest.raises(PartitionsDiffer, match="a cursor that outbox_event refuses"):
+        control.repartition("all")
 
 
 def test_a_handler_may_fail_because_another_log_was_emptied(alias, published, run):
