@@ -117,21 +117,21 @@ class TeachingCommand(BaseCommand):
         names = inspect.signature(function).parameters.keys() & options.keys()
         given = {name: options[name] for name in names}
         logs = nullcontext() if "write" in given else self.logging()
-        with self.handling_signals(), logs:
+        ends = self._called_from_command_line  # type: ignore[attr-defined]
+        with nullcontext() if ends else self.handling_signals(), logs:
             code = function(using=options["database"], **given)
         if code:
             raise SystemExit(code)
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Undo changes of signal handlers: call_command() returns to code that needs its own."""
+        """Undo changes of signal handlers: what runs after the block needs its own."""
         before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
             for number, handler in before.items():
-                is_changed = handler not in (None, signal.getsignal(number))
-                if is_changed and not self._called_from_command_line:  # type: ignore[attr-defined]
+                if handler not in (None, signal.getsignal(number)):
                     signal.signal(number, handler)
 
     @contextmanager

@@ -39,6 +39,16 @@ def test_a_signal_at_any_moment_of_a_wait() -> None:
         assert stopped.is_set()
 
 
+def test_after_a_block_a_signal_interrupts_on_the_command_line_too() -> None:
+    """Spark is stopped after an archiver's block: a second Ctrl-C has to end the wait for it."""
+    command, before = TeachingCommand(), signal.getsignal(signal.SIGINT)
+    command._called_from_command_line = True  # type: ignore[attr-defined]
+    with command.handling_signals():
+        stop_on_signals(lambda: None)
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 SHORT_OF_PROCESSES = """
 import multiprocessing.context, time
 import django
