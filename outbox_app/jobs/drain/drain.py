@@ -270,19 +270,24 @@ class Drain(ProcessLoop):
 
         As that may take long, renew the lease meanwhile.
         """
+        none_stays = True
         for row, error in refused:
             self._beat_if_due()
             try:
-                is_moved = move_to_dead(row, error, using=self.using)
+                is_moved = move_to_dead(row, error, using=self.using, waits=none_stays)
             except django.db.OperationalError as failure:
+                # Another transaction has locked the row: a later batch has it. It is waited for
+                # once: that transaction may have cancelled many.
                 if not is_conflict(failure):
                     raise
-                # Another transaction has locked the row: a later batch has it, and the rest.
-                return False
+                if not none_stays:
+                    return False  # SQLite would wait for each row
+                none_stays = False
+                continue
             if is_moved:
                 self.tally.dead += 1
                 self._counters.count(counters.DEAD, 1)
-        return True
+        return none_stays
 
     def _announce(self, app: AppDrain, result: PublishResult) -> None:
         answers = True

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import Max, Min
 
 from ...conf import outbox_settings
@@ -28,12 +28,20 @@ from .batch import Row, delete, release
 LOCK_SECONDS = 2.0
 
 
-def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
-    """Move a row to the dead table, unless another process has moved or published it."""
+def move_to_dead(
+    row: Row, error: BaseException, *, using: str, waits: bool = True
+) -> DeadJob | None:
+    """Move a row to the dead table, unless another process has moved or published it.
+
+    Without ``waits`` a row that another transaction has locked is left, if the database can do so.
+    """
     # By its task id as well: see ``batch.delete``.
     staged = StagedJob.objects.using(using).filter(pk=row.id, task_id=row.task_id)
     found = staged.first()  # before the transaction: see ``staged._run``
+    skips = not waits and connections[using].features.has_select_for_update_skip_locked
     with atomic_with_lock_wait(LOCK_SECONDS, using=using):
+        if skips and not staged.select_for_update(skip_locked=True).values_list("pk"):
+            return None
         # The one conditional step: if two drainers hold the row, one of them deletes it.
         if found is None or not staged._raw_delete(using):
             return None

@@ -280,6 +280,28 @@ def test_a_blocked_job_that_is_being_cancelled_holds_up_no_other(
 
 
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_blocked_jobs_that_are_being_cancelled_hold_up_no_batch_of_blocked_ones(
+    alias, staged, settings, monkeypatch
+):
+    """They stayed with the first of them, and batches of them alone came again and again."""
+    settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
+    monkeypatch.setattr(incidents, "LOCK_SECONDS", 0.1)
+    first = list(StagedJob.objects.using(alias).order_by("id").values_list("id", flat=True)[:40])
+    StagedJob.objects.using(alias).filter(pk__in=first).update(ordering_key="k")
+    dead_jobs(1, using=alias, ordering_key="k", staged_id=0)
+    drain = Drain(using=alias, batch_size=20)
+    with transaction.atomic(using=alias):
+        list(StagedJob.objects.using(alias).select_for_update().filter(pk__in=first[:5]))
+        with own_connection(alias, seconds=1):
+            for _ in range(7):
+                drain.run_once()
+            assert (drain.tally.dead, drain.tally.published) == (35, 60)
+    drain.run_once()
+    assert drain.tally.dead == 40
+    drain.holder.leave()
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 def test_a_blocked_job_that_stayed_is_not_overtaken_once_its_key_is_free(
     alias, staged, settings, monkeypatch
 ):
