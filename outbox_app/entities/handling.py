@@ -231,10 +231,10 @@ def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
         try:
             values[column] = field.to_python(value)
             # As it will be read: JSON with lists and with names as keys, a time with a zone. Fields
-            # of projects prepare values for the database, which may work only once.
-            if type(field) is JSONField:
-                text = json.dumps(value, cls=field.encoder)
-                values[column] = json.loads(text, cls=field.decoder)
+            # of projects prepare values for the database, which may work only once, and what a
+            # decoder makes need not be JSON.
+            if type(field) is JSONField and field.decoder is None:
+                values[column] = json.loads(json.dumps(value, cls=field.encoder))
             elif type(field) is DateTimeField:
                 values[column] = field.get_prep_value(values[column])
             if values[column] is None and not field.null:

@@ -7,6 +7,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from decimal import Decimal
 from io import StringIO
 from unittest.mock import Mock
 
@@ -270,6 +271,21 @@ def test_json_in_a_column_is_compared_as_it_is_read(alias, command, people, monk
     assert seen == [[], [1, {"1": "a"}]]
     Person.execute("bob", "change", {"age": 3}, command_id="3", using=alias)
     assert command("verify", "person")[0] == 0
+
+
+class Exact(json.JSONDecoder):
+    """It reads fractions as decimals, which the encoder of a field need not know."""
+
+    def __init__(self):
+        super().__init__(parse_float=Decimal)
+
+
+def test_a_column_that_is_read_by_a_decoder_is_stored(alias, command, people, monkeypatch):
+    monkeypatch.setattr(spec_of(Person).fields["tags"], "decoder", Exact)
+    monkeypatch.setattr(Person, "columns", lambda self: {"tags": [self.state["age"] / 2]})
+    many = [Command("ann", "change", {"age": n}, command_id=f"{n}") for n in (1, 3)]
+    Person.execute_many(many, using=alias)
+    assert Person.objects.using(alias).get(pk="ann").tags == [Decimal("1.5")]
 
 
 def test_a_row_that_cannot_be_written_is_left(alias, command, people, by_hand, monkeypatch):
