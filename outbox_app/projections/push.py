@@ -9,7 +9,7 @@ projection was added. Both read the events back from the log, so that they see w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 from uuid import UUID
 
@@ -48,7 +48,8 @@ def receive(
         if ids and projection.inline:
             ProjectionTable(projection, using=using).apply(list(pending_events(each, sender, ids)))
         elif ids:
-            push = partial(_push, each, sender, ids)
+            # If it fails, Django logs its __qualname__, which a partial has not by itself.
+            push = update_wrapper(partial(_push, each, sender, ids), _push)
             transaction.on_commit(push, using=using, robust=True)
 
 

@@ -11,6 +11,7 @@ from django.db import connections, transaction
 from outbox_app import NewEvent, publish, publish_many
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
+from outbox_app.projections import push
 from tests import forking
 from tests.eventlog.own_log.models import Visit
 from tests.faults.tools import ROOT, on
@@ -66,6 +67,17 @@ def test_nothing_is_pushed_of_a_rollback(alias, published, status):
             published("b")
             transaction.set_rollback(True, using=alias)
     assert status() == {"b": ("1", 1)}
+
+
+def test_a_push_that_cannot_log_its_error_does_not_reach_the_writer(
+    alias, published, no_push, status, monkeypatch
+):
+    """A soft time limit, say, comes in just then. Django logs it, by the name of the callback."""
+    declare(StatusOf, "status", push=True)
+    no_push()
+    monkeypatch.setattr(push.logger, "warning", lambda *args: 1 / 0)
+    published("a")
+    assert status() == {}
 
 
 def test_push_sees_what_the_pull_sees(alias, published, run):
