@@ -47,7 +47,8 @@ class PublishResult:
 
     accepted: list[Row] = field(default_factory=list)
     refused: list[tuple[Row, Exception]] = field(default_factory=list)
-    #: The broker may have taken these; some of them may have been sent again, and be accepted.
+    #: The broker may have taken these; some of them may have been sent again, and be accepted, or
+    #: have been refused by one of several queues.
     unknown: list[Row] = field(default_factory=list)
     #: Why not all rows were sent; None when they were.
     error: Exception | None = None
@@ -82,9 +83,10 @@ class PublishResult:
                 self.refuse(item.row, of_row)
             else:
                 failure = failure or errors[0]
-                # One of several queues may have taken it.
-                if len(errors) < len(given) or not all(map(brokers.refused_for_certain, errors)):
-                    self.unknown.append(item.row)
+            # One of several queues may have taken it.
+            in_doubt = of_row is None and not all(map(brokers.refused_for_certain, errors))
+            if in_doubt or len(errors) < len(given):
+                self.unknown.append(item.row)
         return failure
 
     def taken(self, messages: Iterable[PreparedMessage]) -> list[PreparedMessage]:

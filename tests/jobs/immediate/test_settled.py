@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from django.db import connections, transaction
+from kombu import Exchange, Queue
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import immediate
@@ -279,6 +280,28 @@ def test_a_job_that_was_sent_twice_has_its_incident(alias, app, states, book, ru
     jobs.receive(app)
     assert jobs.twice
     jobs.assert_complete()
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_a_job_that_one_of_two_queues_refuses_has_an_incident(
+    alias, redis_url, make_named_app, states, run_out
+):
+    """The drain tries it again, and the other queue takes it a second time."""
+    app = make_named_app(redis_url)
+    exchange = Exchange(f"{app.main}-both", type="direct")
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        for name in ("one", "other"):
+            Queue(f"{app.main}-{name}", exchange, "both")(channel).declare()
+        channel.client.set(f"{app.main}-other", "no list")
+        route = {"exchange": exchange.name, "routing_key": "both"}
+        with transaction.atomic(using=alias):
+            app.tasks["note"].apply_async(("", 1), **route)
+        assert states() == ["held"]
+        run_out()
+        drain(alias)
+        assert channel.client.llen(f"{app.main}-one") == 2
+    assert Incident.objects.using(alias).filter(kind="unknown").exists()
 
 
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
