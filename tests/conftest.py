@@ -191,6 +191,21 @@ def subscriptions_end_with_the_test() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def timeouts_end_with_the_test() -> Iterator[None]:
+    """Undo the timeouts that a command has given to its process: a later test may wait longer."""
+    given = [
+        (alias, each["OPTIONS"], {**each["OPTIONS"]})
+        for alias, each in connections.settings.items()
+    ]
+    yield
+    for alias, options, before in given:
+        if options != before:
+            options.clear()
+            options.update(before)
+            connections[alias].close()
+
+
+@pytest.fixture(autouse=True)
 def counters_begin_with_the_test() -> None:
     """Clear the process's counters: it writes them every ten seconds, also in tests that count."""
     if counters := sys.modules.get("outbox_app.process.counters"):
