@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -119,10 +119,10 @@ class Gifts:
 def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[], Any]:
     """Return a callback for ``call(function)`` with a name for Django's log: partials have none."""
 
-    @wraps(function)
     def run() -> Any:
         return call(function)
 
+    run.__qualname__ = getattr(function, "__qualname__", run.__qualname__)
     return run
 
 

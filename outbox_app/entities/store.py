@@ -171,29 +171,35 @@ def _answer(row: Sequence[Any]) -> tuple[Any, ...]:
 
 def write_versions(cursor: Any, entity: Any, steps: Sequence[Call], *, inserted: bool) -> None:
     """Write versions of one entity into the open transaction; receivers get them as rows."""
-    log, connection = entity.versions, cursor.db
-    using, stream = connection.alias, steps[0].id
+    log, using, stream = entity.versions, cursor.db.alias, steps[0].id
     if entity.states == "last":
         for step in steps[:-1]:
             step.state = None
-    own = own_values(log, using=using, but=VARYING)
-    many = len(steps) > 1 and connection.vendor == "postgresql" and not own
-    sizes = [len(s.text) + len(s.response) + len(s.state or "") for s in steps]
-    columns = len(VARYING) + len(_same(stream)) + len(own)
 
     def written(first: int, last: int) -> list[Any]:
         rows: Any = QuerySet(log, using=using)
         return list(rows.filter(stream=stream, version__range=(first, last)).order_by("version"))
 
-    for chunk in chunks(steps, sizes, columns=columns, connection=connection):
-        if many:
-            _insert_json(cursor, log, chunk)
-        elif not inserted:
-            insert_rows(cursor, log, *_rows(log, connection, chunk))
+    for chunk in [steps] if inserted else _insert(cursor, log, steps):
         # Even the query is lazy: to build it takes as long as the INSERT.
         events: Any = SimpleLazyObject(partial(written, chunk[0].version, chunk[-1].version))
         events_published.send(log, using=using, events=events)
     wake_after_commit(using, EVENTS)
+
+
+def _insert(cursor: Any, log: Any, steps: Sequence[Call]) -> Iterator[Sequence[Call]]:
+    """Insert versions, and yield those of each statement."""
+    connection = cursor.db
+    own = own_values(log, using=connection.alias, but=VARYING)
+    many = len(steps) > 1 and connection.vendor == "postgresql" and not own
+    sizes = [len(s.text) + len(s.response) + len(s.state or "") for s in steps]
+    columns = len(VARYING) + len(_same(steps[0].id)) + len(own)
+    for chunk in chunks(steps, sizes, columns=columns, connection=connection):
+        if many:
+            _insert_json(cursor, log, chunk)
+        else:
+            insert_rows(cursor, log, *_rows(log, connection, chunk))
+        yield chunk
 
 
 def _same(stream: str) -> dict[str, Any]:
