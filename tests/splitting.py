@@ -22,6 +22,19 @@ def run_operation(operation: Any, model: Any, alias: str, *, back: bool = False)
 
 
 @contextmanager
+def table_of(model: Any, alias: str) -> Iterator[None]:
+    """Create the table of a model, and drop it after the block."""
+    connection = connections[alias]
+    with connection.schema_editor(atomic=False) as editor:
+        editor.create_model(model)
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"DROP TABLE {connection.ops.quote_name(model._meta.db_table)}")
+
+
+@contextmanager
 def split(model: Any, alias: str, *, shards: int = 4, **options: Any) -> Iterator[None]:
     table = model._meta.db_table
     postgres = connections[alias].vendor == "postgresql"

@@ -28,7 +28,7 @@ from tests.faults.tools import alias_for
 from tests.patience import patience
 from tests.prepared.test_faults import behind
 from tests.servers import MariaDB
-from tests.splitting import partitions_read, partitions_read_by, run_operation
+from tests.splitting import partitions_read, partitions_read_by, run_operation, table_of
 
 from .splitter import SHARDS, order_model
 
@@ -348,15 +348,10 @@ def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
         rows.filter(n=2).delete()
 
     monkeypatch.setattr(TableCopy, "copy", copy)
-    with connections[alias].schema_editor(atomic=False) as editor:
-        editor.create_model(Number)
-    try:
+    with table_of(Number, alias):
         rows.bulk_create(Number(n=n) for n in range(3))
         run_operation(ShardedTable("Number", by="n", shards=2), Number, alias)
         assert sorted(rows.values_list("n", flat=True)) == [0, 3, 4]
-    finally:
-        with connections[alias].cursor() as cursor:
-            cursor.execute("DROP TABLE split_number")
 
 
 @servers
@@ -411,9 +406,7 @@ def test_a_table_that_has_no_numbers(alias):
             app_label = "shop"
             db_table = "split_word"
 
-    with connections[alias].schema_editor(atomic=False) as editor:
-        editor.create_model(Word)
-    try:
+    with table_of(Word, alias):
         rows = Word._default_manager.using(alias)
         rows.create(word="a", n=1)
         with pytest.raises(InvalidArgument, match=r"would lose .* \(word\)"):
@@ -421,9 +414,6 @@ def test_a_table_that_has_no_numbers(alias):
         for options in {"by": "word"}, {"by": "n", "giving_up": ["word"]}:
             run_operation(ShardedTable("Word", shards=2, **options), Word, alias)
             assert rows.get().word == "a"
-    finally:
-        with connections[alias].cursor() as cursor:
-            cursor.execute("DROP TABLE split_word")
 
 
 @servers
@@ -440,18 +430,13 @@ def test_an_index_of_a_table_that_is_split_by_a_time(alias):
             app_label = "shop"
             db_table = "split_Visit"  # triggers of MySQL have names in small letters
 
-    with connections[alias].schema_editor(atomic=False) as editor:
-        editor.create_model(Visit)
-    try:
+    with table_of(Visit, alias):
         made = Visit._default_manager.using(alias).create(number="x", at=timezone.now())
         run_operation(ShardedTable("Visit", by="at", shards=2), Visit, alias)
         index = KeyIndex("Visit", key="number", by="at")
         run_operation(index, Visit, alias)
         assert find_by_key(Visit, number="x", using=alias) == made
         run_operation(index, Visit, alias, back=True)
-    finally:
-        with connections[alias].cursor() as cursor:
-            cursor.execute(f"DROP TABLE {connections[alias].ops.quote_name('split_Visit')}")
 
 
 @servers
@@ -512,9 +497,7 @@ def test_an_index_of_long_names(alias):
             app_label = "shop"
             db_table = "split_größere_aufträge_öü"
 
-    with connections[alias].schema_editor(atomic=False) as editor:
-        editor.create_model(Order)
-    try:
+    with table_of(Order, alias):
         rows = Order._default_manager.using(alias)
         index = KeyIndex("Order", key="number_of_orders", by="shop")
         run_operation(index, Order, alias)
@@ -525,9 +508,6 @@ def test_an_index_of_long_names(alias):
         with pytest.raises(Order.DoesNotExist):
             find_by_key(Order, number_of_orders="x", using=alias)
         run_operation(index, Order, alias, back=True)
-    finally:
-        with connections[alias].cursor() as cursor:
-            cursor.execute(f"DROP TABLE {Order._meta.db_table}")
 
 
 @pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
@@ -724,14 +704,9 @@ def test_a_table_with_a_name_that_is_long_or_odd(alias, name):
             app_label = "shop"
             db_table = name
 
-    with connections[alias].schema_editor(atomic=False) as editor:
-        editor.create_model(Long)
-    try:
+    with table_of(Long, alias):
         run_operation(ShardedTable("Long", by="id", shards=12), Long, alias)
         assert Long._default_manager.using(alias).create().pk
-    finally:
-        with connections[alias].cursor() as cursor:
-            cursor.execute(f"DROP TABLE {connections[alias].ops.quote_name(name)}")
 
 
 def test_names_in_double_quotes_and_in_small_letters(django_db_blocker):

@@ -258,16 +258,26 @@ def test_many_locked_rows_are_found_without_comparing_each_with_each(alias, stag
     assert len(compared) < 10 * len(rows)
 
 
-@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
-def test_a_blocked_job_that_is_being_cancelled_holds_up_no_other(
-    alias, staged, settings, monkeypatch
-):
-    """It cannot be moved to dead yet; it was the first of each batch, of which nothing left."""
+@pytest.fixture
+def block(alias, staged, settings, monkeypatch):
+    """``block(4, 9)``: a dead job blocks the key of the jobs at these places, which it returns."""
     settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
     monkeypatch.setattr(incidents, "LOCK_SECONDS", 0.1)
-    job = StagedJob.objects.using(alias).order_by("id")[50]
-    StagedJob.objects.using(alias).filter(pk=job.pk).update(ordering_key="k")
-    dead_jobs(1, using=alias, ordering_key="k", staged_id=0)
+
+    def make(*places):
+        jobs = StagedJob.objects.using(alias).order_by("id")
+        blocked = [jobs[place] for place in places]
+        jobs.filter(pk__in=[job.pk for job in blocked]).update(ordering_key="k")
+        dead_jobs(1, using=alias, ordering_key="k", staged_id=0)
+        return blocked
+
+    return make
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_blocked_job_that_is_being_cancelled_holds_up_no_other(alias, staged, block):
+    """It cannot be moved to dead yet; it was the first of each batch, of which nothing left."""
+    [job] = block(50)
     drain = Drain(using=alias)
     with transaction.atomic(using=alias):
         StagedJob.objects.using(alias).select_for_update().get(pk=job.pk)
@@ -281,14 +291,10 @@ def test_a_blocked_job_that_is_being_cancelled_holds_up_no_other(
 
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 def test_blocked_jobs_that_are_being_cancelled_hold_up_no_batch_of_blocked_ones(
-    alias, staged, settings, monkeypatch
+    alias, staged, block
 ):
     """They stayed with the first of them, and batches of them alone came again and again."""
-    settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
-    monkeypatch.setattr(incidents, "LOCK_SECONDS", 0.1)
-    first = list(StagedJob.objects.using(alias).order_by("id").values_list("id", flat=True)[:40])
-    StagedJob.objects.using(alias).filter(pk__in=first).update(ordering_key="k")
-    dead_jobs(1, using=alias, ordering_key="k", staged_id=0)
+    first = [job.pk for job in block(*range(40))]
     drain = Drain(using=alias, batch_size=20)
     with transaction.atomic(using=alias):
         list(StagedJob.objects.using(alias).select_for_update().filter(pk__in=first[:5]))
@@ -303,16 +309,11 @@ def test_blocked_jobs_that_are_being_cancelled_hold_up_no_batch_of_blocked_ones(
 
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 def test_a_blocked_job_that_stayed_is_not_overtaken_once_its_key_is_free(
-    alias, staged, settings, monkeypatch
+    alias, staged, block, monkeypatch
 ):
     """The next batch comes from a new look, or the ids of the last one would pass the job over."""
-    settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
-    monkeypatch.setattr(incidents, "LOCK_SECONDS", 0.1)
     monkeypatch.setattr(batch, "SERVES", 100_000)
-    jobs = StagedJob.objects.using(alias).order_by("id")
-    first, second = jobs[10], jobs[60]
-    jobs.filter(pk__in=[first.pk, second.pk]).update(ordering_key="k")
-    dead_jobs(1, using=alias, ordering_key="k", staged_id=0)
+    first, second = block(10, 60)
     drain = Drain(using=alias, batch_size=50)
     with transaction.atomic(using=alias):
         StagedJob.objects.using(alias).select_for_update().get(pk=first.pk)
