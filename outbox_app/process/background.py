@@ -15,8 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.util import Finalize, register_after_fork
 from typing import Any
 
+from celery.signals import worker_process_shutdown
 from django.db import connections
 
 from ..text import get_logger
@@ -45,6 +47,9 @@ class Background:
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
         atexit.register(self.drain, at_exit)
+        # Celery's prefork pool and multiprocessing end their processes without atexit.
+        worker_process_shutdown.connect(lambda **_: self.drain(at_exit), weak=False)
+        register_after_fork(self, lambda _: Finalize(None, self.drain, [at_exit], exitpriority=0))
 
     def _begin(self) -> None:
         self.waiting: queue.Queue[Call] = queue.Queue(self.longest)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import django.db
 import pytest
+from celery.concurrency.prefork import process_destructor
 from django.db import connections
 
 from outbox_app.models import Process
@@ -51,3 +57,33 @@ def test_calls_that_no_thread_makes_are_not_waited_for(monkeypatch: pytest.Monke
         assert calls.send(print, ["never"])
     monkeypatch.setattr(background.time, "sleep", lambda seconds: pytest.fail("it waits"))
     assert not calls.drain(patience(20))
+
+
+def under_multiprocessing(work: Callable[[], object]) -> None:
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(patience(20))
+    assert child.exitcode == 0
+
+
+def under_celery(work: Callable[[], object]) -> None:
+    if not (child := os.fork()):
+        work()
+        process_destructor(os.getpid(), 0)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("run", [under_multiprocessing, under_celery])
+def test_a_process_that_runs_no_exit_handlers_makes_its_calls(
+    run: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
+    """As a task's notes of shadow mode, in a process of the prefork pool that is replaced."""
+    calls = Background("forked", threads=1, longest=10, together=1, at_exit=patience(20))
+
+    def call(paths: list[Path]) -> None:
+        time.sleep(0.1)
+        paths[0].touch()
+
+    run(lambda: [calls.send(call, [tmp_path / name]) for name in "ab"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
