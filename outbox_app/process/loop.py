@@ -128,7 +128,8 @@ class ProcessLoop(ABC):
                 break
             if busy is None:  # the database may be unavailable, so do not listen
                 self._stop.wait(self._pause())
-            elif busy or self._waiter.wait(next(linger, None) or self._pause()):
+            # A busy loop does not wait, but reads what has come: PostgreSQL keeps unread NOTIFYs.
+            elif self._waiter.wait(0 if busy else next(linger, None) or self._pause()) or busy:
                 linger = iter(LINGER)
 
     def _run_or_back_off(self, step: Callable[[], Any], backoff: Backoff) -> Any:

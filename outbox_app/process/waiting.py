@@ -99,11 +99,11 @@ class NotifyWaiter(PollWaiter):
                 with self.watchdog.busy():
                     self._test()
             while self._connection is not None and not self.stop.is_set():
-                left = until - time.monotonic()
-                if left <= 0:
-                    return False
+                left = max(0.0, until - time.monotonic())
                 if self._is_woken(min(left, SLICE)):
                     return True
+                if not left:
+                    return False
         except (django.db.Error, DriverError) as error:
             self._give_up(repr(error))
         return super().wait(until - time.monotonic())

@@ -7,6 +7,7 @@ from django.db import connections
 
 from outbox_app.process import waiting
 from outbox_app.process.watchdog import Watchdog
+from outbox_app.retention.run import Retention
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -41,6 +42,23 @@ def test_all_that_has_piled_up_wakes_it_once(alias, listener):
         notify(alias)
     assert listener.wait(60)
     assert sum(1 for _ in iter(lambda: listener.wait(0.1), False)) < 20
+
+
+def test_a_busy_loop_reads_what_has_come(alias, listener):
+    """Otherwise the server keeps it, after hours in a queue that all its databases share."""
+    turns = iter([True, True, True, False])
+
+    class Busy(Retention):
+        def _turn(self):
+            notify(alias)
+            return next(turns)
+
+    listener.wait(0)
+    loop = Busy(using=alias)
+    loop._waiter = listener
+    loop._turns(once=True)
+    unread = listener.watchdog.listener.connection.notifies(timeout=0.5)
+    assert [notice.payload for notice in unread].count("") == 1  # of the last turn, which is idle
 
 
 def test_the_tests_of_other_drainers_do_not_wake_it(alias, listener):
