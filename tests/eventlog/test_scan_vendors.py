@@ -60,6 +60,19 @@ class TestPostgres:
         commit(alias, *"abcdefghijkl")
         assert [rows(scan, state, end, 2) for end in ends] == before
 
+    @pytest.mark.parametrize("limit", [1, None])
+    def test_an_id_that_is_given_out_again(self, alias, scan, limit):
+        """As by a server that was set back, or a standby that was behind, to before that id."""
+        commit(alias, "a")
+        with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+            cursor.execute("SELECT pg_current_xact_id()::text::bigint")
+            [(lost,)] = cursor.fetchall()
+        result, state = read_all(scan, scan.beginning(), limit)
+        assert result == ["a1"]
+        commit(alias, "b")
+        Event.objects.using(alias).filter(stream="b").update(txid=lost)
+        assert read_all(scan, state, limit)[0] == ["b1"]
+
     def test_the_past_or_another_cluster(self, alias, scan):
         commit(alias, "a")
         now = scan.latest()

@@ -30,10 +30,24 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
     ) -> PostgresState:
         """A scan with a limit ends where its window ends, at the latest."""
         now = self._own_snapshot(state)
-        reached = self._reach(state, Snapshot.parse(bound.lo) if bound else now, limit)
+        now = self._witnessed(Snapshot.parse(bound.lo) if bound else now, state)
+        reached = self._reach(state, now, limit)
         if reached != state:
             self._outlast_a_crash()
         return reached
+
+    def _witnessed(self, now: Snapshot, state: PostgresState) -> Snapshot:
+        """Return the snapshot without transactions after the last one that has rows.
+
+        If the server is set back, or a standby that was behind is promoted, it gives out their ids
+        again, and no row that is missing would tell (``Offsets.verify``).
+        """
+        [(top,)] = self.run(f"SELECT max(txid) FROM {self.source}", [])
+        known = Snapshot.parse(state.hi or state.lo).xmax
+        xmax = min(now.xmax, max(known, (top or 0) + 1))
+        running = sorted(xid for xid in now.running if xid < xmax)
+        text = f"{min([*running, xmax])}:{xmax}:{','.join(map(str, running))}"
+        return Snapshot.parse(text)
 
     def _reach(self, state: PostgresState, now: Snapshot, limit: int | None) -> PostgresState:
         reached = opened = state
