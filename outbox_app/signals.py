@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from django.dispatch import Signal
 
-#: Sent after rows were written, before the commit. Arguments: ``using`` (str), ``jobs`` (list of
-#: StagedJob).
+#: Sent after rows were written, before the commit. The error of a receiver that has undone the
+#: caller's transaction is raised. Arguments: ``using`` (str), ``jobs`` (list of StagedJob).
 jobs_staged = Signal()
 
 #: Sent after the broker took a batch. Arguments: ``using`` (str), ``count`` (int), ``seconds``
@@ -21,7 +21,7 @@ jobs_published = Signal()
 #: Sent after a row was moved to the dead table. Arguments: ``using`` (str), ``dead`` (DeadJob).
 job_dead = Signal()
 
-#: Sent after an incident was recorded. Arguments: ``using`` (str), ``incident`` (Incident).
+#: Sent after an incident was committed. Arguments: ``using`` (str), ``incident`` (Incident).
 incident_recorded = Signal()
 
 #: Sent when a drainer begins and ends. Arguments: ``using`` (str), ``drainer``

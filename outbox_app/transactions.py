@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 from django.db.models.signals import post_migrate, pre_migrate
-from django.dispatch import receiver
+from django.dispatch import Signal, receiver
 from django.http import HttpResponse
 
 from .conf import outbox_settings
@@ -117,6 +117,19 @@ def after_commit(call: Callable[[], object], *, using: str, robust: bool = False
     if connection.in_atomic_block:
         before = SavepointsBefore(connection.savepoint_state)
         connection.run_on_commit[-1] = (before, *connection.run_on_commit[-1][1:])
+
+
+def send_inside(signal: Signal, sender: type, alias: str, /, **facts: Any) -> None:
+    """Call ``send_robust``; raise a receiver's error if it has undone the open transaction.
+
+    Otherwise the end of that transaction would be a rollback that raises nothing.
+    """
+    connection: Any = connections[alias]
+    for _, error in signal.send_robust(sender, **facts):
+        info = getattr(connection.connection, "info", None)
+        failed = getattr(info, "transaction_status", 0) == 3  # PostgreSQL's PQTRANS_INERROR
+        if isinstance(error, Exception) and (failed or connection.needs_rollback):
+            raise error
 
 
 #: Aliases on which ``migrate`` is running. Only there a table may be missing, and is looked for.

@@ -29,6 +29,7 @@ from ..eventlog.publish import publish_checked
 from ..eventlog.registry import log_named
 from ..exceptions import NotAtomic, PreparedError
 from ..failpoints import failpoint
+from ..jobs.drain.incidents import record_incident
 from ..jobs.staging.stage import stage
 from ..models import DatabaseNow, Incident, PreparedEvent
 from ..models.upsert import insert_rows
@@ -37,7 +38,6 @@ from ..process.backoff import described
 from ..process.enclosure import LOST
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..process.tracing import inside, span_of, start_span
-from ..signals import incident_recorded
 from ..text import get_logger
 from ..transactions import lacks_autocommit
 from .request import content_hash
@@ -245,12 +245,10 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
         f"The prepared event {row.event_id} of {row.sender!r} ({row.type}) is {row.state} (by "
         f"{row.decided_by}), so it cannot be {wanted} (by {by}). Nothing was changed."
     )
-    incidents = Incident.objects.using(using)
-    key = {"kind": Incident.Kind.CONTRADICTION, "first_id": row.pk, "last_id": row.pk}
-    if not incidents.filter(**key).exists():  # two calls at once record two incidents
-        incident = incidents.create(**key, detail=detail)
-        tell = partial(incident_recorded.send_robust, Incident, using=using, incident=incident)
-        transaction.on_commit(tell, using=using)  # a receiver that fails undoes nothing
+    kind = Incident.Kind.CONTRADICTION
+    known = Incident.objects.using(using).filter(kind=kind, first_id=row.pk, last_id=row.pk)
+    if not known.exists():  # two calls at once record two incidents
+        record_incident(kind, shards=set(), ids=[row.pk], detail=detail, using=using)
     logger.error(
         "Contradiction event_id=%s state=%s told=%s by=%s", row.event_id, row.state, wanted, by
     )

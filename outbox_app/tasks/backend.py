@@ -44,7 +44,7 @@ from ..models.clock import stored
 from ..models.job import RUN_TASK
 from ..process.enclosure import LOST
 from ..text import get_logger, storable
-from ..transactions import is_atomic
+from ..transactions import is_atomic, send_inside
 
 if TYPE_CHECKING or django.VERSION >= (6,):
     from django.tasks import DEFAULT_TASK_QUEUE_NAME, TaskContext, TaskResult, TaskResultStatus
@@ -119,7 +119,7 @@ class OutboxBackend(BaseTaskBackend):
         )
         _send(row, task)
         result = _result(row, task)
-        task_enqueued.send_robust(type(self), task_result=result)
+        send_inside(task_enqueued, type(self), outbox_alias(), task_result=result)
         return result
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:

@@ -11,6 +11,7 @@ is killed, the incident of its shards' takeover covers what it had kept.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
@@ -132,7 +133,8 @@ def record_incident(
         last_id=max(ids),
         detail=storable(detail),
     )
-    incident_recorded.send_robust(Incident, using=using, incident=incident)
+    tell = partial(incident_recorded.send_robust, Incident, using=using, incident=incident)
+    transaction.on_commit(tell, using=using)  # a receiver that fails undoes nothing
     return incident
 
 

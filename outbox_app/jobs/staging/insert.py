@@ -22,7 +22,7 @@ from ...conf import SHARDS
 from ...exceptions import InvalidJob
 from ...process.wakeup import JOBS, wake_after_commit
 from ...signals import jobs_staged
-from ...transactions import require_table
+from ...transactions import require_table, send_inside
 from ..context import let
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
@@ -132,7 +132,7 @@ def write(jobs: list[StagedJob], *, using: str, with_ids: bool = False) -> None:
             publish_after_commit(batch, jobs)
         if not all(job.is_immediate for job in jobs):
             wake_after_commit(using, JOBS)
-    jobs_staged.send_robust(StagedJob, using=using, jobs=jobs)
+    send_inside(jobs_staged, StagedJob, using, using=using, jobs=jobs)
 
 
 def _insert_with_ids(jobs: list[StagedJob], *, using: str) -> None:

@@ -12,7 +12,8 @@ from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs import bulk, dead
 from outbox_app.jobs.dead import discard_dead, find_dead, requeue_dead
 from outbox_app.models import DatabaseNow, DeadJob, Incident, StagedJob
-from outbox_app.signals import incident_recorded
+from outbox_app.process.wakeup import JOBS, _waker
+from outbox_app.signals import jobs_staged
 
 from .rows import columns, dead_jobs, dead_row, staged_jobs
 
@@ -175,11 +176,11 @@ def test_a_job_that_dies_again_meanwhile_is_not_requeued_for_ever(alias, monkeyp
             )
             row.delete()
 
-    incident_recorded.connect(die_again, weak=False, dispatch_uid="die_again")
+    jobs_staged.connect(die_again, weak=False, dispatch_uid="die_again")
     try:
         assert requeue_dead(everything(alias), using=alias, batch_size=2) == 4
     finally:
-        incident_recorded.disconnect(dispatch_uid="die_again")
+        jobs_staged.disconnect(dispatch_uid="die_again")
     assert len(is_dead(alias)) == 4
 
 
@@ -244,8 +245,9 @@ def test_the_drainers_are_woken_after_the_commit(alias):
     dead_jobs(3, using=alias)
     with transaction.atomic(using=alias):
         requeue_dead(everything(alias), using=alias)
-        callbacks = connections[alias].run_on_commit
-        assert len(callbacks) == (1 if connections[alias].vendor == "postgresql" else 0)
+        callbacks = [each for _, each, _ in connections[alias].run_on_commit]
+        wakers = [each for each in callbacks if each is _waker(alias, JOBS)]
+        assert len(wakers) == (1 if connections[alias].vendor == "postgresql" else 0)
 
 
 @pytest.mark.django_db

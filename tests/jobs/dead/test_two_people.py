@@ -12,7 +12,7 @@ from django.db import OperationalError, connections, transaction
 from outbox_app.jobs import dead
 from outbox_app.jobs.dead import discard_dead, requeue_dead
 from outbox_app.models import DeadJob, Incident, StagedJob
-from outbox_app.signals import incident_recorded
+from outbox_app.signals import jobs_staged
 from tests.patience import patience
 
 from .rows import dead_jobs
@@ -76,7 +76,7 @@ def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, secon
         with connections[alias].execute_wrapper(notice):
             return second_decision(DeadJob.objects.using(alias).all(), using=alias)
 
-    incident_recorded.connect(hold_the_first, weak=False, dispatch_uid="hold")
+    jobs_staged.connect(hold_the_first, weak=False, dispatch_uid="hold")
     try:
         with ThreadPoolExecutor() as threads:
             one = threads.submit(first)
@@ -91,7 +91,7 @@ def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, secon
                 first_may_commit.set()
             assert (one.result(patience()), two.result(patience())) == (3, 0)
     finally:
-        incident_recorded.disconnect(dispatch_uid="hold")
+        jobs_staged.disconnect(dispatch_uid="hold")
     assert StagedJob.objects.using(alias).count() == 3
     assert not DeadJob.objects.using(alias).exists()
 

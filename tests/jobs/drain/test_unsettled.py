@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import OperationalError, connections, transaction
 
@@ -10,7 +12,8 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.drain import batch, incidents
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.incidents import Unsettled
-from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
+from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, Process, StagedJob
+from outbox_app.signals import incident_recorded
 from outbox_app.transactions import own_connection
 from tests import tasks
 from tests.jobs.dead.rows import dead_jobs
@@ -94,6 +97,26 @@ def test_shards_are_not_handed_back_with_debts(alias, staged):
     assert drain.tally.published
     assert Process.objects.using(alias).exists()
     assert not Lease.objects.using(alias).filter(owner=None).exists()
+
+
+def test_a_receiver_of_incidents_undoes_no_takeover(alias, staged):
+    """On PostgreSQL its statement would undo the transaction, whose COMMIT raises nothing."""
+    heard = []
+
+    def receiver(incident, **kwargs):
+        heard.append(incident.kind)
+        connections[alias].cursor().execute("SELECT * FROM there_is_no_such_table")
+
+    dead = Drain(using=alias)
+    dead.holder.join()
+    Process.objects.using(alias).update(heartbeat_at=DatabaseNow() - timedelta(hours=1))
+    incident_recorded.connect(receiver)
+    try:
+        assert Drain(using=alias).run(once=True).published == 100
+    finally:
+        incident_recorded.disconnect(receiver)
+    assert heard == ["takeover"]
+    assert Incident.objects.using(alias).get().drainer == str(dead.holder.id)
 
 
 def test_what_ends_a_drainer_between_two_sends_is_an_incident(alias, staged):

@@ -7,12 +7,13 @@ from urllib.parse import urlsplit
 import pytest
 from celery import group
 from django.contrib.auth.models import Group
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
 
 from outbox_app import stage, stage_many
 from outbox_app.exceptions import InvalidJob
 from outbox_app.models import StagedJob
+from outbox_app.signals import jobs_staged
 from tests.servers import MariaDB
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -53,6 +54,49 @@ def test_a_caller_who_ignores_the_error_cannot_commit(canvas, alias, add):
             Group.objects.using(alias).create(name="more business")
 
     assert not Group.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize("fails_by", ["save", "query"])
+def test_a_receiver_that_undoes_the_callers_transaction_fails_the_call(alias, add, fails_by):
+    """Otherwise the end of the block would be a rollback that raises nothing."""
+    if fails_by == "query" and connections[alias].vendor != "postgresql":
+        pytest.skip("Only PostgreSQL undoes a transaction because of any failed statement.")
+    before = Group.objects.using(alias).create(name="before")
+
+    def receiver(**kwargs):
+        if fails_by == "save":
+            Group(name=before.name).save(using=alias)
+        connections[alias].cursor().execute("SELECT * FROM there_is_no_such_table")
+
+    jobs_staged.connect(receiver)
+    try:
+        with transaction.atomic(using=alias):
+            Group.objects.using(alias).create(name="business")
+            with pytest.raises(DatabaseError):
+                add.delay(1, 1)
+    finally:
+        jobs_staged.disconnect(receiver)
+    assert [each.name for each in Group.objects.using(alias).all()] == ["before"]
+    assert not StagedJob.objects.using(alias).exists()
+
+
+def test_a_receiver_that_undoes_only_its_own_savepoint_is_logged(alias, add, caplog):
+    Group.objects.using(alias).create(name="before")
+
+    def receiver(**kwargs):
+        with transaction.atomic(using=alias):
+            Group(name="before").save(using=alias)
+
+    jobs_staged.connect(receiver)
+    try:
+        with transaction.atomic(using=alias):
+            Group.objects.using(alias).create(name="business")
+            add.delay(1, 1)
+    finally:
+        jobs_staged.disconnect(receiver)
+    assert Group.objects.using(alias).count() == 2
+    assert StagedJob.objects.using(alias).count() == 1
+    assert "IntegrityError" in caplog.text
 
 
 @pytest.mark.parametrize("alias", ["mariadb"], indirect=True)

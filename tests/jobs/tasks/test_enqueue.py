@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import OperationalError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.utils import timezone
 
 from outbox_app.exceptions import InvalidJob, NotAtomic
@@ -202,6 +202,21 @@ def test_the_signal_has_the_result(alias: str) -> None:
     finally:
         signals.task_enqueued.disconnect(hear)
     assert heard == [("OutboxBackend", result.id, "READY")]
+
+
+@pytest.mark.any_database
+@pytest.mark.usefixtures("in_atomic")
+def test_a_receiver_that_undoes_the_transaction_fails_the_call(alias: str) -> None:
+    def mark(**kwargs: Any) -> None:
+        transaction.set_rollback(True, using=alias)
+        raise IntegrityError("of a row that the receiver has saved")
+
+    signals.task_enqueued.connect(mark)
+    try:
+        with pytest.raises(IntegrityError):
+            add.enqueue(1)
+    finally:
+        signals.task_enqueued.disconnect(mark)
 
 
 @pytest.mark.django_db(transaction=True)
