@@ -48,6 +48,8 @@ UNDECIDED = "The sender could not say in time what became of the transaction."
 PARTS = 16
 #: The most questions to one sender under way, and the most ids in each.
 QUESTIONS, BATCH = 4, 100
+#: The most questions that may hang, each with a thread and perhaps a connection to the sender.
+HANGING = 20
 #: Seconds that a claim keeps other processes away: longer than a question takes.
 CLAIM_SECONDS = 30.0
 #: The first and the longest pause before an event is asked about again. Each pause doubles.
@@ -85,6 +87,7 @@ class SenderWorker:
         self._counting = threading.Lock()
         #: Each question's rows and start. The result is the error if there was no answer.
         self.under_way: dict[Future[Exception | None], tuple[Sequence[PreparedEvent], float]] = {}
+        self.hanging: list[Future[Exception | None]] = []
 
     def turn(self) -> bool:
         """Collect answers, and ask about due events. Return whether there was anything to do."""
@@ -99,15 +102,16 @@ class SenderWorker:
             else:  # say, its database was cut off, which its thread does not notice
                 error = TimeoutError(f"no answer in {CLAIM_SECONDS:g} s")
                 self._put_off(rows, "unreachable", described(error))
+                self.hanging.append(future)
             if error:
                 self.backoff.failed(error)
             else:
                 self.backoff.succeeded()
         # While the sender is unreachable, one question at a time shows when it is back.
         limit = 1 if self.backoff.failures else QUESTIONS
-        while (
-            not self.backoff.remaining and len(self.under_way) < limit and (rows := self._claim())
-        ):
+        self.hanging = [each for each in self.hanging if not each.done()]
+        may_ask = not self.backoff.remaining and len(self.hanging) < HANGING
+        while may_ask and len(self.under_way) < limit and (rows := self._claim()):
             self._start(rows)
             busy = True
         if self.backoff.failures or len(self.under_way) >= limit:

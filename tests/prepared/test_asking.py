@@ -470,6 +470,29 @@ def test_questions_that_never_end_are_asked_again(
         ends.set()
 
 
+def test_only_so_many_questions_hang(
+    alias: str, make: Any, pay: Any, answering: Any, settings: Any, monkeypatch: Any
+) -> None:
+    """Over a weekend they would take all threads and connections. It asks again when one ends."""
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.0}
+    limits = {"QUESTIONS": 1, "BATCH": 1, "CLAIM_SECONDS": -1.0, "FIRST_PAUSE": 0.0, "HANGING": 3}
+    for name, value in limits.items():
+        monkeypatch.setattr(asking, name, value)
+    ends = threading.Event()
+    seen = answering(lambda given: ends.wait(60) and {})
+    pay(make())
+    rows = PreparedEvent.objects.using(alias)
+    worker = SenderWorker(rows.get().sender, using=alias)
+    try:
+        for _ in range(8):
+            worker.turn()
+        assert len(seen.asked) == len(worker.hanging) == 3
+    finally:
+        ends.set()
+    seen.answer = COMMITTED
+    eventually(lambda: worker.turn() and not rows.open().exists())
+
+
 @pytest.mark.timeout(1200 if FULL else 120)
 def test_a_sender_that_comes_back_is_not_stormed(
     alias: str, sender: str, answering: Any, settings: Any, monkeypatch: Any
