@@ -156,18 +156,19 @@ class PreparedEventAdmin(ConfirmedActionsAdmin):
 
 
 class DatabaseFilter(SimpleListFilter):
-    """Offers all aliases, and connects to the chosen one only."""
+    """Offers all aliases except an empty "default", and connects to the chosen one only."""
 
     title = _("database")
     parameter_name = "database"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(alias, alias) for alias in connections]
+        return [(alias, alias) for alias in connections if connections[alias].vendor != "unknown"]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         if (alias := self.value()) is None:
             return None
-        tables = connections[alias].introspection.table_names() if alias in connections else ()
+        known = dict(self.lookup_choices)
+        tables = connections[alias].introspection.table_names() if alias in known else ()
         return queryset.using(alias) if Fence._meta.db_table in tables else queryset.none()
 
 

@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 from django.conf import settings as django_settings
 from django.contrib.admin.models import LogEntry
+from django.db import connections
 from django.urls import reverse
 
 from outbox_app.admin import filters
@@ -170,6 +171,14 @@ def test_fences_of_one_database_at_a_time(alias, superuser):
         assert str(fence.event_id) not in text(superuser.get(FENCES, {"database": other}))
     for unknown in ("no such alias", ""):
         assert str(fence.event_id) not in text(superuser.get(FENCES, {"database": unknown}))
+
+
+def test_fences_beside_an_empty_default(superuser, monkeypatch):
+    empty = connections.configure_settings({"default": {}})["default"]
+    monkeypatch.setitem(connections.settings, "empty", empty)
+    page = superuser.get(FENCES, {"database": "empty"})
+    assert page.status_code == 200
+    assert "database=empty" not in body(page)
 
 
 class TestOverview:

@@ -46,6 +46,13 @@ def test_a_migration_that_has_tables_compare_bytes_can_be_squashed():
     assert operation.code.args == (("a", "b"),)
 
 
+def test_an_empty_default(monkeypatch):
+    """Projects whose models are all on other aliases leave ``default`` empty."""
+    empty = connections.configure_settings({"default": {}})["default"]
+    monkeypatch.setitem(connections.settings, "empty", empty)
+    assert not [m for m in run_checks(databases=["empty"]) if "empty" in m.msg]
+
+
 @pytest.mark.usefixtures("in_atomic")
 def test_runs_for_the_named_databases_only(alias, make_app):
     stage("unknown", using=alias, app=make_app())
