@@ -22,7 +22,7 @@ from ..entities.operations import declared_types
 from ..eventlog.registry import all_logs
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
-from ..models import StagedJob
+from ..models import EntityVersion, StagedJob
 from ..models.collation import COLLATIONS
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.wakeup import JOBS
@@ -33,6 +33,7 @@ from .messages import listed
 ROWS = 1000
 #: Seconds in which a NOTIFY must be heard. Longer than a drainer's own test, which is repeated.
 HEAR_SECONDS = 5.0
+_LOG_COLUMNS = {field.column for field in EntityVersion._meta.local_fields}
 #: By vendor, the query that returns whether a server is read-only.
 STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}
 
@@ -65,7 +66,8 @@ def _asked(alias: str, sql: str) -> Any:
 def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
     collation = COLLATIONS[connection.mysql_is_mariadb]
     slots = ", ".join(["%s"] * len(tables))
-    entities = {each._meta.db_table for each in declared_types()}
+    logs = dict.fromkeys((log._meta.db_table for log in all_logs()), _LOG_COLUMNS)
+    ours = logs | {each._meta.db_table: {"id"} for each in declared_types()}
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT table_name, engine FROM information_schema.tables "
@@ -82,11 +84,10 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
         columns = [
             (table, name, found)
             for table, name, found in cursor.fetchall()
-            if table not in entities or name == "id"  # further columns are the project's
+            if name in ours.get(table, {name})  # further columns are the project's
         ]
-    logs = {log._meta.db_table for log in all_logs()}  # logs have checks of their own
     for table, engine in engines:
-        if table not in logs:
+        if table not in logs:  # logs have checks of their own
             yield Error(
                 f"Table {table} on {connection.alias!r} has engine {engine}, not InnoDB: a job "
                 "would stay when its transaction is rolled back.",
@@ -94,7 +95,7 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
                 id="outbox.E008",
             )
     for table in sorted({table for table, *_ in columns}):
-        own = table in logs | entities and not table.startswith("outbox_")
+        own = table in ours and not table.startswith("outbox_")
         how = f" Call compare_bytes({table!r}) in a migration, for test databases too" * own
         how += ", and apply it with migrate --skip-checks, as this error stops migrate." * own
         named = [f"{name} ({found})" for other, name, found in columns if other == table]

@@ -237,8 +237,11 @@ class TestMySQL:
         run("ALTER TABLE ledger CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
         [message] = check_databases(databases=[alias])
         assert message.id == "outbox.E009"
-        run(message.hint)
-        assert check_databases(databases=[alias]) == []
+        run(message.hint, "ALTER TABLE ledger ADD extra json")  # JSON has a collation of its own
+        try:
+            assert check_databases(databases=[alias]) == []
+        finally:
+            run("ALTER TABLE ledger DROP extra")
 
     def test_steps(self, alias, changed):
         with changed("SET auto_increment_increment = 2", "SET auto_increment_increment = 1"):
