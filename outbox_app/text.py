@@ -94,7 +94,7 @@ def _escape(record: logging.LogRecord) -> bool:
         places = chain(_places(record.msg), repeat(("", "")))
         given = zip(record.args, places, strict=False)
         record.args = tuple(_argument(value, *place, record) for value, place in given)
-    if record.exc_info and record.exc_info[1] and not record.exc_text:
+    if record.exc_info and record.exc_info[0] and not record.exc_text:
         # Formatters use exc_text. It is indented, so that no line of it can pass for a log line.
         text = logging.Formatter().formatException(record.exc_info)
         record.exc_text = textwrap.indent(escaped(text, but="\n\t"), "  ")

@@ -40,7 +40,7 @@ class Backoff:
             trace = None if isinstance(error, OutboxError | django.db.Error) else error
             self.logger.warning("Unavailable what=%s error=%r", self.of, error, exc_info=trace)
         self.failures += 1
-        self.text = storable(f"{type(error).__name__}: {error}")
+        self.text = described(error)
         longest = min(outbox_settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
         self._until = time.monotonic() + longest * random.uniform(0.5, 1)
 

@@ -89,21 +89,22 @@ def _require_run(name: str, result: Any) -> None:
         )
 
 
-def narrowed(failed: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
+def narrowed(tried: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
     """Return the attempt at the event that fails, or the last attempt if the whole page succeeds.
 
     ``attempt`` tries a page of at most so many rows, from where the cursor is by then.
     """
-    left, tried = failed.rows, failed
+    left = tried.rows
     # If the handler has ended its transaction, nothing is tried again.
     while left > 0 and not isinstance(tried.error, TransactionEnded):
         size = max(1, left // 2)
         tried = attempt(size)
-        if tried.error and (size == 1 or not tried.rows):
+        failed = tried.error is not None  # an error with a length may count as false
+        if failed and (size == 1 or not tried.rows):
             break
-        if not (tried.error or tried.rows or tried.more):
+        if not (failed or tried.rows or tried.more):
             break
-        left = size if tried.error else left - tried.rows  # rows is 0 if none was wanted
+        left = size if failed else left - tried.rows  # rows is 0 if none was wanted
     return tried
 
 

@@ -182,14 +182,14 @@ class Partition:
         parking = parks and failures + 1 >= PARK_AFTER
         tried = self._try_page(at, 1 if cursor.failed_event else self.batch_size, parking)
         # Parking finds the events at fault by itself. For errors that it does not catch, search.
-        if tried.error and tried.rows > 1 and failures and (parking or not parks):
+        if tried.error is not None and tried.rows > 1 and failures and (parking or not parks):
 
             def attempt(limit: int) -> Attempt:
                 self._load_parked()
                 return self._try_page(at, limit, parking)
 
             tried = narrowed(tried, attempt)
-        if not tried.error:
+        if tried.error is None:
             return tried.more
         cursor.failures = failures  # the halves that succeeded do not shorten the back-off
         if tried.rows:

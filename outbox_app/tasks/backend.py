@@ -172,7 +172,7 @@ def execute(task_id: str, celery_task: Any) -> None:
         connections[outbox_alias()].close()  # CELERY_DB_REUSE_MAX would keep a dead one open
         # An exception would end the task for Celery, and acknowledge its message: retry instead.
         retry_later(celery_task, unavailable)
-    if error:
+    if error is not None:  # one with a length may count as false
         raise error
 
 

@@ -13,3 +13,18 @@ def test_an_unexpected_error_has_its_traceback(caplog):
     odd, away = caplog.records
     assert odd.exc_info[1].args == ("odd",)
     assert not away.exc_info
+
+
+def test_an_error_whose_text_cannot_be_had(caplog):
+    """It must not end the process that waits."""
+
+    class Unspeakable(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+        __repr__ = __str__
+
+    backoff = Backoff("it")
+    backoff.failed(Unspeakable())
+    assert (backoff.failures, "Unspeakable" in backoff.text) == (1, True)
+    assert "text cannot be had" in caplog.text
