@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import Model, QuerySet
+from django.db.models import Model
 
 from ..aliases import inbox_alias, outbox_alias
 from ..conf import MAX_DAYS, outbox_settings
@@ -125,8 +125,6 @@ def prune(
     if older_than is not None and kept.unit == "hours":
         age *= 24
     rows: Any = kept.model._default_manager.using(using).order_by(kept.column)
-    if kept.model is TaskResult:
-        rows = rows.settled()
     batches: Batches = ()
     if now := database_time(rows):
         before = now - timedelta(**{kept.unit: age})
@@ -161,12 +159,14 @@ def remove(
 
 
 def _batches(
-    rows: QuerySet[Any], column: str, before: datetime, batch_size: int, *, dry_run: bool
+    rows: Any, column: str, before: datetime, batch_size: int, *, dry_run: bool
 ) -> Iterator[tuple[int, datetime]]:
     """Delete batch after batch; yield how many rows each had, and the time that it reached."""
-    old = front = rows.filter(**{f"{column}__lt": before})
+    old = rows.filter(**{f"{column}__lt": before})
+    # Not in the DELETE: MySQL would lock the staged jobs that this reads, and wait for new ones.
+    wanted = front = old.settled() if rows.model is TaskResult else old
     if dry_run:
-        yield old.count(), before
+        yield wanted.count(), before
         return
     while batch := list(front.values_list("pk", column)[:batch_size]):
         old.filter(pk__in=[pk for pk, _ in batch]).delete()  # the rows that are still old
@@ -174,7 +174,7 @@ def _batches(
         yield len(batch), reached
         if connections[rows.db].vendor == "postgresql":
             # Otherwise each batch would walk over the index entries of all deleted rows.
-            front = old.filter(**{f"{column}__gte": reached})
+            front = wanted.filter(**{f"{column}__gte": reached})
 
 
 def check_arguments(using: str, age: int, batch_size: int, *, given: int | None) -> None:

@@ -18,6 +18,7 @@ from django.utils import timezone
 from outbox_app.jobs import staged
 from outbox_app.jobs.drain import incidents
 from outbox_app.models import DatabaseNow, StagedJob, TaskResult
+from outbox_app.retention.prune import prune
 from outbox_app.transactions import own_connection
 from tests import tasks
 from tests.patience import patience
@@ -194,3 +195,15 @@ def test_who_cancels_keeps_no_task_of_others_waiting(alias, isolation, make_app)
         with own_connection(alias, seconds=1):
             TaskResult.objects.using(alias).create(task_id="another", status="READY", **times)
     assert TaskResult.objects.using(alias).get().task_id == "another"
+
+
+@on("mariadb")
+def test_the_retention_of_results_waits_for_no_staged_job(alias, isolation, make_app):
+    note = make_app().task(name="note")(tasks.note)
+    old = timezone.now() - timedelta(days=99)
+    results = TaskResult.objects.using(alias)
+    results.create(task_id="old", status="READY", enqueued_at=old, kept_from=old)
+    with transaction.atomic(using=alias):
+        note.delay("", 0)
+        with own_connection(alias, seconds=1):
+            assert prune("results", alias) == 1
