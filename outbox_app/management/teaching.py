@@ -118,21 +118,22 @@ class TeachingCommand(BaseCommand):
         given = {name: options[name] for name in names}
         logs = nullcontext() if "write" in given else self.logging()
         ends = self._called_from_command_line  # type: ignore[attr-defined]
-        with nullcontext() if ends else self.handling_signals(), logs:
+        # Python, while it ends, sets the default for a handler, and a second signal would kill it.
+        with self.handling_signals(then=signal.SIG_IGN if ends else None), logs:
             code = function(using=options["database"], **given)
         if code:
             raise SystemExit(code)
 
     @contextmanager
-    def handling_signals(self) -> Iterator[None]:
-        """Undo changes of signal handlers: what runs after the block needs its own."""
+    def handling_signals(self, *, then: signal.Handlers | None = None) -> Iterator[None]:
+        """Replace signal handlers that the block has set: by ``then``, or by those before it."""
         before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 if handler not in (None, signal.getsignal(number)):
-                    signal.signal(number, handler)
+                    signal.signal(number, handler if then is None else then)
 
     @contextmanager
     def logging(self) -> Iterator[None]:

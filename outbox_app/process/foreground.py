@@ -80,6 +80,7 @@ def require_at_least(**least: tuple[float | None, float]) -> None:
 def prepare(using: str, *, answer_seconds: float | None = None) -> None:
     """Set the timeouts of a database, and refuse one in which no work is possible."""
     require_alias(using)
+    stop_on_signals(sys.exit)  # until there is work to finish; process 1 has no default handlers
     set_timeouts(using, answer_seconds=answer_seconds)
     require_migrated(using)
     require_sessions(using)

@@ -109,6 +109,17 @@ def test_away_when_it_starts(
     assert drainer.stop() == 0
 
 
+@on("postgres")
+def test_sigterm_before_the_first_answer(
+    alias, redis_url, proxy, environment, make_named_app, start_drainer
+):
+    link, url = proxy(environment(alias)["POSTGRES_URL"])
+    link.mode = "blackhole"
+    drainer = start_drainer(alias, make_named_app(redis_url), POSTGRES_URL=url)
+    eventually(lambda: link.accepted, "it connects")
+    assert drainer.stop() == 0
+
+
 def is_stopped(pid):
     with open(f"/proc/{pid}/stat") as stat:
         return stat.read().rpartition(")")[2].split()[0] == "T"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,6 +48,33 @@ def test_after_a_block_a_signal_interrupts_on_the_command_line_too() -> None:
         stop_on_signals(lambda: None)
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
+
+
+LATE = """
+import os, signal
+import django
+django.setup()
+from outbox_app.management.teaching import TeachingCommand
+from outbox_app.process.foreground import stop_on_signals
+
+class Late:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def work(using):
+    stop_on_signals(lambda: None)
+    return 0
+
+late, command = Late(), TeachingCommand()
+command._called_from_command_line = True
+command.run(work, database="default")
+"""
+
+
+def test_a_second_signal_while_python_ends_changes_nothing() -> None:
+    """As from a terminal and from a process manager, which passes it on."""
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    assert subprocess.run([sys.executable, "-c", LATE], cwd=ROOT, env=environment).returncode == 0
 
 
 SHORT_OF_PROCESSES = """
