@@ -50,7 +50,11 @@ FEW = 1000
 
 
 def cancel(
-    task_id: str, *, ordering_key: str = "", using: str | None = None, app: Celery | None = None
+    task_id: str,
+    *,
+    ordering_key: str = "",
+    using: str | None = None,
+    app: Celery[Any] | None = None,
 ) -> bool:
     """Cancel a job: delete it if it is staged or dead, and ask Celery to revoke it.
 

@@ -8,7 +8,15 @@ from uuid import uuid4
 
 from django.db import models, transaction
 
-from outbox_app import Projection, RecordedEvent, idempotent, publish, stage, subscriber
+from outbox_app import (
+    Projection,
+    RecordedEvent,
+    cancel,
+    idempotent,
+    publish,
+    stage,
+    subscriber,
+)
 from outbox_app import Projektion as _Typo  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
 from outbox_app.celery import OutboxCelery
 from outbox_app.entities import Entity, EntityVersion, Rejected, command
@@ -30,6 +38,7 @@ def pay(order: int) -> None:
         ship.apply_async([order], ordering_key="a", using="default", immediate=True, countdown=3)
         ship.apply_async([order], ordering_key=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         stage("shop.tasks.ship", [order], ordering_key="a", using="default", queue="slow")
+        cancel(stage("shop.tasks.ship", [order], app=app).id, app=app)
         stage("shop.tasks.ship", [order], ordering_key=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         publish(f"order-{order}", "order.paid", {"total": 30}, topic="paid", message_id=uuid4())
         publish(f"order-{order}")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

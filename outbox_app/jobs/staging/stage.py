@@ -29,7 +29,7 @@ def stage(
     using: str | None = None,
     ordering_key: str = "",
     immediate: bool | None = None,
-    app: Celery | None = None,
+    app: Celery[Any] | None = None,
     **options: Any,
 ) -> Any:
     """Stage a task, a signature (chain, group and chord included) or a task name.
