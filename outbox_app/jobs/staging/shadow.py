@@ -3,9 +3,9 @@
 A call inside a transaction writes a row (``ShadowJob``) into that transaction, after all checks of
 staging. When the broker has the message, a thread writes a note on a connection of its own; the
 note survives a rollback. No drainer of any version reads these tables as jobs, so nothing in them
-is ever published. No failure of the record reaches the caller: the row has a savepoint, and a row
-or note that cannot be written is logged. If a process is killed between a send and its note, the
-row counts as never sent.
+is ever published. The row has a savepoint, and a row or note that cannot be written is logged. So
+no failure of the record reaches the caller, unless it has undone the caller's transaction. If a
+process is killed between a send and its note, the row counts as never sent.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 
 from ...exceptions import StagingRefused
@@ -50,8 +51,8 @@ def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[],
         if not is_atomic(using) or is_in_test(using):
             return call
         _write(job, using=using)
-    except Exception:
-        logger.exception("Shadow row not written task=%s", task)
+    except Exception as error:
+        _log(error, task, using=using)
         return call
 
     def call_expected() -> Any:
@@ -109,8 +110,8 @@ class ShadowProducer(LazyProducer):
                     _write(row, using=self._producer.using)
         except StagingRefused as error:
             note.refused = str(error)
-        except Exception:
-            logger.exception("Shadow row not written task=%s", note.task)
+        except Exception as error:
+            _log(error, note.task, using=self._producer.using)
             return None
         if note.refused:
             logger.warning("Staging would refuse task=%s reason=%s", note.task, note.refused)
@@ -135,5 +136,14 @@ def _write_notes(notes: list[ShadowNote], using: str) -> None:
 
 
 def _write(job: ShadowJob, *, using: str) -> None:
-    with transaction.atomic(using=using):  # a savepoint, for the caller to survive a failure
-        job.save(using=using, force_insert=True)
+    if not connections[using].needs_rollback:  # else the row would be rolled back, too
+        with transaction.atomic(using=using):  # a savepoint, for the caller to survive a failure
+            job.save(using=using, force_insert=True)
+
+
+def _log(error: Exception, task: str, *, using: str) -> None:
+    """Log an error, unless it ends the caller's task, or its transaction, whose end raises none."""
+    undone = using in connections and connections[using].needs_rollback
+    if undone or isinstance(error, SoftTimeLimitExceeded):
+        raise error
+    logger.error("Shadow row not written task=%s", task, exc_info=error)

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from threading import Thread
 from uuid import uuid4
@@ -19,7 +19,7 @@ from celery import Celery, group
 from celery.exceptions import Retry
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 from django.http import HttpResponse
 from django.urls import path
 from django.utils import timezone
@@ -362,6 +362,41 @@ def test_a_row_that_cannot_be_written_costs_the_caller_nothing(
     assert len(sent()) == 2
     assert caplog.text.count("Shadow row not written task=add") >= 2
     assert halves() == (0, 0, 0)
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("form", ["delay", "delay_on_commit"])
+def test_a_connection_that_is_lost_meanwhile_is_the_callers_error(
+    alias, add, sent, in_shadow, form
+):
+    """The end of the block would raise nothing, and the business row would be gone."""
+    users, lost = get_user_model()._default_manager.using(alias), connections[alias]
+
+    def kill(execute, sql, *args):
+        if sql.startswith("INSERT") and "outbox_shadowjob" in sql:
+            with closing(lost.copy()) as other, other.cursor() as killer:
+                if alias == "postgres":
+                    pid = lost.connection.info.backend_pid
+                    killer.execute(f"SELECT pg_terminate_backend({pid}, 9000)")
+                else:
+                    killer.execute(f"KILL {lost.connection.thread_id()}")
+        return execute(sql, *args)
+
+    with lost.execute_wrapper(kill), transaction.atomic(using=alias):
+        users.create(username="business")
+        with pytest.raises(Error):
+            getattr(add, form)(1, 1)
+    assert not users.exists()
+    assert sent() == []
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_a_call_in_a_transaction_that_is_to_be_rolled_back(alias, add, sent, outcomes, in_shadow):
+    with transaction.atomic(using=alias):
+        transaction.set_rollback(True, using=alias)
+        add.delay(1, 1)
+    assert sent() == [[1, 1]]
+    assert outcomes() == {"rolled_back": 1}
 
 
 def test_a_note_that_cannot_be_written_is_tried_again(
