@@ -14,7 +14,7 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import connections
+from django.db import connections, router
 from django.db.models import Field, ForeignKey
 
 from ..eventlog.reader import LogReader, reads_by_time
@@ -22,6 +22,7 @@ from ..eventlog.registry import all_logs
 from ..eventlog.requirements import violations
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import Cursor, EventLog, StagedJob
+from ..projections.projection import Projection
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 from .aliases import is_migrated, written_aliases
 from .messages import LISTED
@@ -141,11 +142,26 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
             return
 
 
-def check_declared_logs(**kwargs: Any) -> list[CheckMessage]:
-    """Warn of subscriptions that cannot run. An error would keep the others from starting."""
+def check_declared_logs(**kwargs: Any) -> Iterator[CheckMessage]:
+    """Warn of subscriptions that cannot run, and of views that are not where the routers say.
+
+    An error would keep the other subscriptions from starting.
+    """
     hint = "Correct logs=[…]: it takes models derived from EventLog, all on one database."
-    wrong = [each for each in all_subscribers() if each.fault]
-    return [Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030") for each in wrong]
+    for each in all_subscribers():
+        if each.fault:
+            yield Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030")
+        elif isinstance(each.handle, Projection):
+            model = each.handle.model
+            if (own := router.db_for_write(model)) != each.using:
+                yield Warning(
+                    f"Projection {each.name!r} writes the rows of {model._meta.label} to "
+                    f"{each.using!r}, the database of its log; the routers name {own!r}.",
+                    hint=f"Route the model to {each.using!r}. Silence this if you read it by "
+                    "using().",
+                    obj=each.name,
+                    id="outbox.W030",
+                )
 
 
 def check_time_readers(**kwargs: Any) -> Iterator[CheckMessage]:
