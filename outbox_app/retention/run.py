@@ -1,8 +1,8 @@
 """The retention beside other loops: ``Retention`` removes old rows, ``Sink`` archived events.
 
-One process at a time does this, by a lease; two at once would only remove the same rows. The
-drainer removes counters. ``outbox_prune`` removes fences, which are in the databases of senders,
-and events that an archive outside SINK has.
+One process at a time does this, by a lease; two at once would only remove the same rows. Drainers
+remove the counters of their databases. ``outbox_prune`` removes fences, which are in the databases
+of senders, and events that an archive outside SINK has.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ class Retention(LeasedLoop):
             kind: partial(prune, kind, self.using) for kind in ("incidents", "results", "prepared")
         }
         removals["inbox"] = partial(prune, "inbox")
+        for alias in {*map(log_alias, all_logs())} - {self.using}:  # perhaps without a drainer
+            removals[f"counters:{alias}"] = partial(prune, "counters", alias)
         if outbox_settings().EVENT_RETENTION_DAYS is not None:
             removals["events"] = prune_events
         for kind, remove in removals.items():

@@ -16,6 +16,7 @@ from django.db import OperationalError, connections, transaction
 from django.utils.timezone import now
 
 from outbox_app import publish, subscriber
+from outbox_app.aliases import log_alias
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.management import together
 from outbox_app.management.together import Part
@@ -28,6 +29,7 @@ from outbox_app.models import (
     PreparedEvent,
     Process,
     StagedJob,
+    Statistic,
 )
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.request import checked
@@ -248,6 +250,19 @@ def test_the_retention_goes_on_after_a_kind_that_fails(
     assert f"incidents: {fault}" in loop.trouble
     assert "Not removed kind=incidents" in caplog.text
     assert not Lease.objects.using(alias).filter(owner__isnull=False).exists()
+
+
+@on("postgres", "mariadb")
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
+def test_the_retention_removes_the_counters_of_logs_in_other_databases(
+    alias: str, settings: Any
+) -> None:
+    """No drainer may run there."""
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": None}
+    there = Statistic.objects.using(log_alias(Event))
+    there.create(source="one", name="handled", minute=now() - 3 * DAY, value=1.0)
+    assert Retention(using=alias).run(once=True) == 1
+    assert not there.exists()
 
 
 @on("mariadb")
