@@ -68,21 +68,24 @@ def run(
 def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
     """Return the subscriptions of these names on one alias; by default those that can run."""
     chosen = [subscriber_named(name) for name in names] if names else all_subscribers()
-    if not names:  # a faulty subscription stops no other
-        chosen = [each for each in chosen if not each.fault] or chosen
-    chosen = [each for each in chosen if using in (None, each.using)]
-    aliases = sorted({each.using for each in chosen})
-    if len(aliases) > 1:
-        raise InvalidArgument(
-            f"The subscriptions are on several databases: {', '.join(aliases)}. Run one process "
-            "for each, with --database."
-        )
     if not chosen:
         raise UnknownSubscription(
             "There is no subscription to run. Declare one with @subscriber in a module named "
             "subscribers of an installed app."
         )
-    return chosen
+    if not names:  # a faulty subscription stops no other
+        chosen = [each for each in chosen if not each.fault] or chosen
+    aliases = {each.using for each in chosen}
+    known = ", ".join(sorted(aliases))
+    if using and using not in aliases:
+        text = f"No subscription is on {using!r}: each is on the alias of its logs, {known}."
+        raise UnknownSubscription(text)
+    if not using and len(aliases) > 1:
+        raise InvalidArgument(
+            f"The subscriptions are on several databases: {known}. Run one process for each, with "
+            "--database."
+        )
+    return [each for each in chosen if using in (None, each.using)]
 
 
 def run_here(

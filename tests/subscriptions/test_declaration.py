@@ -9,6 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox_app import subscriber
+from outbox_app.aliases import log_alias
 from outbox_app.checks.logs import check_declared_logs, check_time_readers
 from outbox_app.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from outbox_app.models import Event, EventLog
@@ -227,6 +228,9 @@ def test_the_command_says_what_is_wrong():
         call_command("run_subscriptions", "nobody")
     with pytest.raises(CommandError, match="--batch-size must be at least 1"):
         call_command("run_subscriptions", batch_size=0)
+    subscriber("there")(handle)
+    with pytest.raises(CommandError, match=f"is on 'direct': .* of its logs, {log_alias(Event)}"):
+        call_command("run_subscriptions", "--database", "direct")
     subscriber("x", logs=["shop.Nothing"])(handle)
     with pytest.raises(CommandError, match=r"no log 'shop\.Nothing'"):
         call_command("run_subscriptions", "x")
