@@ -88,6 +88,9 @@ def stage_many(
     Raises:
         NotAtomic, InvalidJob, UnknownTask: As for ``stage``. No job of the call is staged then.
     """
+    if isinstance(jobs, Signature | str):  # their items are words, each of which names a task
+        kind = type(jobs).__name__
+        raise InvalidJob(f"stage_many() takes a list of signatures; got one {kind}. Use stage().")
     using = using or outbox_alias()
     require_atomic("stage_many()", using=using)
     count = 0

@@ -196,6 +196,23 @@ def test_a_chord_that_is_polled_is_staged_with_its_poller_or_not_at_all(
 
 
 @on_sqlite
+@pytest.mark.parametrize("form", ["signature", "group", "chain", "chord", "name"])
+def test_one_signature_is_no_list_of_them(form, alias, add, staged):
+    """Signatures are dictionaries, whose keys would be staged as the names of tasks."""
+    one = {
+        "signature": add.s(1, 1),
+        "group": group(add.s(1, 1), add.s(2, 2)),
+        "chain": add.s(1, 1) | add.s(2),
+        "chord": chord([add.s(1, 1)], add.si(1, 1)),
+        "name": "add",
+    }[form]
+    with transaction.atomic(using=alias):
+        with pytest.raises(InvalidJob, match=r"takes a list of signatures; got one .* Use stage"):
+            stage_many(one, using=alias)
+        assert stage_many([one], using=alias) == 1
+
+
+@on_sqlite
 def test_a_savepoint_in_the_generator_decides_about_its_own_jobs(alias, add, staged):
     def jobs():
         for i in range(CHUNK_ROWS - 1):
