@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from hashlib import sha256
 
 import pytest
 from django.db import connections, transaction
@@ -138,6 +139,19 @@ def test_a_task_for_each_event(alias, published, run, make_app):
     jobs = StagedJob.objects.using(alias).order_by("id")
     assert list(jobs.values_list("task", "ordering_key")) == [("note", "a"), ("note", "b")]
     assert b'"a", 1' in jobs[0].body
+
+
+def test_a_stream_that_could_be_no_ordering_key_has_its_hash_as_key(
+    alias, published, run, make_app
+):
+    task = make_app().task(name="note", typing=False)(tasks.note)
+    subscriber("tasks", task=task)
+    streams = "ü" * 255, "line\nbreak", "x" * 255
+    published(*streams, streams[0])
+    assert run("tasks") == 4
+    keys = StagedJob.objects.using(alias).order_by("id").values_list("ordering_key", flat=True)
+    hashes = [sha256(stream.encode()).hexdigest() for stream in streams]
+    assert list(keys) == [*hashes[:2], streams[2], hashes[0]]
 
 
 def test_a_stream_is_parked_for_an_error_whose_argument_cannot_be_compared(alias, published, run):
