@@ -122,8 +122,8 @@ def reschedule(
         InvalidJob: The time is further away than MAX_ETA, or has no time zone.
     """
     using = using or outbox_alias()
-    if is_naive(eta):
-        raise InvalidJob(f"eta {eta.isoformat()} has no time zone. Make it aware.")
+    if not isinstance(eta, datetime) or is_naive(eta):
+        raise InvalidJob(f"eta must be a datetime with a time zone; got {eta!r}.")
     check_eta(eta)
     changed, jobs = 0, _of_task(task_id, ordering_key, using)
     with transaction.atomic(using=using):
@@ -144,6 +144,8 @@ def reschedule(
 
 
 def _of_task(task_id: str, ordering_key: str, using: str) -> list[StagedJob]:
+    if not isinstance(task_id, str):
+        raise InvalidJob(f"task_id must be a string, as in result.id; got {task_id!r}.")
     ids = ids_of_task(task_id, using=using, ordering_key=ordering_key)
     rows = StagedJob.objects.using(using).filter(pk__in=ids, task_id=task_id)
     return list(rows.order_by("id"))

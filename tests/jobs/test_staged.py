@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from uuid import uuid4
 
 import pytest
 from celery import current_app
+from celery.result import AsyncResult
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
@@ -312,7 +315,9 @@ def test_a_rollback_leaves_the_old_time(alias, staged):
 @pytest.mark.parametrize(
     ("eta", "said"),
     [
-        (datetime(2099, 1, 1), "has no time zone"),
+        (datetime(2099, 1, 1), "must be a datetime with a time zone; got datetime"),
+        (timedelta(days=1), "must be a datetime with a time zone; got datetime.timedelta"),
+        ("2026-12-24T00:00:00Z", "must be a datetime with a time zone; got '2026"),
         (datetime(9999, 1, 1, tzinfo=UTC), "MAX_ETA"),
     ],
 )
@@ -323,6 +328,16 @@ def test_times_that_are_refused(alias, staged, eta, said):
             reschedule(id, eta=eta, using=alias)
         stage("note", using=alias)  # the transaction goes on
     assert len(rows(alias)) == 2
+
+
+@pytest.mark.any_database
+@pytest.mark.parametrize(
+    "call", [cancel, partial(reschedule, eta=datetime(2027, 1, 1, tzinfo=UTC))]
+)
+@pytest.mark.parametrize("given", [None, uuid4(), AsyncResult("x")], ids=["none", "uuid", "result"])
+def test_what_is_no_task_id_is_refused(call, given, alias):
+    with pytest.raises(InvalidJob, match=r"task_id must be a string, as in result\.id; got "):
+        call(given, using=alias)
 
 
 def test_a_project_without_time_zones_holds_jobs_too(alias, staged, settings):
