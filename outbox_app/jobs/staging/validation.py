@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from amqp.serialization import dumps
 from celery import Celery
 
 from ...conf import outbox_settings
@@ -131,6 +132,14 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
     check_name("exchange", message.exchange, empty=True)
     check_name("routing_key", message.routing_key, empty=True)
     check_short_string("reply_to", message.properties.get("reply_to") or "", app)
+    if '"__type__"' in job.envelope and speaks_amqp(app):  # kombu's mark for a UUID, a date, …
+        try:
+            dumps("F", [message.loads(job.envelope).headers])
+        except Exception as error:  # of any kind: the drainer would get the same one
+            text = str(error).strip()
+            raise InvalidJob(
+                f"headers: AMQP has no such type: {text}. Convert it to str."
+            ) from error
     if job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
     check_size(job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import decimal
 import pickle
 import uuid
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 from django.contrib.auth.models import Group
@@ -159,6 +159,11 @@ REFUSED_BY_AMQP = {
     "task_id that is no text": ({"task_id": uuid.UUID(int=7)}, "task_id must be a string"),
     "long reply_to": ({"reply_to": LONG}, "reply_to must be a string of at most 255 bytes"),
     "headers with a number for key": ({"headers": {1: "x"}}, "headers: a key must be a string"),
+    "headers with a UUID": (
+        {"headers": {"tenant": {"id": uuid.UUID(int=7)}}},
+        "headers: AMQP has no such type: .*UUID.*for key b'id'.*Convert it to str",
+    ),
+    "headers with a date": ({"headers": {"day": date(2030, 1, 1)}}, "AMQP has no .*datetime.date"),
     "headers with a long key": ({"headers": {LONG: 1}}, "headers: a key .* got 'xxx.*Convert"),
 }
 # Celery's own errors, raised in the caller's line.
