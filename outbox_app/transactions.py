@@ -76,13 +76,12 @@ def own_connection(using: str, *, seconds: float) -> Iterator[None]:
 
 
 def leave_pool(connection: BaseDatabaseWrapper) -> None:
-    """Make the connection open outside Django's pool.
+    """Make the connection open outside Django's pool, with options of its own.
 
     The threads that wait for this one may hold all connections of the pool.
     """
-    if "pool" in connection.settings_dict["OPTIONS"]:
-        options = {k: v for k, v in connection.settings_dict["OPTIONS"].items() if k != "pool"}
-        connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
+    options = {k: v for k, v in connection.settings_dict["OPTIONS"].items() if k != "pool"}
+    connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
 
 
 def open_transactions() -> list[str]:

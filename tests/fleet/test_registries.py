@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.db import connections
 
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.fleet.registries import DatabaseRegistry, StaticRegistry, database
@@ -68,6 +69,17 @@ def test_registered_until_it_leaves(here: Registry) -> None:
     assert not here.beat(one)
     assert here.members("shop") == [client]
     here.leave(one)  # again
+
+
+def test_its_timeouts_are_not_those_of_the_whole_process(
+    alias: str, registry: Callable[[], Registry]
+) -> None:
+    """On MariaDB any slow statement of a web server would lose its connection."""
+    before = dict(connections.settings[alias]["OPTIONS"])
+    with registry().session(StopFlag()):
+        own = connections[alias].settings_dict["OPTIONS"]
+        assert connections[alias].vendor == "sqlite" or "connect_timeout" in own
+    assert connections.settings[alias]["OPTIONS"] == before
 
 
 def test_who_only_calls_wakes_nobody(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
