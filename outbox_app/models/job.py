@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from django.db import models
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import SHARDS
@@ -200,9 +200,8 @@ class TaskResultQuerySet(models.QuerySet["TaskResult"]):
 
     def settled(self) -> TaskResultQuerySet:
         """Results whose job is neither staged nor dead: it was published, or discarded."""
-        rows = (each.objects.filter(task_id=OuterRef("task_id")) for each in (StagedJob, DeadJob))
-        staged, dead = map(Exists, rows)
-        return self.exclude(Q(status=TaskResult.Status.READY) & (staged | dead))
+        jobs = (each.objects.filter(task_id=OuterRef("task_id")) for each in (StagedJob, DeadJob))
+        return self.filter(*(~Exists(rows) for rows in jobs))
 
 
 class TaskResult(models.Model):

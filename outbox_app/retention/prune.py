@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from django.db import connections
@@ -136,7 +138,12 @@ def prune(
             counts = pruned(before, using=using, batch_size=batch_size, dry_run=dry_run)
             batches = ((count, before) for count in counts)
         else:
-            batches = _batches(rows, kept.column, before, batch_size, dry_run=dry_run)
+            parts = [rows]
+            if kept.model is TaskResult:  # in one query PostgreSQL would scan the jobs for each row
+                ready = rows.filter(status=TaskResult.Status.READY)
+                parts = [rows.exclude(status=TaskResult.Status.READY), ready.settled()]
+            each = partial(_batches, column=kept.column, before=before, size=batch_size)
+            batches = chain.from_iterable(each(part, dry_run=dry_run) for part in parts)
     return remove(kind, batches, f"{age}{kept.unit[0]}", using=using, dry_run=dry_run, write=write)
 
 
@@ -159,22 +166,23 @@ def remove(
 
 
 def _batches(
-    rows: Any, column: str, before: datetime, batch_size: int, *, dry_run: bool
+    rows: Any, *, column: str, before: datetime, size: int, dry_run: bool
 ) -> Iterator[tuple[int, datetime]]:
     """Delete batch after batch; yield how many rows each had, and the time that it reached."""
-    old = rows.filter(**{f"{column}__lt": before})
-    # Not in the DELETE: MySQL would lock the staged jobs that this reads, and wait for new ones.
-    wanted = front = old.settled() if rows.model is TaskResult else old
+    is_old = {f"{column}__lt": before}
+    old = front = rows.filter(**is_old)
     if dry_run:
-        yield wanted.count(), before
+        yield old.count(), before
         return
-    while batch := list(front.values_list("pk", column)[:batch_size]):
-        old.filter(pk__in=[pk for pk, _ in batch]).delete()  # the rows that are still old
+    # Not ``old``: MySQL would lock the staged jobs that ``settled`` reads, and wait for new ones.
+    table = rows.model._default_manager.using(rows.db).filter(**is_old)
+    while batch := list(front.values_list("pk", column)[:size]):
+        table.filter(pk__in=[pk for pk, _ in batch]).delete()  # the rows that are still old
         reached = batch[-1][1]
         yield len(batch), reached
         if connections[rows.db].vendor == "postgresql":
             # Otherwise each batch would walk over the index entries of all deleted rows.
-            front = wanted.filter(**{f"{column}__gte": reached})
+            front = old.filter(**{f"{column}__gte": reached})
 
 
 def check_arguments(using: str, age: int, batch_size: int, *, given: int | None) -> None:

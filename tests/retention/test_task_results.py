@@ -15,6 +15,7 @@ from outbox_app import reschedule
 from outbox_app.jobs.dead import requeue_dead
 from outbox_app.models import DeadJob, StagedJob, TaskResult
 from outbox_app.models.job import RUN_TASK
+from tests.faults.tools import on
 
 
 @pytest.fixture
@@ -53,6 +54,23 @@ def test_old_ones_go_and_those_of_waiting_jobs_stay(
     assert len(left(alias)) == 8
     call_command("outbox_prune", "--results", "--batch-size=1")
     assert left(alias) == {young, staged, dead}
+
+
+@on("postgres")
+def test_the_jobs_are_not_read_again_for_each_result(alias: str, results: Any) -> None:
+    results(99, "READY")
+    plans = []
+
+    def explained(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if "outbox_stagedjob" in sql:
+            execute(f"EXPLAIN {sql}", params, many, context)
+            plans.append(str(context["cursor"].fetchall()))
+        return execute(sql, params, many, context)
+
+    with connections[alias].execute_wrapper(explained):
+        call_command("outbox_prune", "--results")
+    assert plans
+    assert [plan for plan in plans if "Anti Join" not in plan] == []
 
 
 def test_all_that_is_old_goes_in_any_order_of_coming(alias: str, results: Any) -> None:
