@@ -86,10 +86,10 @@ class Retention(LeasedLoop):
 
         A kind that cannot be removed is logged, and does not stop the other kinds.
         """
-        removals: dict[str, Callable[..., int]] = {
-            kind: partial(prune, kind, self.using) for kind in ("incidents", "results", "prepared")
-        }
-        removals["inbox"] = partial(prune, "inbox")
+        kinds = ("incidents", "results", "prepared", "inbox")
+        removals: dict[str, Callable[..., int]] = {k: partial(prune, k, self.using) for k in kinds}
+        if (alias := inbox_alias()) != self.using:
+            removals[f"inbox:{alias}"] = partial(prune, "inbox", alias)
         for alias in {*map(log_alias, all_logs())} - {self.using}:  # perhaps without a drainer
             removals[f"counters:{alias}"] = partial(prune, "counters", alias)
         if outbox_settings().EVENT_RETENTION_DAYS is not None:

@@ -16,7 +16,7 @@ from django.db import OperationalError, connections, transaction
 from django.utils.timezone import now
 
 from outbox_app import publish, subscriber
-from outbox_app.aliases import log_alias
+from outbox_app.aliases import inbox_alias, log_alias
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.management import together
 from outbox_app.management.together import Part
@@ -24,6 +24,7 @@ from outbox_app.models import (
     DatabaseNow,
     Event,
     Fence,
+    InboxEntry,
     Incident,
     Lease,
     PreparedEvent,
@@ -254,15 +255,17 @@ def test_the_retention_goes_on_after_a_kind_that_fails(
 
 @on("postgres", "mariadb")
 @pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
-def test_the_retention_removes_the_counters_of_logs_in_other_databases(
-    alias: str, settings: Any
-) -> None:
-    """No drainer may run there."""
+def test_the_retention_of_a_second_outbox(alias: str, settings: Any) -> None:
+    """The counters of logs in other databases, where no drainer may run; each inbox."""
     settings.OUTBOX = {**settings.OUTBOX, "DATABASE": None}
     there = Statistic.objects.using(log_alias(Event))
     there.create(source="one", name="handled", minute=now() - 3 * DAY, value=1.0)
-    assert Retention(using=alias).run(once=True) == 1
+    inboxes = [InboxEntry.objects.using(each) for each in (alias, inbox_alias())]
+    for inbox in inboxes:
+        inbox.create(job_id="1", task="t", handled_at=now() - 99 * DAY)
+    assert Retention(using=alias).run(once=True) == 3
     assert not there.exists()
+    assert not any(inbox.exists() for inbox in inboxes)
 
 
 @on("mariadb")
