@@ -60,7 +60,7 @@ def assert_published(
 
     Args:
         type: Exact type.
-        data: All of the event's data. Default: any.
+        data: All of the event's data, as JSON holds it. Default: any.
         count: The expected number; 0: none.
         stream, log, using: As for ``published_events``.
 
