@@ -140,10 +140,11 @@ class LogReader:
         return page
 
     def records(self, rows: Sequence[tuple[Any, ...]]) -> list[RecordedEvent]:
-        """Return rows of ``columns`` as records, without tombstones."""
+        """Return rows as records, without tombstones. Values behind those of ``columns`` go."""
         make, record, n, rest = tuple.__new__, self._record, len(COLUMNS), self._rest
+        end = len(self.columns)
         records: list[Any] = [
-            make(record, (*row[:n], *rest, *row[n:])) for row in rows if row[_TYPE] != TOMBSTONE
+            make(record, row[:n] + rest + row[n:end]) for row in rows if row[_TYPE] != TOMBSTONE
         ]
         if self.vendor != "postgresql":
             # A row edited by hand may hold invalid JSON here. Find it now: no handler is at fault.

@@ -28,13 +28,12 @@ from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
 from ..models import Cursor, DatabaseNow, Gap, ParkedStream, Subscription
 from ..process.backoff import described
-from ..text import get_logger, storable
+from ..text import storable
+from ..transactions import keep_callbacks_apart
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
     from .partition import Partition
-
-logger = get_logger("outbox_app.subscriptions")
 
 #: How many characters of a traceback are kept, from its end.
 TRACEBACK = 8000
@@ -98,28 +97,23 @@ class LogCursor:
 
         Raises ``CursorConflict`` if it was moved meanwhile. A failing commit callback is logged.
         """
-        row, committed = self.cursor, []
-        using = row._state.db
+        row = self.cursor
+        using = str(row._state.db)
         columns: dict[str, Any] = {
             "state": state.dump(),
             "position": max(row.position, position),
             "failed_event": failed_event,
         }
-        try:
-            with transaction.atomic(using=using):
-                same = Cursor.objects.using(using).filter(pk=row.pk, revision=row.revision)
-                rows: Any = self.reader.unless_forgotten(same)
-                if not rows.move(**columns, handled=F("handled") + handled, moved_at=DatabaseNow()):
-                    raise CursorConflict(
-                        f"The cursor {row} was moved by another process; this page is dropped."
-                    )
-                transaction.on_commit(lambda: committed.append(True), using=using)
-                failpoint("advanced")
-                yield
-        except Exception:
-            if not committed:
-                raise
-            logger.exception("A callback failed after the commit cursor=%s", row)
+        with transaction.atomic(using=using):
+            same = Cursor.objects.using(using).filter(pk=row.pk, revision=row.revision)
+            rows: Any = self.reader.unless_forgotten(same)
+            if not rows.move(**columns, handled=F("handled") + handled, moved_at=DatabaseNow()):
+                raise CursorConflict(
+                    f"The cursor {row} was moved by another process; this page is dropped."
+                )
+            failpoint("advanced")
+            yield
+            keep_callbacks_apart(using)
         self.state, self.passed = state, None
         row.revision += 1
         for name, value in {**columns, **Cursor.WELL}.items():
@@ -391,7 +385,7 @@ def _split(
     page = reader.page(state, limit, only=only, columns=(*reader.columns, "slice"))
     rows: dict[int, list[tuple[Any, ...]]] = {n: [] for n in parts}
     for row in page.rows:
-        rows[row[-1] % only.parts].append(row[:-1])
+        rows[row[-1] % only.parts].append(row)
     return page, rows
 
 
