@@ -66,7 +66,8 @@ def require_unwritten(reader: LogReader, last: int) -> None:
         raise ReadRefused(
             f"Position {own} of {reader.table} seems to have been written in this cluster, after "
             "the restore. If so, name the last position from before the restore: --last-id "
-            f"{own - 1}. After pg_upgrade, which keeps transaction ids, use --upgraded."
+            f"{own - 1}; if no event was published here since: --last-id {last}. After pg_upgrade, "
+            "which keeps transaction ids, use --upgraded."
         )
 
 

@@ -37,11 +37,11 @@ class Standby(PostgreSQL):
         """The database comes from the primary."""
 
 
-def dump(server: PostgreSQL, database: str = "outbox") -> str:
+def dump(server: PostgreSQL, database: str = "outbox", *options: str) -> str:
     """Write a dump of a database with pg_dump. Returns the file, in the server's folder."""
     file = f"{server.folder}/{os.urandom(4).hex()}.dump"
     server._run(
-        *(_program("pg_dump"), *_where(server), "--format", "custom"),
+        *(_program("pg_dump"), *_where(server), "--format", "custom", *options),
         *("--file", file, database),
     )
     return file

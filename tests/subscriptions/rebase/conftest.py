@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.apps import apps
 from django.core.management import call_command
+from django.core.management.color import no_style
 from django.db import connections
 
 from tests.faults.tools import alias_for
+from tests.patience import eventually
 from tests.servers import PostgreSQL
 from tests.servers.transfer import dump, restore
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[PostgreSQL, PostgreSQL]]:
-    """Two clusters."""
+    """Two clusters; each can follow the other."""
     if "postgres" not in connections:
         pytest.skip("no postgres")
-    with PostgreSQL() as first, PostgreSQL() as second:
+    logical = ["-c", "wal_level=logical"]
+    with (
+        PostgreSQL(extra_arguments=logical) as first,
+        PostgreSQL(extra_arguments=logical) as second,
+    ):
         yield first, second
 
 
@@ -55,6 +62,30 @@ class Databases:
         self._use(server, name)
         return self.alias
 
+    @contextmanager
+    def switch_over(self, server: PostgreSQL) -> Iterator[None]:
+        """Copy all to a server and let it follow until the end of the block; then use it."""
+        assert self._on
+        old, source, name = self.alias, self._name, f"db_{uuid4().hex[:8]}"
+        restore(server, dump(self._on, source, "--schema-only"), name)
+        self.run_sql("CREATE PUBLICATION everything FOR ALL TABLES")
+        where = f"'host=127.0.0.1 port={self._on.port} user=outbox dbname={source}'"
+        url = server.url.removesuffix("/outbox") + f"/{name}"
+        with alias_for(url) as new, connections[new].cursor() as cursor:
+            cursor.execute(f"CREATE SUBSCRIPTION {name} CONNECTION {where} PUBLICATION everything")
+            ready = "SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel"
+            eventually(lambda: cursor.execute(ready) and cursor.fetchone()[0], "all is copied")
+            yield
+            self.run_sql("CREATE TABLE the_end ()")
+            last = _asked(old, "SELECT pg_current_wal_lsn()")
+            reached = f"SELECT replay_lsn >= '{last}' FROM pg_stat_replication"
+            eventually(lambda: _asked(old, reached), "all is replicated")
+            cursor.execute(f"DROP SUBSCRIPTION {name}")
+            models = apps.get_app_config("outbox_app").get_models()
+            for sql in connections[new].ops.sequence_reset_sql(no_style(), models):
+                cursor.execute(sql)
+        self._use(server, name)
+
     def run_sql(self, sql: str) -> None:
         with connections[self.alias].cursor() as cursor:
             cursor.execute(sql)
@@ -62,11 +93,11 @@ class Databases:
     def overtake(self, server: PostgreSQL) -> None:
         """Let the cluster that it is on give out more transaction ids than another has."""
         with alias_for(server.url) as other:
-            count = max(0, _next_id(other) - _next_id(self.alias)) + 500
-        self.run_sql(
-            f"DO $$ BEGIN FOR i IN 1..{count} LOOP PERFORM pg_current_xact_id(); COMMIT; "
-            "END LOOP; END $$"
-        )
+            _overtake(self.alias, other)
+
+    def be_overtaken(self, server: PostgreSQL) -> None:
+        with alias_for(server.url) as other:
+            _overtake(other, self.alias)
 
     def _use(self, server: PostgreSQL, name: str) -> None:
         self._on, self._name = server, name
@@ -75,10 +106,20 @@ class Databases:
         self.settings.OUTBOX = {**self.settings.OUTBOX, "DATABASE": self.alias}
 
 
-def _next_id(alias: str) -> int:
+def _overtake(alias: str, other: str) -> None:
+    upto = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+    count = max(0, _asked(other, upto) - _asked(alias, upto)) + 500
     with connections[alias].cursor() as cursor:
-        cursor.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
-        return int(cursor.fetchone()[0])
+        cursor.execute(
+            f"DO $$ BEGIN FOR i IN 1..{count} LOOP PERFORM pg_current_xact_id(); COMMIT; "
+            "END LOOP; END $$"
+        )
+
+
+def _asked(alias: str, sql: str) -> Any:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()[0]
 
 
 @pytest.fixture

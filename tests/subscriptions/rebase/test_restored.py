@@ -183,6 +183,29 @@ def test_events_that_were_published_under_savepoints_are_not_taken_for_old_ones(
     readers.assert_exact(alias)
 
 
+def test_switched_over_by_logical_replication(databases, servers, readers, publish_now):
+    """To a cluster that gives out more transaction ids: rows look as if they were written there."""
+    old, new = servers
+    readers.declare("ahead")
+    readers.declare("middle")
+    databases.make(old)
+    publish_now("a", "b", "a")
+    with databases.switch_over(new):
+        databases.overtake(new)
+        publish_now("a", "c")
+        databases.be_overtaken(new)
+        publish_now("b", "c")
+        readers.page("middle", 4)
+        readers.run("ahead")
+    assert readers.run() == 0
+    with pytest.raises(CommandError, match=r"--last-id 5; if no event was published.*--last-id 7"):
+        rebase()
+    rebase("--log", "outbox_event", "--last-id", "7")
+    publish_now("a", "d")
+    readers.run()
+    readers.assert_exact(databases.alias)
+
+
 def test_now_goes_on_from_where_it_was(databases, servers, readers, publish_now):
     old, new = servers
     alias = databases.make(old)
