@@ -112,12 +112,13 @@ class Parking:
             values |= {"version": event.version, "position": event.id}
         parked.compare_and_set(**values)
 
-    def due(self, log: str, streams: Sequence[str]) -> list[ParkedStream]:
-        """Return the parked streams of a log that a person has released, and those in ``streams``.
+    def due(self, log: str, streams: Sequence[str], *, released: bool) -> list[ParkedStream]:
+        """Return parked streams of a log: those in ``streams``, and those that a person released.
         Makes no statement if no stream is parked."""
         if not self.parked:
             return []
-        rows = self._rows().filter(Q(released=True) | Q(stream__in=streams), log=log)
+        wanted = Q(stream__in=streams) | Q(released=True) if released else Q(stream__in=streams)
+        rows = self._rows().filter(wanted, log=log)
         return list(rows.order_by("id")[: len(streams) + MAX_RELEASED])
 
     def progress(

@@ -32,6 +32,8 @@ FIRST_PAUSE, LAST_PAUSE, PARKED_PAUSE = 0.05, 5.0, 30.0
 
 #: The most streams that are looked at in one run.
 MAX_LOOKS = 100
+#: With more parked streams, released ones are looked for once a second: nothing indexes them.
+MANY, LOOK_SECONDS = 1000, 1.0
 
 
 class VersionGaps:
@@ -44,6 +46,8 @@ class VersionGaps:
         self.active = self.subscriber.on_gap != "off"
         #: When to look again for each held stream, by log and stream.
         self._due: dict[tuple[str, str], float] = {}
+        #: When to look again for released streams, by log.
+        self._look_at: dict[str, float] = {}
 
     @property
     def pause(self) -> float | None:
@@ -121,7 +125,11 @@ class VersionGaps:
         held = sorted(held, key=self._due.__getitem__)[:MAX_LOOKS]
         # A stream whose row was deleted is not found below: do not look again without a pause.
         self._due |= dict.fromkeys(held, now + LAST_PAUSE)
-        return self.parking.due(log, [stream for _, stream in held])
+        looks = len(self.parking.parked) <= MANY or now >= self._look_at.get(log, now)
+        found = self.parking.due(log, [stream for _, stream in held], released=looks)
+        if looks and not any(each.released for each in found):
+            self._look_at[log] = now + LOOK_SECONDS
+        return found
 
     def next_events(
         self, reader: LogReader, state: WindowState, parked: ParkedStream, limit: int

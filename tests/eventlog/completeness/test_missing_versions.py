@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.db import OperationalError, connections
+from django.test.utils import CaptureQueriesContext
 
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, DeliveredVersion, Gap, ParkedStream
@@ -347,3 +348,27 @@ def test_a_stream_that_waits_is_found_however_many_were_released(
     reader.start().later(60)
     found = [each for each in reader.handled if each.startswith("x")]
     assert found == ["x:1", "x:2", "x:3", "x:4"]
+
+
+def test_many_parked_streams_are_not_read_for_each_page(reading, log, way, alias, monkeypatch):
+    """Ten thousand of them took longer than the pages of all other streams."""
+    monkeypatch.setattr(version_gaps, "MANY", 1)
+    reader = reading(on_error="park", **way)
+    reader.broken = {"a", "b"}
+    log.add("a", 1)
+    log.add("b", 1)
+    reader.later(60)
+    assert len(reader.parked) == 2
+
+    def looks() -> int:
+        with CaptureQueriesContext(connections[alias]) as queries:
+            reader.partition.run_once()
+        return sum("outbox_parked" in query["sql"] for query in queries)
+
+    reader.now += 1
+    assert [looks() for _ in range(3)] == [1, 0, 0]
+    reader.broken = set()
+    ParkedStream.objects.using(alias).update(released=True)
+    assert looks() == 0
+    reader.now += 1
+    assert reader.poll().handled == ["a:1", "b:1"]
