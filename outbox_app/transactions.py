@@ -7,6 +7,7 @@ autocommit off, a transaction is open outside ``atomic()``, too. The predicates 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,6 +117,22 @@ def after_commit(call: Callable[[], object], *, using: str, robust: bool = False
     if connection.in_atomic_block:
         before = SavepointsBefore(connection.savepoint_state)
         connection.run_on_commit[-1] = (before, *connection.run_on_commit[-1][1:])
+
+
+def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Return a callback for ``call(function)`` with a name for Django's log: partials have none."""
+
+    def run() -> Any:
+        return call(function)
+
+    run.__qualname__ = getattr(function, "__qualname__", run.__qualname__)
+    return run
+
+
+def keep_callbacks_apart(using: str) -> None:
+    """Let each callback of the open transaction run, even if others raise, which Django logs."""
+    hooks: list[Any] = connections[using].run_on_commit
+    hooks[:] = [(sids, named(hook, operator.call), True) for sids, hook, _ in hooks]
 
 
 def send_inside(signal: Signal, sender: type, alias: str, /, **facts: Any) -> None:

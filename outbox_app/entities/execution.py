@@ -11,7 +11,6 @@ locked until the caller's transaction ends.
 
 from __future__ import annotations
 
-import operator
 import random
 import sys
 import time
@@ -28,13 +27,13 @@ from django.utils.module_loading import import_string
 from ..conf import outbox_settings
 from ..exceptions import EntityContended, InvalidCommand, NotAtomic
 from ..failpoints import failpoint
-from ..process.enclosure import LOST
+from ..process.enclosure import LOST, raise_what_ends_the_thread
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict, sqlstate
-from ..transactions import lacks_autocommit, open_transactions
+from ..transactions import keep_callbacks_apart, lacks_autocommit, open_transactions
 from . import counting
 from .attempt import Attempt, Moved
 from .declaration import spec_of
-from .handling import named, running
+from .handling import running
 from .request import Call, Outcome
 
 #: The most attempts at a batch while other transactions are first.
@@ -144,9 +143,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             with _transaction(wait, locked=locked, using=using):
                 attempt = Attempt(entity, calls, using=using, locked=locked, wait=wait)
                 left = attempt.run()
-                # An error of a callback after the commit is logged; it is not the answer.
-                hooks: list[Any] = connections[using].run_on_commit
-                hooks[:] = [(sids, named(hook, operator.call), True) for sids, hook, _ in hooks]
+                keep_callbacks_apart(using)  # an error of one is not the answer
                 recorded = attempt.steps
             seconds = time.monotonic() - began
             refused = sum(len(call.refused) for call in calls)  # by an index: no conflicts
@@ -171,7 +168,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             elif recorded is not None and (is_lost or not sqlstate(error)):
                 # The server has not refused the COMMIT: it may have taken effect.
                 connections[using].close()
-                _raise_what_ends_the_thread(error, outer)
+                raise_what_ends_the_thread(error, outer)
                 for call in recorded:
                     call.begun, call.answer = True, None
             else:
@@ -189,19 +186,6 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     for call in set(calls).difference(rest):
         call.answer = call.told(_own(contended))
     return rest
-
-
-def _raise_what_ends_the_thread(error: Exception, outer: BaseException | None) -> None:
-    """Raise the exception that interrupted a COMMIT, if it has to end this thread.
-
-    Django hides it: the connection, as it was left, raises errors of its own.
-    """
-    cause: BaseException | None = error
-    ends = SoftTimeLimitExceeded
-    while isinstance(cause, Exception) and not isinstance(cause, ends) and cause is not outer:
-        cause = cause.__context__
-    if cause is not None and cause is not outer:
-        raise cause
 
 
 def _transaction(wait: float, *, locked: bool, using: str) -> AbstractContextManager[None]:

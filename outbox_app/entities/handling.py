@@ -7,7 +7,7 @@ dropped if the command fails or is rejected.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefus
 from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models import EventLog
 from ..process.enclosure import enclosed
-from ..transactions import after_commit
+from ..transactions import after_commit, named
 from .declaration import CommandSpec, Rejected, TypeSpec
 from .request import Call, Rejection
 
@@ -114,16 +114,6 @@ class Gifts:
             "several times before its answer is committed. Pass the data as arguments. To query "
             "the database of the entity, declare the command with @command(atomic=True)."
         )
-
-
-def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[], Any]:
-    """Return a callback for ``call(function)`` with a name for Django's log: partials have none."""
-
-    def run() -> Any:
-        return call(function)
-
-    run.__qualname__ = getattr(function, "__qualname__", run.__qualname__)
-    return run
 
 
 #: The gifts of the handler that runs in this context; None outside handlers.

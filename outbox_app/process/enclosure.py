@@ -70,6 +70,19 @@ def is_lost(error: Exception) -> bool:
     return isinstance(error, LOST) and _OF_THE_ROW.isdisjoint(codes_of(error))
 
 
+def raise_what_ends_the_thread(error: Exception | None, outer: BaseException | None) -> None:
+    """Raise the exception behind an error that has to end this thread, if there is one.
+
+    ``outer`` is the exception that was being handled before, which has not caused the error.
+    """
+    cause: BaseException | None = error
+    ends = SoftTimeLimitExceeded
+    while isinstance(cause, Exception) and not isinstance(cause, ends) and cause is not outer:
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None and cause is not outer:
+        raise cause
+
+
 def refusing(what: str, *, using: str) -> AbstractContextManager[None]:
     """Refuse statements that end the open transaction. Executes none of its own."""
     return connections[using].execute_wrapper(_Refusal(what))

@@ -375,6 +375,7 @@ class SharedPages:
             # At most four times as many rows: so the first large events do not fill the memory.
             most = len(page.rows) * limit * 9 // (max(longest, limit // 4, 1) * 10)
         self._limits[reader.table] = most
+        page = replace(page, rows=page.rows[:1])  # whether there are any: partitions take them
         return SharedPage(reader.table, at.state, page, rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import closing
+from functools import partial
 
 import pytest
 from django.contrib.auth.models import Permission
@@ -15,7 +16,7 @@ from outbox_app import subscriber
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.windows.time import TimeWindow
 from outbox_app.models import Cursor, Incident, ParkedStream, Process
-from outbox_app.signals import page_failed, page_handled
+from outbox_app.signals import page_failed, page_handled, stream_parked
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.control import release
 from outbox_app.subscriptions.partition import Partition
@@ -120,6 +121,31 @@ def test_a_callback_that_fails_after_the_commit(alias, published, run, caplog):
     assert noted(alias) == ["b1", "a1", "a2", "a3"]
     assert told == [1, 1]
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_callback_that_fails_stops_no_others(alias, published, run):
+    """Those of other events of its page, and the signal of a stream that is parked."""
+    called, parked = [], []
+
+    @subscriber("calls_back", on_error="park")
+    def handle(events):
+        for event in events:
+            if event.stream == "b":
+                raise ValueError(event)
+            fails = event.stream == "a"
+            transaction.on_commit(partial(called.append if not fails else int, event.stream), alias)
+
+    def receive(**facts):
+        parked.append(facts["parked"].stream)
+
+    published("a", "b", "c")
+    stream_parked.connect(receive)
+    try:
+        for _ in range(4):
+            run("calls_back")
+    finally:
+        stream_parked.disconnect(receive)
+    assert (called, parked) == (["c"], ["b"])
 
 
 @on("default", "postgres")
