@@ -56,7 +56,7 @@ def count_after_commit(attempt: Attempt) -> None:
             add(minute)
         write_if_due(using)
 
-    after_commit(committed, using=using, robust=True)
+    after_commit(committed, using=using)
 
 
 def write_if_due(using: str) -> None:

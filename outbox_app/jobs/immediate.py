@@ -6,12 +6,13 @@ the INSERT, and sends nothing if a drainer could read the row before the send ha
 published twice only if its hold ran out, and then the drain writes an incident before it publishes.
 All jobs of one commit leave as one batch per Celery app, within IMMEDIATE_TIMEOUT. After a failure
 no commit waits for that broker until a pause is over, and then only one commit at a time. No error
-reaches the caller.
+reaches the caller, except a time limit of its task.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connections
 from django.utils import timezone
 
@@ -28,6 +30,7 @@ from ..failpoints import failpoint
 from ..models import DatabaseNow, StagedJob
 from ..process import counters
 from ..process.backoff import Backoff
+from ..process.enclosure import raise_what_ends_the_thread
 from ..process.lock_wait import is_conflict
 from ..process.wakeup import JOBS, wake
 from ..text import get_logger
@@ -81,8 +84,11 @@ class Broker:
                 raise Overdue(f"The broker of Celery app {self.name!r} takes too long.")
             return left
 
+        outer = sys.exception()
         try:
             result = publisher.publish(rows, now=datetime.now(UTC), may_send=may_send)
+            for error in (result.error, *(error for _, error in result.refused)):
+                raise_what_ends_the_thread(error, outer)
             with suppress(Overdue):  # events for Celery's monitors, while there is time
                 publisher.send_events(result, may_send)
         except BaseException:  # a time-out of gevent, say
@@ -132,6 +138,9 @@ class CommitBatch:
         try:
             if self.jobs:
                 self._publish()
+        except SoftTimeLimitExceeded:  # of the task that this thread executes
+            connections[self.using].close()  # it may wait for an answer still
+            raise
         except Exception:  # all is committed, and unsettled jobs stay held
             logger.exception("Immediate delivery failed database=%s", self.using)
 
@@ -232,7 +241,7 @@ def _before_publish(batch: CommitBatch, change: Callable[..., None], items: list
     places = (n for n, (_, func, _) in enumerate(pending) if func == batch.publish)
     if (place := next(places, None)) is None:
         place = 0
-        pending.insert(0, (set(), batch.publish, True))
+        pending.insert(0, (set(), batch.publish, False))
     savepoints = SavepointsBefore(connection.savepoint_state)
     if place and pending[place - 1][0] == savepoints and pending[place - 1][1].func == change:
         pending[place - 1][1].args[0].extend(items)

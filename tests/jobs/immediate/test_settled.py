@@ -10,11 +10,13 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from kombu import Exchange, Queue
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import immediate
+from outbox_app.jobs.drain import outcome
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.outcome import PublishResult
 from outbox_app.jobs.drain.publisher import Publisher
@@ -444,6 +446,30 @@ def test_one_that_is_interrupted_drops_its_connection(alias, app, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         _call(app, alias, 1)
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize("place", ["_send", "_declare", "prepare", "delete"])
+def test_a_time_limit_of_the_callers_task_reaches_it(alias, app, monkeypatch, place, states):
+    """Otherwise the task goes on until a harder limit kills its worker."""
+
+    def interrupt(*args, **kwargs):
+        raise SoftTimeLimitExceeded
+
+    owners = {"prepare": [outcome, "_by_itself"], "delete": [immediate, "delete"]}
+    owner, name = owners.get(place, [Publisher, place])
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupt)
+        with pytest.raises(SoftTimeLimitExceeded):
+            _call(app, alias, 1)
+    # A statement that was interrupted would let the next one fail.
+    assert alias == "default" or connections[alias].connection is None
+    assert states() == ["held"]
+    assert not immediate.broker_of(app.main).circuit.failures
+    monkeypatch.setattr(Publisher, "_send", lambda *args: 1 / 0)
+    try:
+        raise SoftTimeLimitExceeded
+    except SoftTimeLimitExceeded:  # it is being handled: no later error is because of it
+        _call(app, alias, 2)
 
 
 def test_figures(alias, app, at, run_out, caplog):
