@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
+from django.db import connections
 from django.utils import timezone
 
 from ..exceptions import InvalidArgument, OutboxError
@@ -70,7 +71,9 @@ class TeachingCommand(BaseCommand):
         """Run the command; turn an ``OutboxError`` into a ``CommandError``; escape the message."""
         try:
             _require_sound(options)
-            return super().execute(*args, **options)
+            ends = self._called_from_command_line  # type: ignore[attr-defined]
+            with nullcontext() if ends else _keeping_timeouts():
+                return super().execute(*args, **options)
         except CommandError as error:
             if not isinstance(error, SystemCheckError):  # its text has colours and line breaks
                 error.args = (escaped(error),)
@@ -171,6 +174,22 @@ class TeachingCommand(BaseCommand):
     def write_json(self, value: Any) -> None:
         """Write a value as JSON, which needs no further escapes."""
         self.stdout.write(json.dumps(value, indent=2, default=datetime.isoformat))
+
+
+@contextmanager
+def _keeping_timeouts() -> Iterator[None]:
+    """Undo ``set_timeouts()``: a process that has called a command has statements of its own."""
+    before = [(a, each["OPTIONS"], {**each["OPTIONS"]}) for a, each in connections.settings.items()]
+    try:
+        yield
+    finally:
+        for alias, options, given in before:
+            if options != given:
+                options |= given
+                for name in options.keys() - given.keys():
+                    del options[name]
+                if not connections[alias].in_atomic_block:
+                    connections[alias].close()
 
 
 def when(moment: datetime, *, using: str) -> str:

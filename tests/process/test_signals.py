@@ -1,7 +1,8 @@
-"""SIGTERM and SIGINT end a process in the foreground at any moment."""
+"""SIGTERM and SIGINT end a foreground process at any moment. A called command leaves nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.db import connections
 
 from outbox_app.management.teaching import TeachingCommand
 from outbox_app.process.foreground import stop_on_signals
 from outbox_app.process.waiting import StopFlag
 from tests import forking
+from tests.faults.tools import on
 from tests.patience import eventually, patience
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +126,19 @@ def test_where_a_process_cannot_be_forked(refused: tuple[int, ...], tmp_path: Pa
     finally:
         parent.kill()
     assert log.read_text().count("ended") == 2
+
+
+@on("postgres", "mariadb")
+@pytest.mark.parametrize("command", ["outbox_status", "run_prepared"])
+@pytest.mark.django_db(transaction=True)
+def test_a_called_command_leaves_no_timeouts(alias: str, command: str) -> None:
+    """On MariaDB slow statements of a Celery worker would lose their connections."""
+    options = connections.settings[alias]["OPTIONS"]
+    before, once = dict(options), {"once": True} if command == "run_prepared" else {}
+    with contextlib.suppress(SystemExit):  # it has found a problem
+        call_command(command, database=alias, **once)
+    assert options == before
+    assert connections[alias].connection is None
 
 
 def test_where_no_signal_comes_none_is_listened_to() -> None:
