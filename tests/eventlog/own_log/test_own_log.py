@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from django.apps import apps
@@ -43,6 +45,25 @@ def test_each_log_has_streams_and_message_ids_of_its_own(alias):
         with pytest.raises(VersionConflict, match=log._meta.db_table) as conflict:
             publish("a", "made", log=log, expected_version=NO_STREAM)
         assert conflict.value.current == version
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("in_atomic")
+def test_heads_that_were_set_back(alias):
+    """The SQL of docs/howto/restore.md."""
+    for stream in ("a", "b", "a", "c", "a"):
+        publish(stream, "made", log=Ledger)
+    heads = StreamHead.objects.using(alias).filter(log="ledger")
+    heads.filter(stream="a").update(version=1)
+    heads.filter(stream="b").delete()
+    heads.filter(stream="c").update(version=7)  # its last versions were pruned
+    page = Path(__file__).parents[3] / "docs/howto/restore.md"
+    [sql] = re.findall(r"```sql\n(.*?)```", page.read_text(), re.DOTALL)
+    with connections[alias].cursor() as cursor:
+        for statement in sql.replace("shop_payment_event", "ledger").strip(";\n").split(";"):
+            cursor.execute(statement)
+    versions = [publish(stream, "made", log=Ledger).version for stream in "abc"]
+    assert versions == [4, 2, 8]
 
 
 @pytest.mark.django_db(transaction=True)
