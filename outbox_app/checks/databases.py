@@ -26,6 +26,7 @@ from ..models import EntityVersion, StagedJob
 from ..models.collation import COLLATIONS
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.wakeup import JOBS
+from ..transactions import leave_pool
 from .aliases import written_aliases
 from .messages import listed
 
@@ -239,6 +240,8 @@ def _hears(alias: str) -> bool:
         closing(connections.create_connection(alias)) as listener,
         closing(connections.create_connection(alias)) as notifier,
     ):
+        leave_pool(listener)
+        leave_pool(notifier)
         with listener.cursor() as cursor:
             cursor.execute(f"LISTEN {JOBS}")
         # A pooler may pass on a session's own notices, so another session sends this one.

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import connections, transaction
 
+from outbox_app.checks.databases import check_sessions
 from outbox_app.ids import Snowflakes
 from outbox_app.models import Process, StagedJob
 from outbox_app.process import background
@@ -49,6 +50,11 @@ def test_all_parts_of_a_process_run(alias, redis_url, make_named_app, start_drai
     assert process.stop() == 0
     assert_handed_back(alias)
     assert "Unavailable" not in process.output
+
+
+def test_the_check_that_listens_takes_none_of_the_pool(alias, pool_of_one):
+    """It warned of a pooler where a small pool had no connection left."""
+    assert check_sessions(databases=[alias]) == []
 
 
 def test_what_is_committed_apart_takes_none_of_the_pool(alias, pool_of_one):
