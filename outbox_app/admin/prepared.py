@@ -23,6 +23,7 @@ from ..aliases import outbox_alias
 from ..door.peers import FIELDS, peer_faults
 from ..models import Fence, Peer, PreparedEvent
 from ..prepared import operations
+from ..process.preflight import usable_aliases
 from ..text import shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason
 from .base import DatabaseAdmin, OutboxAdmin, column
@@ -162,13 +163,13 @@ class DatabaseFilter(SimpleListFilter):
     parameter_name = "database"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(alias, alias) for alias in connections if connections[alias].vendor != "unknown"]
+        return [(alias, alias) for alias in usable_aliases()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         if (alias := self.value()) is None:
             return None
-        known = dict(self.lookup_choices)
-        tables = connections[alias].introspection.table_names() if alias in known else ()
+        usable = alias in usable_aliases()
+        tables = connections[alias].introspection.table_names() if usable else ()
         return queryset.using(alias) if Fence._meta.db_table in tables else queryset.none()
 
 

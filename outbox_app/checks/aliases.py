@@ -95,7 +95,7 @@ def check_zones(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _aliases() -> list[str]:
-    return sorted(written_aliases() | {log_alias(log) for log in all_logs()})
+    return sorted(written_aliases() | {*map(log_alias, all_logs())}.intersection(connections))
 
 
 def check_connections(**kwargs: Any) -> list[CheckMessage]:

@@ -11,9 +11,9 @@ from functools import wraps
 from typing import Any
 
 from django.core.checks import CheckMessage
-from django.db import connections
 
 from .. import URLS
+from ..process.preflight import usable_aliases
 from ..text import escaped
 from .values import check_settings
 
@@ -60,10 +60,9 @@ def page_of(id: str) -> str:
 def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
     @wraps(check)
     def with_pages(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-        # The alias "default" may be empty. Django's own checks find nothing there.
-        real = [alias for alias in databases or () if connections[alias].vendor != "unknown"]
+        usable = [alias for alias in databases or () if alias in usable_aliases()]
         try:
-            messages = list(check(databases=real, **kwargs))
+            messages = list(check(databases=usable, **kwargs))
         except Exception:  # such as TypeError, if a setting has another type
             if UNREADABLE.isdisjoint(each.id for each in check_settings()):
                 raise

@@ -39,10 +39,14 @@ MODES = {
 }
 
 
+def usable_aliases() -> list[str]:
+    """Return the aliases of DATABASES without an empty ``default``, which Django allows."""
+    return [alias for alias in connections if connections[alias].vendor != "unknown"]
+
+
 def require_alias(using: str) -> None:
-    if using not in connections:
-        known = ", ".join(connections)
-        raise InvalidArgument(f"--database {using!r}: no such alias. Known: {known}.")
+    if using not in (known := usable_aliases()):
+        raise InvalidArgument(f"--database {using!r}: no such alias. Known: {', '.join(known)}.")
 
 
 def require_migrated(using: str, model: type[Model] = StagedJob) -> None:

@@ -7,6 +7,7 @@ from django.apps import apps
 from django.db import connections
 
 from outbox_app.checks.aliases import (
+    check_autocommit,
     check_business,
     check_connections,
     check_zones,
@@ -14,7 +15,7 @@ from outbox_app.checks.aliases import (
 )
 from outbox_app.checks.databases import _check_primary
 from outbox_app.checks.models import check_models
-from outbox_app.models import StagedJob
+from outbox_app.models import Event, StagedJob
 from tests.mixin.models import Order
 
 
@@ -82,6 +83,13 @@ def test_an_outbox_beside_the_business(settings):
     [message] = check_business()
     assert "staged on 'elsewhere'" in message.msg
     assert "models to 'default' only" in message.msg
+
+
+def test_routers_of_a_project_with_fewer_databases(settings, monkeypatch):
+    """As on a developer's machine: every command raised KeyError."""
+    monkeypatch.setattr(Router, "business", (Event, StagedJob))
+    settings.OUTBOX, settings.DATABASE_ROUTERS = {}, [Router()]
+    assert check_autocommit() == check_zones() == []
 
 
 def test_a_project_without_models(monkeypatch):

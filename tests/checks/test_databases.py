@@ -12,8 +12,10 @@ from django.db.migrations.writer import MigrationWriter
 
 from outbox_app import stage
 from outbox_app.checks.databases import ROWS, check_databases, check_sessions
+from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import StagedJob
 from outbox_app.models.collation import compare_bytes
+from outbox_app.process.preflight import require_alias
 from tests import tasks
 
 
@@ -51,6 +53,8 @@ def test_an_empty_default(monkeypatch):
     empty = connections.configure_settings({"default": {}})["default"]
     monkeypatch.setitem(connections.settings, "empty", empty)
     assert not [m for m in run_checks(databases=["empty"]) if "empty" in m.msg]
+    with pytest.raises(InvalidArgument, match=r"no such alias\. Known: default"):
+        require_alias("empty")
 
 
 @pytest.mark.usefixtures("in_atomic")
