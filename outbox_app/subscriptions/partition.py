@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from django.db import close_old_connections, connections
@@ -51,6 +52,8 @@ STORE_SECONDS = 5.0
 PARK_AFTER = 3
 #: Seconds for which a page that another process handles is left alone.
 LOCKED_SECONDS = 1.0
+#: What names an event that is skipped: a log that was set back gives its positions out again.
+_key = itemgetter("position", "stream", "version")
 
 
 @dataclass(eq=False)
@@ -212,11 +215,11 @@ class Partition:
         except Exception as error:  # reading was refused, or a row was edited by hand
             return Attempt(error=error)
         events, kept = self.gaps.wanted(complete), None
-        if skips := {each["position"]: each for each in decided(at.cursor.failed_event)}:
+        if skips := {_key(each): each for each in decided(at.cursor.failed_event)}:
             if page.more:  # the events may come after this page, if others committed late
-                here = {event.id for event in events}
-                kept = joined([each for place, each in skips.items() if place not in here])
-            events = [event for event in events if event.id not in skips]
+                here = {(event.id, event.stream, event.version) for event in events}
+                kept = joined([each for key, each in skips.items() if key not in here])
+            events = [e for e in events if (e.id, e.stream, e.version) not in skips]
         seen = read if self.gaps.active else events
         # If a partition's rows are all of parked streams, it stores a full page. Otherwise every
         # partition would read that page for ever.

@@ -16,7 +16,7 @@ from outbox_app.checks.logs import check_log_tables
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import Cursor, Event, StagedJob
 from outbox_app.retention.events import prune_events
-from outbox_app.subscriptions import rebase_outbox
+from outbox_app.subscriptions import rebase_outbox, skip_event
 from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -153,6 +153,29 @@ def test_a_parked_stream_of_what_is_gone_is_not_pruned(alias, published, run):
     rows.update(recorded_at="2020-01-01T00:00Z")
     assert prune_events(using=alias, log="outbox_event", older_than=1) == 1
     assert list(rows.order_by("id").values_list("stream", flat=True)) == ["b", "c"]
+
+
+@on("default", "mariadb")
+def test_a_skip_of_what_is_gone_skips_no_new_event(alias, published, run):
+    poison, seen = ["b"], []
+
+    @subscriber("fails")
+    def handle(events):
+        if any(event.stream in poison for event in events):
+            raise ValueError
+        seen.extend(event.stream for event in events)
+
+    published("a", "b")
+    for _ in range(3):
+        Cursor.objects.using(alias).update(retry_at=None)
+        run("fails")
+    first, failing = Event.objects.using(alias).order_by("id").values_list("id", flat=True)
+    skip_event("fails", failing, by="ann", reason="Why not.", using=alias)
+    cut(alias, first)
+    rebase()
+    published("c")
+    run("fails")
+    assert seen == ["a", "c"]
 
 
 @on("default", "mariadb")
