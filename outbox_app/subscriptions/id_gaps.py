@@ -22,7 +22,8 @@ from .subscriber import Subscriber
 
 #: Seconds between two looks.
 LOOK_SECONDS = 3.0
-#: Gap rows of one log that are open at a time; more rows add no information.
+#: Gap rows of one log that are open at a time, and settled ones that stay; more rows add no
+#: information.
 MAX_ROWS = 100
 
 
@@ -88,4 +89,9 @@ class IdGaps:
         state = Gap.State.CLOSED
         if found:
             state = Gap.State.TOMBSTONE if found == {TOMBSTONE} else Gap.State.FILLED
-        Gap.objects.using(self.subscriber.using).filter(pk=gap.pk).settle(state)
+        gaps = Gap.objects.using(self.subscriber.using)
+        gaps.filter(pk=gap.pk).settle(state)
+        key = {"subscription": gap.subscription, "partition": gap.partition, "log": gap.log}
+        settled = gaps.filter(kind=Gap.Kind.ID, **key).exclude(state=Gap.State.OPEN)
+        old = settled.order_by("-id").values_list("id", flat=True)[MAX_ROWS : 2 * MAX_ROWS]
+        gaps.filter(pk__in=list(old)).delete()

@@ -147,3 +147,17 @@ def test_at_most_so_many_rows(alias, reading, rows, monkeypatch):
         late.rollback()
     assert [(first, state) for first, _, state in rows()] == [(1, "open"), (3, "open")]
     assert mysql.MysqlWindow.needs_dirty
+
+
+def test_few_settled_rows_stay(alias, reading, rows, monkeypatch):
+    """Long transactions are ordinary, and each leaves a row of every partition."""
+    monkeypatch.setattr(id_gaps, "MAX_ROWS", 2)
+    reader = reading(on_gap="off")
+    gaps = Gap.objects.using(alias)
+    key = {"kind": Gap.Kind.ID, "subscription": "reads", "log": "outbox_event"}
+    for n, state, part in ((1, "closed", 0), (2, "closed", 0), (3, "closed", 0), (4, "open", 0),
+                           (1, "closed", 1)):  # fmt: skip
+        gaps.create(**key, first=n, last=n, state=state, partition=part)
+    soon(alias)
+    polls(reader, seconds=6)
+    assert rows() == [(3, 3, "closed"), (4, 4, "closed"), (1, 1, "closed")]
