@@ -16,7 +16,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ..conf import FleetSettings, fleet_settings
+from ..conf import FleetSettings, fleet_settings, outbox_settings
 from ..door.peers import address_fault, is_name, is_this_host, peer_named
 from ..entities.operations import entity_types
 from ..exceptions import InvalidPeer
@@ -31,6 +31,7 @@ HINT = "docs/reference/settings.md has the keys of FLEET."
 
 
 def check_fleet(**kwargs: Any) -> Iterator[CheckMessage]:
+    outbox_settings()  # if this raises, check_settings reports it
     try:
         conf = fleet_settings()
     except ImproperlyConfigured as error:
