@@ -16,7 +16,8 @@ T = TypeVar("T")
 @contextmanager
 def let(variable: ContextVar[T], value: T) -> Iterator[None]:
     """Set a context variable to a value until the block ends."""
-    token = variable.set(value)
+    # In one step, which is no call: after a call, the handler of a signal may raise.
+    [token] = map(variable.set, [value])
     try:
         yield
     finally:
