@@ -18,6 +18,7 @@ from django.db import connections
 from ..aliases import outbox_alias
 from ..entities import Entity, queue
 from ..models import EntityVersion
+from ..transactions import leave_pool
 from .events import LISTED
 
 
@@ -92,6 +93,7 @@ def at_once(*callers: Callable[[], Any], using: str | None = None) -> list[Any]:
 
     def run(caller: Callable[[], Any]) -> Any:
         try:
+            leave_pool(connections[using])
             connections[using].ensure_connection()
             barrier.wait()
             return caller()

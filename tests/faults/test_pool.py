@@ -13,6 +13,7 @@ from outbox_app.checks.databases import check_sessions
 from outbox_app.ids import Snowflakes
 from outbox_app.models import Process, StagedJob
 from outbox_app.process import background
+from outbox_app.testing import at_once
 from tests.entities.models import Account
 
 from .tools import assert_handed_back, eventually, listeners, on
@@ -55,6 +56,11 @@ def test_all_parts_of_a_process_run(alias, redis_url, make_named_app, start_drai
 def test_the_check_that_listens_takes_none_of_the_pool(alias, pool_of_one):
     """It warned of a pooler where a small pool had no connection left."""
     assert check_sessions(databases=[alias]) == []
+
+
+def test_callers_at_one_moment_take_none_of_the_pool(alias, pool_of_one):
+    """In a test of a project, those beyond the pool's size waited, and all failed."""
+    assert at_once(*[StagedJob.objects.using(alias).count] * 3, using=alias) == [0, 0, 0]
 
 
 def test_what_is_committed_apart_takes_none_of_the_pool(alias, pool_of_one):
