@@ -58,8 +58,8 @@ def audit(
         # Rows that are pruned during the reading are missing in the middle of the result. So read
         # the rows first, then the lowest position: no row at or above that was pruned.
         events = kept(events.select("id", "stream", "version"))
-        events.count()
-        found = same_ids(events)
+        found = kept(same_ids(events))
+        found.count()
         if archived:
             database, archive = archived
             differing = kept(compare(database, archive, lowest=_lowest(lowest)))
