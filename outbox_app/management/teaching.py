@@ -179,15 +179,13 @@ class TeachingCommand(BaseCommand):
 @contextmanager
 def _keeping_timeouts() -> Iterator[None]:
     """Undo ``set_timeouts()``: a process that has called a command has statements of its own."""
-    before = [(a, each["OPTIONS"], {**each["OPTIONS"]}) for a, each in connections.settings.items()]
+    before = {alias: {**each["OPTIONS"]} for alias, each in connections.settings.items()}
     try:
         yield
     finally:
-        for alias, options, given in before:
-            if options != given:
-                options |= given
-                for name in options.keys() - given.keys():
-                    del options[name]
+        for alias, options in before.items():
+            if connections.settings[alias]["OPTIONS"] != options:
+                connections.settings[alias]["OPTIONS"] = options
                 if not connections[alias].in_atomic_block:
                     connections[alias].close()
 

@@ -37,7 +37,11 @@ def atomic_with_lock_wait(
     connection: Any = connections[using]
     outermost = connection.get_autocommit()
     sets_level = read_committed and outermost
-    if connection.vendor != "mysql":
+    is_mysql = connection.vendor == "mysql"
+    if is_mysql and sets_level and connection.isolation_level != "read committed":
+        with connection.cursor() as cursor:
+            cursor.execute(READ_COMMITTED)
+    if not is_mysql or seconds is None:
         before = None
         with transaction.atomic(using=using):
             if connection.vendor == "postgresql":
@@ -54,13 +58,6 @@ def atomic_with_lock_wait(
             if before is not None and not connection.needs_rollback:
                 with connection.cursor() as cursor:
                     cursor.execute(f"SET LOCAL lock_timeout = '{before}'")
-        return
-    if sets_level and connection.isolation_level != "read committed":
-        with connection.cursor() as cursor:
-            cursor.execute(READ_COMMITTED)
-    if seconds is None:
-        with transaction.atomic(using=using):
-            yield
         return
     if connection.mysql_is_mariadb:  # each statement sets its bound itself, at no cost
         bound = f"SET STATEMENT innodb_lock_wait_timeout = {max(1, math.ceil(seconds))} FOR "

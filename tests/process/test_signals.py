@@ -133,11 +133,11 @@ def test_where_a_process_cannot_be_forked(refused: tuple[int, ...], tmp_path: Pa
 @pytest.mark.django_db(transaction=True)
 def test_a_called_command_leaves_no_timeouts(alias: str, command: str) -> None:
     """On MariaDB slow statements of a Celery worker would lose their connections."""
-    options = connections.settings[alias]["OPTIONS"]
-    before, once = dict(options), {"once": True} if command == "run_prepared" else {}
+    before = dict(connections.settings[alias]["OPTIONS"])
+    once = {"once": True} if command == "run_prepared" else {}
     with contextlib.suppress(SystemExit):  # it has found a problem
         call_command(command, database=alias, **once)
-    assert options == before
+    assert connections.settings[alias]["OPTIONS"] == before
     assert connections[alias].connection is None
 
 
