@@ -72,14 +72,9 @@ class IdGaps:
         self._open[log] = rows
 
     def _record(self, log: str, first: int, last: int) -> Gap:
-        key = {
-            "kind": Gap.Kind.ID,
-            "subscription": self.subscriber.name,
-            "partition": self.part,
-            "log": log,
-            "first": first,
-        }
-        return Gap.objects.using(self.subscriber.using).record_missing(key, last=last)
+        key = {"kind": Gap.Kind.ID, "subscription": self.subscriber.name, "partition": self.part}
+        gaps = Gap.objects.using(self.subscriber.using)
+        return gaps.record_missing({**key, "log": log, "first": first}, last=last)
 
     def _settle(self, reader: LogReader, gap: Gap) -> None:
         """Settle a gap by the rows that the log has at its positions."""

@@ -76,14 +76,9 @@ class Parking:
         return True
 
     def _park_failed(self, event: RecordedEvent, error: BaseException) -> None:
-        parked = self.park(
-            log=event.log,
-            stream=event.stream,
-            version=event.version,
-            position=event.id,
-            error=described(error),
-            failed_event=evidence(event, error),
-        )
+        at = {"log": event.log, "stream": event.stream, "version": event.version}
+        found = {"error": described(error), "failed_event": evidence(event, error)}
+        parked = self.park(**at, **found, position=event.id)
 
         def committed() -> None:
             self.failed += 1

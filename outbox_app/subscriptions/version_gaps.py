@@ -101,13 +101,8 @@ class VersionGaps:
         for each in missing:
             # The handler may just have parked this stream; its release will find the gap again.
             if (reader.table, each.stream) not in parked:
-                self.parking.park(
-                    log=reader.table,
-                    stream=each.stream,
-                    version=each.first,
-                    position=each.position,
-                    error=_text(each),
-                )
+                at = {"stream": each.stream, "version": each.first, "position": each.position}
+                self.parking.park(log=reader.table, error=_text(each), **at)
                 self._hold(reader.table, each)
         if not isinstance(state, TimeState):
             return
@@ -206,15 +201,10 @@ class VersionGaps:
         self._due[log, missing.stream] = self.clock() + FIRST_PAUSE
 
     def _record_missing(self, log: str, missing: MissingVersions) -> Gap:
-        key = {
-            "kind": Gap.Kind.VERSION,
-            "subscription": self.subscriber.name,
-            "log": log,
-            "stream": missing.stream,
-            "first": missing.first,
-        }
+        key = {"kind": Gap.Kind.VERSION, "subscription": self.subscriber.name, "log": log}
+        of_stream = {**key, "stream": missing.stream, "first": missing.first}
         gaps = Gap.objects.using(self.using)
-        return gaps.record_missing(key, partition=self.part, last=missing.last)
+        return gaps.record_missing(of_stream, partition=self.part, last=missing.last)
 
     def _skip(self, parked: ParkedStream, gap: Gap, missing: MissingVersions) -> None:
         by = f"subscription {self.subscriber.name}"
