@@ -17,6 +17,7 @@ import django.db
 from django.apps import apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
+from django.db.models import JSONField
 
 from ..entities.operations import declared_types
 from ..eventlog.registry import all_logs
@@ -41,11 +42,11 @@ STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_o
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     models = [*apps.get_app_config("outbox_app").get_models(), *all_logs(), *declared_types()]
-    ours = {model._meta.db_table for model in models}
     found: list[CheckMessage] = []
     for connection, tables in _holding(databases):
         if connection.vendor == "mysql":
-            found += _check_mysql(connection, sorted(ours & tables))
+            ours = [model for model in models if model._meta.db_table in tables]
+            found += _check_mysql(connection, ours)
         found += [*_check_primary(connection.alias), *_check_tasks(connection.alias)]
     return found
 
@@ -64,7 +65,11 @@ def _asked(alias: str, sql: str) -> Any:
         return cursor.fetchone()[0]
 
 
-def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
+def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
+    tables = sorted({model._meta.db_table for model in models})
+    fields = [field for model in models for field in model._meta.local_fields]
+    # New columns of JSON, which is no key, are utf8mb4_bin on MariaDB, in any table.
+    json = {(f.model._meta.db_table, f.column) for f in fields if isinstance(f, JSONField)}
     collation = COLLATIONS[connection.mysql_is_mariadb]
     slots = ", ".join(["%s"] * len(tables))
     logs = dict.fromkeys((log._meta.db_table for log in all_logs()), _LOG_COLUMNS)
@@ -85,6 +90,7 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
         columns = [
             (table, name, found)
             for table, name, found in cursor.fetchall()
+            if (table, name) not in json
             if name in ours.get(table, {name})  # further columns are the project's
         ]
     for table, engine in engines:

@@ -130,6 +130,14 @@ class TestMySQL:
         assert "host" in message.msg
         assert check_databases(databases=[alias]) == []
 
+    def test_columns_of_json_are_no_keys(self, alias, run):
+        """New ones are utf8mb4_bin on MariaDB: no collation of a test database was right."""
+        run("ALTER TABLE outbox_subscription MODIFY `reads` json")
+        try:
+            assert check_databases(databases=[alias]) == []
+        finally:
+            run("ALTER TABLE outbox_subscription MODIFY `reads` json COLLATE utf8mb4_nopad_bin")
+
     def test_ids_of_entities_compare_byte_by_byte(self, alias, run):
         """Else the command of "A" is answered by "a". Further columns are the project's."""
         run("ALTER TABLE account ADD name varchar(9) COLLATE utf8mb4_general_ci")
