@@ -36,12 +36,9 @@ from ..subscriptions.counting import drop_pruned
 from ..subscriptions.lag import still_read
 from ..subscriptions.subscriber import all_subscribers
 from ..text import Write, get_logger
-from .prune import BATCH_SIZE, check_arguments, remove
+from .prune import BATCH_SIZE, check_arguments, deleting_by_key, remove
 
 logger = get_logger("outbox_app.retention")
-
-#: How many rows one DELETE on MySQL lists.
-LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +199,8 @@ def prune_steps(
     now = database_time(rows)
     if now is None:
         return
-    cutoff = connections[using].ops.adapt_datetimefield_value(now - timedelta(days=days))
+    before = now - timedelta(days=days)
+    cutoff = connections[using].ops.adapt_datetimefield_value(before)
     table = connections[using].ops.quote_name(log._meta.db_table)
     reached = 0
     while True:
@@ -235,16 +233,8 @@ def prune_steps(
                 ids = [id for id, *_ in free]
                 if not dry_run:
                     drop_pruned(log, ids, using=using)
-                    if connections[using].vendor != "mysql":
-                        rows.filter(pk__in=ids)._raw_delete(using)
-                    else:  # MySQL would scan a small table, and wait for events in flight
-                        for start in range(0, len(ids), LISTED):
-                            some = ids[start : start + LISTED]
-                            listed = " UNION ALL SELECT ".join(f"{id:d} AS id" for id in some)
-                            cursor.execute(
-                                f"DELETE e FROM (SELECT {listed}) AS d STRAIGHT_JOIN {table} AS e "
-                                "FORCE INDEX (PRIMARY) ON e.id = d.id"
-                            )
+                    with deleting_by_key(rows):
+                        rows.filter(pk__in=ids, recorded_at__lt=before)._raw_delete(using)
                 reached = ids[-1]
         yield len(free), reached, held
         if len(free) < batch_size:

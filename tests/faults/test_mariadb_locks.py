@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from outbox_app.jobs import staged
 from outbox_app.jobs.drain import incidents
-from outbox_app.models import DatabaseNow, StagedJob, TaskResult
+from outbox_app.models import DatabaseNow, InboxEntry, StagedJob, TaskResult
 from outbox_app.retention.prune import prune
 from outbox_app.transactions import own_connection
 from tests import tasks
@@ -207,3 +207,16 @@ def test_the_retention_of_results_waits_for_no_staged_job(alias, isolation, make
         note.delay("", 0)
         with own_connection(alias, seconds=1):
             assert prune("results", alias) == 1
+
+
+@on("mariadb")
+def test_the_retention_of_inbox_ids_waits_for_no_task(alias, isolation):
+    """Where half of the rows are old, too: a scan would be cheaper, and meet the task's row."""
+    ids = InboxEntry.objects.using(alias)
+    for name, days in (("old", 99), ("new", 0)):
+        at = timezone.now() - timedelta(days=days)
+        ids.bulk_create([InboxEntry(job_id=f"{name}{n}", handled_at=at) for n in range(50)])
+    with transaction.atomic(using=alias):
+        ids.create(job_id="in flight")
+        with own_connection(alias, seconds=1):
+            assert prune("inbox", alias) == 50
