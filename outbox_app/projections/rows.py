@@ -99,6 +99,11 @@ class ProjectionTable:
     def key(self, event: RecordedEvent) -> Any:
         """Return the key of the row that an event changes. Raises ``InvalidSubscriber``."""
         key = self.pk.to_python(self.projection.key(event))
+        if key is None:
+            raise InvalidSubscriber(
+                f"Projection {self.projection.name!r}: key() returned None for "
+                f"{event.stream}@{event.version}. Return the primary key of a row."
+            )
         if isinstance(self.pk, models.DateTimeField):
             key = self.pk.get_prep_value(key)  # as it is stored: with a time zone
         if self.projection.versioned and str(key) != event.stream:

@@ -257,6 +257,14 @@ def test_what_apply_returns_is_checked(alias, published, run):
     )
 
 
+def test_an_event_without_a_key_is_named(alias, published, run):
+    declare(StatusOf, "status", key=lambda self, event: event.data.get("status_id"))
+    published("a")
+    assert run("status") == 0
+    error = Cursor.objects.using(alias).get().error
+    assert "Projection 'status': key() returned None for a@1. Return the primary key" in error
+
+
 def test_a_row_that_cannot_be_inserted_stops_the_subscription(alias, run, sold):
     declare(SoldOf, "sold")
     sell(alias, (1, 10**6))
