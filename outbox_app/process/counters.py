@@ -237,6 +237,8 @@ def counting(now: datetime, *, using: str) -> Iterator[Minute]:
         )
         with shared.lock:
             yield shared.at(now, shared.source)
+    except SoftTimeLimitExceeded:  # of the task that this thread executes
+        raise
     except Exception:
         logger.exception("Committed work was not counted database=%s", using)
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-from django.db import Error, connections, transaction
+from celery.exceptions import SoftTimeLimitExceeded
+from django.db import connections, transaction
 
 from ..conf import outbox_settings
 from ..text import get_logger
@@ -42,7 +43,7 @@ def wake_after_commit(using: str, channel: str) -> None:
     # One is enough: only the rollback of a savepoint that is open now, too, would drop it.
     if pending and pending[-1][1] is waker:
         return
-    transaction.on_commit(waker, using=using, robust=True)
+    transaction.on_commit(waker, using=using)
 
 
 def wake(using: str, channel: str) -> None:
@@ -63,7 +64,10 @@ def _waker(using: str, channel: str) -> Callable[[], None]:
     def wake_readers() -> None:
         try:
             wake(using, channel)
-        except Error as error:  # Django would log a traceback, as if the commit had failed
+        except SoftTimeLimitExceeded:  # of the task that this thread executes
+            connections[using].close()  # it may wait for an answer still
+            raise
+        except Exception as error:  # nothing that is committed has failed
             logger.warning("Readers not woken, they will poll database=%s error=%r", using, error)
 
     return wake_readers

@@ -84,7 +84,7 @@ class Parking:
             self.failed += 1
             stream_parked.send_robust(ParkedStream, using=self.using, parked=parked)
 
-        transaction.on_commit(committed, using=self.using, robust=True)
+        transaction.on_commit(committed, using=self.using)
 
     def park(self, **columns: Any) -> ParkedStream:
         """Park a stream, from a version on, in the open transaction."""

@@ -10,6 +10,7 @@ and its row says so. A person may skip the gap, too (``subscriptions.skips``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from django.db import transaction
 
@@ -218,11 +219,8 @@ class VersionGaps:
 
     def _announce_parked(self, parked: ParkedStream, gap: Gap) -> None:
         logger.warning("Gap stays open subscription=%s gap=%s", self.subscriber.name, gap)
-        transaction.on_commit(
-            lambda: stream_parked.send_robust(ParkedStream, using=self.using, parked=parked),
-            using=self.using,
-            robust=True,
-        )
+        tell = partial(stream_parked.send_robust, ParkedStream, using=self.using, parked=parked)
+        transaction.on_commit(tell, using=self.using)
 
     def open_of(self, parked: ParkedStream) -> GapQuerySet:
         """Return the open gap of a parked stream; none if the stream waits for a person."""

@@ -448,7 +448,7 @@ def test_one_that_is_interrupted_drops_its_connection(alias, app, monkeypatch):
     assert len(closed) == 1
 
 
-@pytest.mark.parametrize("place", ["_send", "_declare", "prepare", "delete"])
+@pytest.mark.parametrize("place", ["_send", "_declare", "prepare", "delete", "count"])
 def test_a_time_limit_of_the_callers_task_reaches_it(alias, app, monkeypatch, place, states):
     """Otherwise the task goes on until a harder limit kills its worker."""
 
@@ -456,6 +456,7 @@ def test_a_time_limit_of_the_callers_task_reaches_it(alias, app, monkeypatch, pl
         raise SoftTimeLimitExceeded
 
     owners = {"prepare": [outcome, "_by_itself"], "delete": [immediate, "delete"]}
+    owners["count"] = [counters.Minute, "add"]
     owner, name = owners.get(place, [Publisher, place])
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupt)
@@ -463,7 +464,7 @@ def test_a_time_limit_of_the_callers_task_reaches_it(alias, app, monkeypatch, pl
             _call(app, alias, 1)
     # A statement that was interrupted would let the next one fail.
     assert alias == "default" or connections[alias].connection is None
-    assert states() == ["held"]
+    assert states() == ([] if place == "count" else ["held"])
     assert not immediate.broker_of(app.main).circuit.failures
     monkeypatch.setattr(Publisher, "_send", lambda *args: 1 / 0)
     try:

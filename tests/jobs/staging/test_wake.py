@@ -6,6 +6,7 @@ import logging
 
 import psycopg
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 
 from outbox_app import publish
@@ -123,6 +124,18 @@ def test_the_setting_turns_it_off(alias, add, notified, settings):
         add.delay(1, 1)
 
     assert notified() == 0
+
+
+def test_a_time_limit_of_the_callers_task_is_not_swallowed(alias, add, monkeypatch):
+    """And its connection, which waits for an answer, is not left to the next statement."""
+
+    def interrupt(*args):
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(wakeup, "wake", interrupt)
+    with pytest.raises(SoftTimeLimitExceeded), transaction.atomic(using=alias):
+        add.delay(1, 1)
+    assert connections[alias].connection is None
 
 
 def test_a_wake_up_that_fails_is_logged_and_no_more(alias, add, staged, caplog):
