@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
-from itertools import chain
 from typing import Any
 
 from django.db import connections
@@ -143,8 +141,7 @@ def prune(
             if kept.model is TaskResult:  # in one query PostgreSQL would scan the jobs for each row
                 ready = rows.filter(status=TaskResult.Status.READY)
                 parts = [rows.exclude(status=TaskResult.Status.READY), ready.settled()]
-            each = partial(_batches, column=kept.column, before=before, size=batch_size)
-            batches = chain.from_iterable(each(part, dry_run=dry_run) for part in parts)
+            batches = _batches(parts, kept.column, before, batch_size, dry_run=dry_run)
     return remove(kind, batches, f"{age}{kept.unit[0]}", using=using, dry_run=dry_run, write=write)
 
 
@@ -167,24 +164,25 @@ def remove(
 
 
 def _batches(
-    rows: Any, *, column: str, before: datetime, size: int, dry_run: bool
+    parts: Iterable[Any], column: str, before: datetime, batch_size: int, *, dry_run: bool
 ) -> Iterator[tuple[int, datetime]]:
     """Delete batch after batch; yield how many rows each had, and the time that it reached."""
     is_old = {f"{column}__lt": before}
-    old = front = rows.filter(**is_old)
-    if dry_run:
-        yield old.count(), before
-        return
-    # Not ``old``: MySQL would lock the staged jobs that ``settled`` reads, and wait for new ones.
-    table = rows.model._default_manager.using(rows.db).filter(**is_old)
-    while batch := list(front.values_list("pk", column)[:size]):
-        with deleting_by_key(rows):
-            table.filter(pk__in=[pk for pk, _ in batch]).delete()  # the rows that are still old
-        reached = batch[-1][1]
-        yield len(batch), reached
-        if connections[rows.db].vendor == "postgresql":
-            # Otherwise each batch would walk over the index entries of all deleted rows.
-            front = old.filter(**{f"{column}__gte": reached})
+    for rows in parts:
+        old = front = rows.filter(**is_old)
+        if dry_run:
+            yield old.count(), before
+            continue
+        # Not ``old``: MySQL would lock the staged jobs that ``settled`` reads, and wait for them.
+        table = rows.model._default_manager.using(rows.db).filter(**is_old)
+        while batch := list(front.values_list("pk", column)[:batch_size]):
+            with deleting_by_key(rows):
+                table.filter(pk__in=[pk for pk, _ in batch]).delete()  # those that are still old
+            reached = batch[-1][1]
+            yield len(batch), reached
+            if connections[rows.db].vendor == "postgresql":
+                # Otherwise each batch would walk over the index entries of all deleted rows.
+                front = old.filter(**{f"{column}__gte": reached})
 
 
 @contextmanager
