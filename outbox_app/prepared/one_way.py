@@ -20,8 +20,7 @@ calls = Background("outbox-one-way", threads=2, longest=10_000, together=100, at
 
 def send(call: Callable[..., None], items: Sequence[Any], *args: Any) -> None:
     """Let a thread make a call soon, combined with equal calls. The call may be lost."""
-    if not calls.send(attempt, items, call, *args):
-        logger.warning("Too many calls wait, so the keeper will ask queue=%d", calls.longest)
+    calls.send(attempt, items, call, *args)
 
 
 def attempt(items: Sequence[Any], call: Callable[..., None], *args: Any) -> None:

@@ -2,8 +2,9 @@
 
 A bounded queue has a few threads, which start when calls are sent and end when they are idle. Equal
 calls that wait are combined into one. A forked child starts with an empty queue. At its exit the
-process waits a limited time for the remaining calls. A call is lost if the queue is full or the
-process is killed; its sender must allow for that. Called functions must catch their own errors.
+process waits a limited time for the remaining calls. A call is lost if the queue is full, which is
+logged once until there is room, or if the process is killed; its sender must allow for that. Called
+functions must catch their own errors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any
 from celery.signals import worker_process_shutdown
 from django.db import connections
 
+from ..exceptions import OutboxError
 from ..text import get_logger
+from .backoff import Backoff
 
 logger = get_logger("outbox_app.process")
 
@@ -44,6 +47,7 @@ class Background:
         self.most_threads = threads
         self.longest = longest
         self.together = together
+        self._room = Backoff(name, logger)
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
         atexit.register(self.drain, at_exit)
@@ -56,12 +60,14 @@ class Background:
         self.threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
-    def send(self, call: Callable[..., None], items: Sequence[Any], *args: Any) -> bool:
-        """Queue ``call(items, *args)``, combined with equal calls; return False if it is lost."""
+    def send(self, call: Callable[..., None], items: Sequence[Any], *args: Any) -> None:
+        """Queue ``call(items, *args)``, combined with equal calls."""
         try:
             self.waiting.put_nowait((call, args, items))
         except queue.Full:
-            return False
+            self._room.failed(OutboxError(f"{self.longest} calls wait, so others are lost."))
+            return
+        self._room.succeeded()
         with self._lock:
             if len(self.threads) < self.most_threads:
                 thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -72,7 +78,6 @@ class Background:
                     logger.warning(text, self.name, error)
                 else:
                     self.threads.add(thread)
-        return True
 
     def drain(self, seconds: float) -> bool:
         """Wait for all calls, for at most so many seconds; return whether all were made."""

@@ -54,9 +54,30 @@ def test_calls_that_no_thread_makes_are_not_waited_for(monkeypatch: pytest.Monke
     calls = Background("none", threads=1, longest=10, together=1, at_exit=0)
     with monkeypatch.context() as crowded:
         crowded.setattr(threading.Thread, "start", start)
-        assert calls.send(print, ["never"])
+        calls.send(print, ["never"])
+        assert calls.waiting.qsize() == 1
     monkeypatch.setattr(background.time, "sleep", lambda seconds: pytest.fail("it waits"))
     assert not calls.drain(patience(20))
+
+
+def test_lost_calls_are_logged_once_until_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
+    """A peer that hangs for an hour must not fill the log with a line for each request."""
+    calls = Background("stuck", threads=1, longest=1, together=1, at_exit=0)
+    begun, go = threading.Event(), threading.Event()
+
+    def hang(items: list[int]) -> None:
+        begun.set()
+        go.wait(patience(60))
+
+    calls.send(hang, [1])
+    assert begun.wait(patience(20))
+    for n in range(5):
+        calls.send(hang, [n])
+    assert caplog.text.count("1 calls wait, so others are lost") == 1
+    go.set()
+    assert calls.drain(patience(20))
+    calls.send(hang, [6])
+    assert "Recovered what=stuck after_failures=4" in caplog.text
 
 
 def under_multiprocessing(work: Callable[[], object]) -> None:

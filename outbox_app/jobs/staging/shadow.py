@@ -94,8 +94,7 @@ class ShadowProducer(LazyProducer):
         if note is not None:
             using = self._producer.using
             note.in_transaction = is_atomic(using)
-            if not writer.send(_write_notes, [note], using):
-                logger.error("Shadow note lost database=%s task=%s", using, note.task)
+            writer.send(_write_notes, [note], using)
         return result
 
     def _recorded(self, note: ShadowNote, body: Any, options: Any) -> ShadowNote | None:

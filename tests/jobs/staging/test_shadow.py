@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import re
 import signal
 import sys
@@ -408,10 +409,14 @@ def test_a_note_that_cannot_be_written_is_tried_again(
         with transaction.atomic(using=alias):
             add.delay(1, 1)
         eventually(lambda: "Shadow notes lost" in caplog.text)
-    monkeypatch.setattr(shadow.writer, "send", lambda *args: False)
+
+    def put(call):
+        raise queue.Full
+
+    monkeypatch.setattr(shadow.writer.waiting, "put_nowait", put)
     with transaction.atomic(using=alias):
         add.delay(2, 2)
-    assert "Shadow note lost" in caplog.text
+    assert "others are lost" in caplog.text
     assert sent() == [[1, 1], [2, 2]]
     assert halves() == (2, 0, 0)
 
