@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Any, Literal, get_args
 
 from celery.app.task import Task
@@ -21,15 +20,9 @@ from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
 from ..eventlog.registry import log_named
-from ..exceptions import (
-    InvalidJob,
-    InvalidSubscriber,
-    OutboxError,
-    UnknownLog,
-    UnknownSubscription,
-)
+from ..exceptions import InvalidSubscriber, OutboxError, UnknownLog, UnknownSubscription
 from ..jobs.staging.stage import stage_many
-from ..jobs.staging.validation import check_name
+from ..jobs.staging.validation import as_key
 from ..models import EventLog
 from ..text import storable
 
@@ -200,19 +193,11 @@ def staging(
     """Return a handler that stages a task for each event, in the order of its stream."""
 
     def stage_tasks(events: list[RecordedEvent]) -> None:
-        jobs = (task.signature(tuple(arguments(e)), ordering_key=_key(e.stream)) for e in events)
+        jobs = (task.signature(tuple(arguments(e)), ordering_key=as_key(e.stream)) for e in events)
         stage_many(jobs, using=declared.using)
 
     stage_tasks.__qualname__ = f"staging({task.name})"  # tells tasks apart (_origin)
     return stage_tasks
-
-
-def _key(stream: str) -> str:
-    """Return a stream's ordering key: itself, or its hash if it is too long or odd for a key."""
-    try:
-        return check_name("ordering_key", stream)
-    except InvalidJob:
-        return sha256(stream.encode()).hexdigest()
 
 
 def register(declared: Subscriber) -> None:

@@ -270,14 +270,8 @@ class StagingMixin:
 
     def _stages_here(self) -> bool:
         """Return whether a task sent now would be staged, on the outbox's alias or another one."""
-        if (staging := _staging_now.get()) is not None:
-            return staging
-        if _forced.get().using:
-            return True
-        return self._stages_calls() and (
-            outbox_settings().OUTSIDE == "stage"
-            or any(c.in_atomic_block for c in connections.all(initialized_only=True))
-        )
+        staging = _staging_now.get()
+        return self._may_stage() if staging is None else staging
 
     def _stages_calls(self) -> bool:
         # Without django.setup() there is no outbox, and Celery's own calls work as before.

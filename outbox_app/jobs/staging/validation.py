@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from amqp.serialization import dumps
@@ -52,6 +53,14 @@ def check_name(field: str, value: Any, *, empty: bool = False) -> str:
     if _CONTROL.search(value):
         raise InvalidJob(f"{field} {value[:60]!r} has control characters. Remove them.")
     return value
+
+
+def as_key(name: str) -> str:
+    """Return an ordering key for a name: itself, or its hash if it is too long or odd for a key."""
+    try:
+        return check_name("ordering_key", name)
+    except InvalidJob:
+        return sha256(name.encode()).hexdigest()
 
 
 def check_headers(headers: Any, *, name: str, task_id: Any, app: Celery) -> None:
