@@ -212,5 +212,9 @@ class PeerAdmin(DatabaseAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).using(outbox_alias())
 
+    # A router may name another alias for instances: one of several outboxes.
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: Any) -> None:
         obj.save(using=outbox_alias())
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        obj.delete(using=outbox_alias())

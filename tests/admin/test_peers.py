@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from outbox_app.checks.peers import check_peer_table
 from outbox_app.models import Peer
+from tests.faults.tools import on
 
 from .pages import page, text
 
@@ -51,6 +52,21 @@ def test_one_adds_changes_and_deletes_a_peer(alias, superuser):
     assert superuser.post(page(peer, "delete"), {"post": "yes"}).status_code == 302
     assert not Peer.objects.using(alias).exists()
     assert LogEntry.objects.count() == 3
+
+
+@on("postgres", "mariadb")
+def test_a_router_names_another_outbox(alias, superuser, peer, settings):
+    """The peer there, with the same primary key, was deleted instead."""
+
+    class Router:
+        def db_for_write(self, model, **hints):
+            return "default"
+
+    settings.DATABASE_ROUTERS = [Router()]
+    other = Peer.objects.using("default").create(pk=peer.pk, name="other", keys=KEYS)
+    assert superuser.post(page(peer, "delete"), {"post": "yes"}).status_code == 302
+    assert not Peer.objects.using(alias).exists()
+    assert Peer.objects.using("default").get() == other
 
 
 @pytest.mark.parametrize(
