@@ -181,7 +181,8 @@ class LeaseHolder:
         if self.id not in live:
             raise self._removed()
         mine = sorted(part for part, owner in owners.items() if owner == self.id)
-        share = self._fair_share(live)
+        share, rest = divmod(self.parts, len(live))
+        share += sorted(live).index(self.id) < rest
         if len(mine) > share:
             # Stop using the other parts before the statement, even if it fails.
             self.owned = frozenset(mine[:share])
@@ -214,10 +215,6 @@ class LeaseHolder:
         if live:
             self._same_moment = live[0].now, asked
         return {row.id for row in live}
-
-    def _fair_share(self, live: set[UUID]) -> int:
-        share, rest = divmod(self.parts, len(live))
-        return share + (sorted(live).index(self.id) < rest)
 
     def _claim(self, free: dict[int, UUID | None]) -> None:
         # The condition on the owner settles every race: of two claims for a part the second finds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -185,8 +185,7 @@ def _batches(
                 front = old.filter(**{f"{column}__gte": reached})
 
 
-@contextmanager
-def deleting_by_key(rows: Any) -> Iterator[None]:
+def deleting_by_key(rows: Any) -> AbstractContextManager[None]:
     """Let DELETEs of old rows look these up by key: a scan, on MySQL, waits for rows in flight.
 
     With the keys as the only condition, MariaDB would scan a small table all the same.
@@ -196,11 +195,9 @@ def deleting_by_key(rows: Any) -> Iterator[None]:
     forced = f"DELETE {table} FROM {table} FORCE INDEX (PRIMARY) "
 
     def force(execute: Any, sql: str, *args: Any) -> Any:
-        is_mysql = connection.vendor == "mysql"
-        return execute(sql.replace(f"DELETE FROM {table} ", forced) if is_mysql else sql, *args)
+        return execute(sql.replace(f"DELETE FROM {table} ", forced), *args)
 
-    with connection.execute_wrapper(force):
-        yield
+    return connection.execute_wrapper(force) if connection.vendor == "mysql" else nullcontext()
 
 
 def check_arguments(using: str, age: int, batch_size: int, *, given: int | None) -> None:
