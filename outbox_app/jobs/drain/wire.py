@@ -92,6 +92,8 @@ class Wire:
         elif batch:
             attempts, taken, _ = self.failed.get(batch[0].row.task_id, (0, -1, None))
             attempts += taken < self._taken
+            if answer:  # its frames hold the batch that was read
+                answer.__traceback__ = answer.__context__ = answer.__cause__ = None
             self.failed[batch[0].row.task_id] = attempts, self._taken, answer
 
     def gives_up(self, item: PreparedMessage) -> Exception | None:

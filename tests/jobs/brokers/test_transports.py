@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 
@@ -10,6 +11,8 @@ from kombu import Exchange, Producer, Queue
 from kombu.transport import TRANSPORT_ALIASES, memory
 
 import example_project.celery  # noqa: F401  # makes embedded:// a broker URL
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.jobs.drain.outcome import PublishResult
 from outbox_app.models import StagedJob
 from tests.faults.tools import drain, draining, eventually, on
 
@@ -93,6 +96,23 @@ def test_nothing_dies_while_the_broker_says_no_to_all(
 
     jobs.receive(app)
     jobs.assert_complete()
+
+
+def test_a_batch_that_fails_does_not_stay_in_memory(
+    alias, answering, make_named_app, book, settings
+):
+    """A thousand attempts at a thousand jobs, in an hour without access."""
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.0}
+    app, jobs = make_named_app("answering://"), book(alias)
+    answering.setattr(Channel, "is_away", True)
+    jobs.stage(app, 5)
+    drainer = Drain(using=alias)
+    for _ in range(5):
+        drainer.run_once()
+    drainer.holder.leave()
+    gc.collect()
+    assert len(Channel.asked) == 5
+    assert sum(isinstance(each, PublishResult) for each in gc.get_objects()) <= 1
 
 
 def test_what_the_broker_does_not_take_dies_when_others_were_taken(
