@@ -160,7 +160,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             is_lost = isinstance(error, LOST)
             if is_conflict(error):
                 pass
-            elif recorded is None and is_lost:
+            elif recorded is None and (is_lost or attempt is None):  # None: it has not begun
                 if not _is_alive(using):
                     connections[using].close()
                 if attempts > 1:  # a stale connection is reopened once

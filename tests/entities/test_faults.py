@@ -50,6 +50,17 @@ def receive():
         events_published.disconnect(function, sender=AccountVersion)
 
 
+@servers
+def test_a_connection_that_waits_for_an_answer_costs_no_command(alias, account, ask):
+    """A time limit or a time-out interrupted a statement of its thread, or its connecting."""
+    raw = connections[alias].connection
+    if alias == "postgres":
+        raw.pgconn.send_query(b"SELECT 1")
+    else:
+        raw.query("SELECT 1")
+    assert ask("withdraw", {"amount": 1}).version == 2
+
+
 @on("postgres")
 def test_a_conflict_of_the_callers_transaction_keeps_its_cause(alias, account, ask, withdraw):
     """Callers tell by it that they may do their transaction anew."""
