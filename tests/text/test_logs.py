@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from outbox_app.text import escaped, get_logger, per_second
 
 from .conftest import HOSTILE, assert_harmless
 
+ROOT = Path(__file__).parents[2]
 SOURCES = [path.read_text() for path in Path(outbox_app.__file__).parent.rglob("*.py")]
 NAMES = sorted({name for text in SOURCES for name in re.findall(r'get_logger\("(.+?)"\)', text)})
 
@@ -40,6 +43,20 @@ class Unspeakable:
 def test_every_logger_is_known() -> None:
     assert len(NAMES) >= 10
     assert all(name == "outbox_app" or name.startswith("outbox_app.") for name in NAMES)
+
+
+def test_loggers_from_before_logging_are_enabled() -> None:
+    """A project's celery.py imports them, and LOGGING disables those that exist by default."""
+    code = """
+import logging, django, outbox_app.celery
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["outbox_app"], LOGGING={"version": 1, "root": {"level": "INFO"}})
+assert logging.getLogger("outbox_app.staging").isEnabledFor(logging.WARNING)
+django.setup()
+for name in ("outbox_app", "outbox_app.staging"):
+    assert logging.getLogger(name).isEnabledFor(logging.INFO), name
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
