@@ -129,9 +129,7 @@ def check_reach(**kwargs: Any) -> Iterator[CheckMessage]:
 def check_routed(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report that commands cannot be passed on: neither the setting nor the table has the peer."""
     conf, names = _sound(), _routed()
-    if conf is None or not conf.SERVICE or conf.TOPOLOGY is None or not names:
-        return
-    if not is_checked(Peer, databases):
+    if not (conf and conf.SERVICE and conf.TOPOLOGY and names and is_checked(Peer, databases)):
         return
     try:
         peer_named(conf.SERVICE, Peer.Direction.BOTH)

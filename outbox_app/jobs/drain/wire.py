@@ -104,9 +104,9 @@ class Wire:
             return None
         del self.failed[item.row.task_id]  # it may be requeued
         return answer or Undeliverable(
-            f"The broker did not take this message of {item.size:,} bytes within the lease, in "
-            f"{ATTEMPTS} attempts, and took others in between. Pass large data as a file or a row, "
-            "and its key as argument; or lengthen OUTBOX['LEASE_SECONDS'] and requeue the job."
+            f"The broker did not take this message of {item.size:,} bytes in {ATTEMPTS} attempts, "
+            "and took others in between. Pass a key instead of the data; or lengthen LEASE_SECONDS "
+            "or raise the broker's limit (proto-max-bulk-len of Redis), and requeue the job."
         )
 
 

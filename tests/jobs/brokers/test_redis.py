@@ -32,6 +32,7 @@ def server(private_redis):
         yield client
         client.config_set("maxmemory", "0")
         client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("proto-max-bulk-len", "512mb")
 
 
 def left(alias):
@@ -194,6 +195,26 @@ def test_one_key_is_of_another_type(
     assert set(buried(alias)) == set(refused)
     assert all("WRONGTYPE" in reason for reason in buried(alias).values())
     assert set(jobs.twice.values()) <= {1}
+
+
+def test_a_message_is_above_the_limit(
+    alias, private_redis, server, make_named_app, book, buried, drained
+):
+    """Redis closes the connection, often before its answer is read. The job dies alone."""
+    server.config_set("proto-max-bulk-len", "1mb")
+    app, jobs = make_named_app(private_redis.url), book(alias)
+    jobs.stage(app, 20)
+    [large] = jobs.stage(app, 1, shadow="x" * 2_000_000)
+    jobs.stage(app, 20)
+    with draining(alias):
+        drained(alias)
+
+    jobs.receive(app)
+    jobs.assert_complete(but=[large])
+    [(job, reason)] = buried(alias).items()
+    assert job == large
+    assert "invalid bulk length" in reason or "limit (proto-max-bulk-len of Redis)" in reason
+    assert not jobs.twice
 
 
 def test_evicting_redis_is_refused(
