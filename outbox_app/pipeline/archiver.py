@@ -108,6 +108,7 @@ class Archiver:
                     self._batches(archive, offsets, lambda: wait(0))
                     while not wait(interval):
                         archive.refresh()
+                        offsets.verify(archive.end)  # the log may have been emptied
                         self._batches(archive, offsets, lambda: wait(0))
                 return
             except Exception as error:

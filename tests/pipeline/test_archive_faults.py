@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
+from django.core.management.color import no_style
 from django.db import connections
 
 from outbox_app.exceptions import ArchiveRefused, ForeignCursor, ReadRefused, Unreachable
@@ -178,6 +179,29 @@ def test_a_run_beside_one_that_follows(alias, new_log, folder, monkeypatch):
     assert_exact(alias, folder)
     assert len(entries(folder)) == 6
     assert len(vacuumed) == 4  # once a day each
+
+
+@database
+@on("default", "mariadb")
+def test_a_log_that_is_emptied_while_one_follows(alias, new_log, folder):
+    """Its first new events have positions that the archive has passed already."""
+    left = [8, 6]
+
+    def wait(seconds):
+        if not left:
+            return True
+        if seconds and len(left) == 2:
+            publish_some(alias, left.pop())
+        elif seconds:
+            operations = connections[alias].ops
+            emptied = operations.sql_flush(no_style(), ["outbox_event"], reset_sequences=True)
+            operations.execute_sql_flush(emptied)
+            publish_some(alias, left.pop())
+        return False
+
+    with pytest.raises(ForeignCursor):
+        Archiver(Following(), source(alias), str(folder), write=str).follow(1.0, wait)
+    assert len(archived(folder)) == 6
 
 
 @database
