@@ -143,8 +143,7 @@ class Offsets(LogScan[Offset]):
         return int(position), str(message_id)
 
     def _of(self, state: WindowState, newest: tuple[int, str]) -> Offset:
-        log, identity = self.database.options.log, self.database.identity()
-        return Offset(log, identity, *newest, state.dump())
+        return Offset(self.database.options.log, self.database.identity(), *newest, state.dump())
 
 
 def _hex(message_id: Any) -> str:

@@ -3,9 +3,8 @@
 A cursor knows what it has passed by the transaction ids of the cluster that it was made in. So a
 rebase marks the log's rows as written there, and each cursor keeps its old place among them: it
 delivers the rows that it had not passed, then all new rows, and nothing twice. A log is rebased in
-one transaction: a run that is killed has changed nothing, and is started again. (With a transaction
-for each batch, a second run could not know which rows are marked, and would mark them twice: they
-would seem passed.) Until the rebase, the cursors are refused, so an error stops the subscriptions.
+one transaction: nothing tells which rows are marked, and a second run would mark them twice. Until
+the rebase, the cursors are refused, so an error stops the subscriptions.
 """
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
         known = Snapshot.parse(state.hi or state.lo).xmax
         xmax = min(now.xmax, max(known, (top or 0) + 1))
         running = sorted(xid for xid in now.running if xid < xmax)
-        text = f"{min([*running, xmax])}:{xmax}:{','.join(map(str, running))}"
-        return Snapshot.parse(text)
+        return Snapshot.parse(f"{min([*running, xmax])}:{xmax}:{','.join(map(str, running))}")
 
     def _reach(self, state: PostgresState, now: Snapshot, limit: int | None) -> PostgresState:
         reached = opened = state
@@ -99,10 +98,9 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
     def _outlast_a_crash(self) -> None:
         """Flush to the server's disk the end of each transaction that a state has seen end.
 
-        A snapshot also takes a transaction as ended whose end is not on disk yet: it was rolled
-        back, or committed asynchronously. After a crash the server gives out its id again, and a
-        state that is kept elsewhere, in an archive or a checkpoint, would take new rows for old
-        ones. A synchronous commit flushes all before it; this one writes an unread message only.
+        An asynchronous commit need not be on disk yet. After a crash the server gives out its id
+        again, and a state that is kept elsewhere would take new rows for old ones. A synchronous
+        commit flushes all before it; this one writes an unread message only.
         """
         message = "pg_logical_emit_message(true, 'outbox_app', '')::text"
         self.run(f"SELECT set_config('synchronous_commit', 'local', true), {message}", [])

@@ -174,9 +174,8 @@ class PostgresWindow(Window[PostgresState]):
             params,
         )
         reached = rows[-1][columns.index("id")] if rows else 0
-        if len(rows) == limit:
-            return Page(rows, replace(state, pos=reached), more=True, position=reached)
-        return Page(rows, replace(state, rebased=None), more=True, position=reached)
+        after = replace(state, pos=reached) if len(rows) == limit else replace(state, rebased=None)
+        return Page(rows, after, more=True, position=reached)
 
     def _due_before(self, state: PostgresState) -> str:
         """Return the condition for rows that neither this state nor the earlier one has passed."""
