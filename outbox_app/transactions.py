@@ -143,8 +143,9 @@ def send_inside(signal: Signal, sender: type, alias: str, /, **facts: Any) -> No
     connection: Any = connections[alias]
     for _, error in signal.send_robust(sender, **facts):
         info = getattr(connection.connection, "info", None)
-        failed = getattr(info, "transaction_status", 0) == 3  # PostgreSQL's PQTRANS_INERROR
-        if isinstance(error, Exception) and (failed or connection.needs_rollback):
+        # PostgreSQL's PQTRANS_INERROR, and MySQL's number of a deadlock.
+        undone = connection.needs_rollback or getattr(info, "transaction_status", 0) == 3
+        if isinstance(error, Exception) and (undone or error.args[:1] == (1213,)):
             raise error
 
 

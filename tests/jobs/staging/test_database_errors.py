@@ -56,16 +56,20 @@ def test_a_caller_who_ignores_the_error_cannot_commit(canvas, alias, add):
     assert not Group.objects.using(alias).exists()
 
 
-@pytest.mark.parametrize("fails_by", ["save", "query"])
+@pytest.mark.parametrize("fails_by", ["save", "query", "deadlock"])
 def test_a_receiver_that_undoes_the_callers_transaction_fails_the_call(alias, add, fails_by):
     """Otherwise the end of the block would be a rollback that raises nothing."""
-    if fails_by == "query" and connections[alias].vendor != "postgresql":
-        pytest.skip("Only PostgreSQL undoes a transaction because of any failed statement.")
+    undoes = {"query": "postgresql", "deadlock": "mysql"}
+    if connections[alias].vendor != undoes.get(fails_by, connections[alias].vendor):
+        pytest.skip("This database undoes no transaction because of such an error.")
     before = Group.objects.using(alias).create(name="before")
 
     def receiver(**kwargs):
         if fails_by == "save":
             Group(name=before.name).save(using=alias)
+        if fails_by == "deadlock":
+            connections[alias].connection.rollback()
+            raise OperationalError(1213, "Deadlock found when trying to get lock")
         connections[alias].cursor().execute("SELECT * FROM there_is_no_such_table")
 
     jobs_staged.connect(receiver)
