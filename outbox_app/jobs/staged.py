@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from celery import Celery, current_app
@@ -34,7 +35,7 @@ from .drain.batch import apps_with_rows
 from .drain.incidents import LOCK_SECONDS
 from .immediate import leave_out
 from .message import Message
-from .staging.insert import shard_of
+from .staging.insert import chunk_bytes, chunks, shard_of
 from .staging.producer import held_until
 from .staging.sending import celery_app
 from .staging.validation import check_eta
@@ -243,7 +244,9 @@ def _move_to_dead(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob], *, reaso
     found = list(jobs)
     with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
         dead = [job.as_dead(error=MOVED, reason=reason) for job in _taken(rows, found)]
-        DeadJob.objects.using(rows.db).bulk_create(dead)
+        limit = chunk_bytes(dead, using=rows.db)
+        for chunk in chunks(dead, rows=len(dead), bytes=limit, size=attrgetter("size")):
+            DeadJob.objects.using(rows.db).bulk_create(chunk)
     for each in dead:
         job_dead.send_robust(DeadJob, using=rows.db, dead=each)
     return len(dead)

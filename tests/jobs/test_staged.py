@@ -84,6 +84,14 @@ def test_a_job_that_cannot_be_moved_to_dead_stays(alias, staged, monkeypatch):
     assert [job.task_id for job in rows(alias)] == [kept]
 
 
+def test_large_jobs_that_exceed_the_servers_packet_together_are_moved(alias, task):
+    for _ in range(3):
+        with transaction.atomic(using=alias):
+            task.apply_async(("x" * 7_000_000, 1))
+    jobs = StagedJob.objects.using(alias).all()
+    assert move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why").done == 3
+
+
 def test_what_has_left_is_revoked(alias, staged, revoked, task, monkeypatch):
     left = staged()
     Drain(using=alias).run(once=True)
