@@ -7,10 +7,12 @@ import json
 from collections import Counter
 
 import pytest
+from django.db import transaction
 from kombu import Exchange, Producer, Queue
 from kombu.transport import TRANSPORT_ALIASES, memory
 
 import example_project.celery  # noqa: F401  # makes embedded:// a broker URL
+from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.outcome import PublishResult
 from outbox_app.models import StagedJob
@@ -167,4 +169,20 @@ def test_an_exchange_of_the_configuration_is_known_to_a_drainer_that_has_declare
     drain(alias)
 
     jobs.receive(app, name)
+    jobs.assert_exact()
+
+
+def test_a_refused_call_with_a_queue_that_is_no_text_stops_no_other_job(
+    alias, redis_url, make_named_app, book
+):
+    """Celery keeps a queue of that name in the process, which may also publish."""
+    app, jobs = make_named_app(redis_url), book(alias)
+    with transaction.atomic(using=alias), pytest.raises(InvalidJob, match="queue must be a string"):
+        app.tasks["note"].apply_async(("", 1), queue=5)
+    assert 5 in app.amqp.queues
+    jobs.stage(app, 2)
+
+    drain(alias)
+
+    jobs.receive(app)
     jobs.assert_exact()
