@@ -89,8 +89,7 @@ def stage_many(
         NotAtomic, InvalidJob, UnknownTask: As for ``stage``. No job of the call is staged then.
     """
     if isinstance(jobs, Signature | str):  # their items are words, each of which names a task
-        kind = type(jobs).__name__
-        raise InvalidJob(f"stage_many() takes a list of signatures; got one {kind}. Use stage().")
+        raise InvalidJob(f"stage_many() takes a list of signatures; got {jobs!r:.60}. Use stage().")
     using = using or outbox_alias()
     require_atomic("stage_many()", using=using)
     count = 0
