@@ -143,7 +143,7 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
     check_short_string("reply_to", message.properties.get("reply_to") or "", app)
     if '"__type__"' in job.envelope and speaks_amqp(app):  # kombu's mark for a UUID, a date, …
         try:
-            dumps("F", [message.loads(job.envelope).headers])
+            dumps("F", (message.loads(job.envelope).headers,))
         except Exception as error:  # of any kind: the drainer would get the same one
             text = str(error).strip()
             raise InvalidJob(
