@@ -11,7 +11,6 @@ from __future__ import annotations
 import queue
 import time
 from contextlib import suppress
-from typing import Any
 from uuid import uuid4
 
 import django.db
@@ -98,7 +97,7 @@ class NotifyWaiter(PollWaiter):
             if time.monotonic() >= self._test_at:
                 with self.watchdog.busy():
                     self._test()
-            while self._connection is not None and not self.stop.is_set():
+            while self.watchdog.listener is not None and not self.stop.is_set():
                 left = max(0.0, until - time.monotonic())
                 if self._is_woken(min(left, SLICE)):
                     return True
@@ -109,13 +108,9 @@ class NotifyWaiter(PollWaiter):
         return super().wait(until - time.monotonic())
 
     def close(self) -> None:
-        connection, self.watchdog.listener = self._connection, None
+        connection, self.watchdog.listener = self.watchdog.listener, None
         if connection is not None:
             connection.close()
-
-    @property
-    def _connection(self) -> Any:
-        return self.watchdog.listener
 
     def _test(self) -> None:
         """Listen on a new connection, and send it a NOTIFY that it has to hear."""
@@ -134,7 +129,7 @@ class NotifyWaiter(PollWaiter):
             cursor.execute("SELECT pg_notify(%s, %s)", [self.channel, self._token])
 
     def _is_woken(self, seconds: float) -> bool:
-        notifies = self._connection.connection.notifies
+        notifies = self.watchdog.listener.connection.notifies
         heard: list[str] = []
         # Wait for one, and then take all that have arrived in the meantime.
         while more := list(notifies(timeout=0 if heard else seconds, stop_after=1)):

@@ -1,7 +1,6 @@
 """Running drainers in the foreground: what ``manage.py drain_outbox`` calls.
 
-SIGTERM and SIGINT finish the batch in progress and hand the shards back. With several processes the
-parent passes a stop on, and starts a new drainer for each that dies.
+Several processes share the shards.
 """
 
 from __future__ import annotations
@@ -38,20 +37,10 @@ def drain_outbox(
     processes: int = 1,
     max_jobs: int | None = None,
 ) -> int:
-    """Drain in the foreground until SIGTERM or SIGINT, or with ``once`` until nothing is left.
+    """Drain until SIGTERM or SIGINT, or with ``once`` until the rows that exist now have left.
 
-    Args:
-        using, interval, batch_size, max_jobs: Arguments of each ``Drain``.
-        once: Stop when the rows that exist now have left.
-        processes: The number of drainers, each in a process of its own.
-
-    Returns:
-        An exit code: 0, 1 if a drainer process died, 3 if the broker is unsafe.
-
-    Raises:
-        InvalidArgument: An argument is out of bounds, or the alias is unknown.
-        NotMigrated: The tables do not exist.
-        UnfitSession: The database's sessions cannot be used.
+    The other arguments are those of each ``Drain``. Returns an exit code: 0; 1 if a drainer process
+    died; 3 if the broker is unsafe.
     """
     require_at_least(
         batch_size=(batch_size, 1),
