@@ -142,7 +142,8 @@ class CommitBatch:
             connections[self.using].close()  # it may wait for an answer still
             raise
         except Exception:  # all is committed, and unsettled jobs stay held
-            logger.exception("Immediate delivery failed database=%s", self.using)
+            with suppress(Exception):  # a filter of the project's logging may raise
+                logger.exception("Immediate delivery failed database=%s", self.using)
 
     def _publish(self) -> None:
         failpoint("immediate_claimed")

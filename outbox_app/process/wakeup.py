@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -68,6 +69,8 @@ def _waker(using: str, channel: str) -> Callable[[], None]:
             connections[using].close()  # it may wait for an answer still
             raise
         except Exception as error:  # nothing that is committed has failed
-            logger.warning("Readers not woken, they will poll database=%s error=%r", using, error)
+            with suppress(Exception):  # a filter of the project's logging may raise
+                text = "Readers not woken, they will poll database=%s error=%r"
+                logger.warning(text, using, error)
 
     return wake_readers

@@ -473,6 +473,12 @@ def test_a_time_limit_of_the_callers_task_reaches_it(alias, app, monkeypatch, pl
         _call(app, alias, 2)
 
 
+def test_one_that_cannot_log_its_error_does_not_reach_the_caller(alias, app, at, monkeypatch):
+    at("immediate_claimed", lambda: 1 / 0)
+    monkeypatch.setattr(immediate.logger, "exception", lambda *args: 1 / 0)
+    _call(app, alias, 1)
+
+
 def test_figures(alias, app, at, run_out, caplog):
     read = Statistic.objects.using(alias).filter(name="read_id")
     at("immediate_claimed", lambda: 1 / 0)

@@ -154,6 +154,13 @@ def test_a_wake_up_that_fails_is_logged_and_no_more(alias, add, staged, caplog):
     assert staged() == [[1, 1]]
 
 
+def test_a_wake_up_that_cannot_log_its_error_does_not_reach_the_caller(alias, add, monkeypatch):
+    monkeypatch.setattr(wakeup, "wake", lambda *args: 1 / 0)
+    monkeypatch.setattr(wakeup.logger, "warning", lambda *args: 1 / 0)
+    with transaction.atomic(using=alias):
+        add.delay(1, 1)
+
+
 def _cut(connection):
     other = connection.copy()
     with other.cursor() as cursor:
