@@ -102,24 +102,21 @@ def _check_relations(log: type[EventLog]) -> Iterator[CheckMessage]:
         )
 
 
-def check_log_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    found: list[CheckMessage] = []
+def check_log_tables(
+    databases: Sequence[str] | None = None, **kwargs: Any
+) -> Iterator[CheckMessage]:
     for alias in databases or ():
         tables = connections[alias].introspection.table_names()
         # check_databases has reported a standby already, for the whole outbox.
         is_told = StagedJob._meta.db_table in tables and alias in written_aliases()
-        for log in all_logs():
-            if log._meta.db_table not in tables:
-                continue
+        for log in (log for log in all_logs() if log._meta.db_table in tables):
             run = LogReader(log, using=alias).run
             for each in violations(connections[alias].vendor, log._meta.db_table, run):
-                if each.id == "outbox.E011" and is_told:
-                    continue
-                text = f"On {alias!r}: {each.text}"
-                found.append(Error(text, hint=each.hint, obj=log, id=each.id))
+                if each.id != "outbox.E011" or not is_told:
+                    text = f"On {alias!r}: {each.text}"
+                    yield Error(text, hint=each.hint, obj=log, id=each.id)
             if is_migrated(Cursor, alias):
-                found += islice(_check_cursors(log, alias), LISTED)
-    return found
+                yield from islice(_check_cursors(log, alias), LISTED)
 
 
 def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:

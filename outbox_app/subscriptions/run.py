@@ -81,10 +81,8 @@ def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
         text = f"No subscription is on {using!r}: each is on the alias of its logs, {known}."
         raise UnknownSubscription(text)
     if not using and len(aliases) > 1:
-        raise InvalidArgument(
-            f"The subscriptions are on several databases: {known}. Run one process for each, with "
-            "--database."
-        )
+        text = f"The subscriptions are on {known}: run one process for each, with --database."
+        raise InvalidArgument(text)
     return [each for each in chosen if using in (None, each.using)]
 
 

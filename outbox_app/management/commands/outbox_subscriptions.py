@@ -133,7 +133,7 @@ class Command(TeachingCommand):
             self.write_json({"subscriptions": list(map(_as_json, found)), "in_flight": holders})
             return
         if not found:
-            self.write("No subscription is declared, and none has run.")
+            self.write(f"No subscription is declared on {using!r}, and none has run.")
             return
         self.write(
             f"{'name':<24} {'state':<8} {'parts':>5} {'position':>10} {'handled':>10} "

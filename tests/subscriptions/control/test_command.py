@@ -74,7 +74,8 @@ def test_list_shows_why_it_stands_still(alias, published, run, command):
 
 
 def test_an_empty_list(alias, command):
-    assert command("list") == (0, "No subscription is declared, and none has run.\n")
+    nothing = f"No subscription is declared on {alias!r}, and none has run.\n"
+    assert command("list") == (0, nothing)
     assert command("gaps") == (0, "No gap is open.\n")
 
 
