@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Task
+from celery.canvas import Signature
 from django.dispatch import receiver
 
 from ..aliases import outbox_alias
@@ -225,6 +226,8 @@ def _note_outside(jobs: list[StagedJob], using: str, **kwargs: Any) -> None:
 
 
 def _name(task: TaskOrName) -> str:
+    if isinstance(task, Signature):  # its arguments would count for nothing
+        raise TypeError(f"Give the task of {task!r}, and the arguments as args= and kwargs=.")
     return task if isinstance(task, str) else str(task.name)
 
 

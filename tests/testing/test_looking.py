@@ -34,6 +34,13 @@ def test_finds_by_task_arguments_and_key(alias, add):
     assert_not_staged("subtract")
 
 
+def test_a_signature_is_refused_as_its_arguments_would_not_be_compared(alias, add):
+    stage(add, (1, 2), using=alias)
+    for look in (assert_staged, assert_not_staged, staged_jobs):
+        with pytest.raises(TypeError, match=r"Give the task of add\(3, 4\), and .* as args="):
+            look(add.s(3, 4))
+
+
 def test_arguments_may_be_an_iterator(alias, add):
     """It is read once, and compared with every job."""
     stage(add, (0, 0), using=alias)
