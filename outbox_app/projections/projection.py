@@ -1,9 +1,9 @@
 """``Projection``: a read model, kept up to date by a subscription.
 
-A page of any size costs one read, one INSERT, one upsert and one DELETE at most. The subscription
-(*pull*) guarantees the rows: it applies each event exactly once. ``push=True`` and ``inline=True``
-also let a writer apply its own events: see ``projections.push``, and ``projections.rows`` for the
-rule that lets both change one row.
+A page of any size costs one read, one INSERT, one upsert and one DELETE at most (on MySQL, one for
+each MiB). The subscription (*pull*) guarantees the rows: it applies each event exactly once.
+``push=True`` and ``inline=True`` also let a writer apply its own events: see ``projections.push``,
+and ``projections.rows`` for the rule that lets both change one row.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ deleted row would lose its version, so it stays, marked in its field ``deleted``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ from django.db import IntegrityError, connections, models, transaction
 from ..eventlog.record import RecordedEvent
 from ..exceptions import InvalidSubscriber
 from ..failpoints import failpoint
+from ..jobs.staging.insert import CHUNK_BYTES, chunks
 from ..models.upsert import PLAIN, array_type, upsert
 from ..process.enclosure import refusing
 
@@ -87,14 +88,20 @@ class ProjectionTable:
                     # New rows last: they may have a unique value that a deleted or changed row had.
                     if gone:
                         self.rows.filter(pk__in=gone).delete()
-                    if changed and self.written:
-                        upsert(self.rows, changed, update=self.written, unique=[self.pk.name])
-                    if new:
-                        self.rows.bulk_create(sorted(new, key=lambda row: row.pk))
+                    for rows in self.packets(changed if self.written else []):
+                        upsert(self.rows, rows, update=self.written, unique=[self.pk.name])
+                    for rows in self.packets(sorted(new, key=lambda row: row.pk)):
+                        self.rows.bulk_create(rows)
                 return
             except IntegrityError:  # another transaction may have inserted a row since
                 if attempt == ATTEMPTS or not new:
                     raise
+
+    def packets(self, rows: list[Any]) -> Iterable[list[Any]]:
+        """Yield the rows of each INSERT: MySQL ends the session if one exceeds its packet."""
+        if connections[self.using].vendor != "mysql":
+            return filter(None, [rows])
+        return chunks(rows, rows=len(rows), bytes=CHUNK_BYTES, size=lambda row: len(str(vars(row))))
 
     def key(self, event: RecordedEvent) -> Any:
         """Return the key of the row that an event changes. Raises ``InvalidSubscriber``."""

@@ -105,6 +105,21 @@ def test_statements_of_a_page_are_constant(alias, versioned):
     assert len(few) <= 6  # with the savepoint of the insert
 
 
+def test_rows_that_exceed_the_servers_packet_together_are_written(alias, run, status):
+    class Large(StatusOf):
+        def apply(self, event, row):
+            row = super().apply(event, row)
+            row.path += "x" * 4_000_000
+            return row
+
+    declare(Large, "large")
+    for _ in "new", "changed":
+        with transaction.atomic(using=alias):
+            publish_many((NewEvent(f"s{n}", "made") for n in range(3)), using=alias)
+        run("large")
+    assert {len(row.path) for row in Status.objects.using(alias)} == {8_000_004}
+
+
 def test_a_time_without_a_zone_is_the_key_of_the_row_that_holds_it(alias, run):
     """As Django stores it: in the project's zone."""
 

@@ -187,7 +187,8 @@ class SparkRebuild(Rebuild):
         while batch := list(islice(rows, ROWS)):
             try:
                 with transaction.atomic(using=self.using):
-                    self.view.rows.bulk_create(batch)
+                    for packet in self.view.packets(batch):
+                        self.view.rows.bulk_create(packet)
             except IntegrityError as error:
                 raise PipelineError(
                     f"Rows of {self.live._meta.db_table} cannot be loaded: {error}. If two keys "
