@@ -5,8 +5,6 @@ When Django is ready, it reads no database and contacts no broker.
 
 from __future__ import annotations
 
-import logging
-
 from django.apps import AppConfig, apps
 from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
@@ -23,13 +21,10 @@ class OutboxAppConfig(AppConfig):
         from . import checks, tasks  # noqa: F401  # registers a Celery task
         from .conf import require_celery
         from .monitoring import log_lines  # noqa: F401  # connects its receivers
+        from .text import enable_loggers
 
         require_celery()
-        # The project's celery.py imports some loggers before Django reads LOGGING, which disables
-        # those that exist: they are enabled again, like the ones that are imported later.
-        for name in list(logging.root.manager.loggerDict):
-            if name.partition(".")[0] == "outbox_app":
-                logging.getLogger(name).disabled = False
+        enable_loggers()
         checks.register()
         given = getattr(settings, "OUTBOX", None)
         if isinstance(given, dict) and given.get("DETECT"):  # a check reports any other type
