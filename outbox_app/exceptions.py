@@ -129,13 +129,7 @@ class UnknownLog(PublishRefused, LookupError):
 
 
 class VersionConflict(PublishRefused):
-    """The stream is not at the expected version.
-
-    Args:
-        message: What happened.
-        stream: The stream.
-        current: The stream's version now; 0 if it has no event.
-    """
+    """``stream`` is not at the expected version, but at ``current``; 0: it has no event."""
 
     def __init__(self, message: str = "", *, stream: str = "", current: int = 0) -> None:
         super().__init__(message)
@@ -320,10 +314,7 @@ class InvalidSchema(PipelineError, ValueError):
 
 
 class Unreachable(PipelineError):
-    """A database or an object store cannot be reached from here, or refuses the connection.
-
-    The message never holds a password.
-    """
+    """A database or an object store cannot be reached. The message never holds a password."""
 
 
 class ArchiveRefused(PipelineError):
