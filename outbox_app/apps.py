@@ -5,6 +5,8 @@ When Django is ready, it reads no database and contacts no broker.
 
 from __future__ import annotations
 
+import logging
+
 from django.apps import AppConfig, apps
 from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
@@ -21,10 +23,13 @@ class OutboxAppConfig(AppConfig):
         from . import checks, tasks  # noqa: F401  # registers a Celery task
         from .conf import require_celery
         from .monitoring import log_lines  # noqa: F401  # connects its receivers
-        from .text import enable_loggers
+        from .text import get_logger
 
         require_celery()
-        enable_loggers()
+        # LOGGING has disabled those that exist: the project's celery.py imports them before.
+        for name in list(logging.root.manager.loggerDict):
+            if name.partition(".")[0] == "outbox_app":
+                get_logger(name).disabled = False
         checks.register()
         given = getattr(settings, "OUTBOX", None)
         if isinstance(given, dict) and given.get("DETECT"):  # a check reports any other type

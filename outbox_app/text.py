@@ -87,13 +87,6 @@ def get_logger(name: str) -> logging.Logger:
     return logger
 
 
-def enable_loggers() -> None:
-    """Enable the loggers that ``LOGGING`` has disabled: a celery.py imports them before it."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.partition(".")[0] == "outbox_app":
-            get_logger(name).disabled = False
-
-
 def _escape(record: logging.LogRecord) -> bool:
     # The message is not merged with its arguments, as error trackers group records by message.
     record.msg = escaped(record.msg)

@@ -9,6 +9,7 @@ and other commands fail by themselves.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import django.db
@@ -66,10 +67,9 @@ def require_migrated(using: str, model: type[Model] = StagedJob) -> None:
 
 def session_faults(using: str) -> list[str]:
     """Return the faults of a session of an alias on MySQL or MariaDB; none on other databases."""
-    connection = connections[using]
-    if connection.vendor != "mysql":
+    if connections[using].vendor != "mysql":
         return []
-    with connection.cursor() as cursor:
+    with connections[using].cursor() as cursor:
         cursor.execute(f"SELECT @@sql_mode, @@{', @@'.join(VARIABLES)}")
         modes, *values = cursor.fetchone()
         names = "('transaction_isolation', 'tx_isolation')"  # MySQL, MariaDB
@@ -80,8 +80,7 @@ def session_faults(using: str) -> list[str]:
         for value, (name, (wanted, effect)) in zip(values, VARIABLES.items(), strict=True)
         if value != wanted
     ]
-    set_modes = set(modes.split(","))
-    wrong += [f"sql_mode has {m}: {effect}" for m, effect in MODES.items() if m in set_modes]
+    wrong += [f"sql_mode has {m}: {why}" for m, why in MODES.items() if m in modes.split(",")]
     if "READ-UNCOMMITTED" in levels:
         wrong.append(
             "the isolation level is READ-UNCOMMITTED: jobs and events are sent before their "
@@ -95,8 +94,7 @@ def sqlite_fault(using: str) -> str:
     connection: Any = connections[using]
     if connection.vendor != "sqlite" or connection.is_in_memory_db():
         return ""
-    name = connection.settings_dict["NAME"]
-    options = connection.settings_dict["OPTIONS"]
+    name, options = map(connection.settings_dict.get, ("NAME", "OPTIONS"))
     wrong = []
     if str(options.get("transaction_mode")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
         wrong.append("transactions begin as readers")
@@ -127,8 +125,6 @@ def require_sessions(using: str) -> None:
 
 
 def _is_wal(name: Any) -> bool:
-    try:
-        with open(name, "rb") as file:
-            return file.read(19)[18:] == b"\x02"  # the write version of the file format is WAL's
-    except OSError:
-        return False
+    with suppress(OSError), open(name, "rb") as file:
+        return file.read(19)[18:] == b"\x02"  # the write version of the file format is WAL's
+    return False
