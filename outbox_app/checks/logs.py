@@ -144,21 +144,19 @@ def check_declared_logs(**kwargs: Any) -> Iterator[CheckMessage]:
 
     An error would keep the other subscriptions from starting.
     """
-    hint = "Correct logs=[…]: it takes models derived from EventLog, all on one database."
     for each in all_subscribers():
-        if each.fault:
-            yield Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030")
-        elif isinstance(each.handle, Projection):
-            model = each.handle.model
-            if (own := router.db_for_write(model)) != each.using:
-                yield Warning(
+        fault = each.fault
+        hint = "Correct logs=[…]: it takes models derived from EventLog, all on one database."
+        if not fault and isinstance(each.handle, Projection):
+            model, using = each.handle.model, each.using
+            if (own := router.db_for_write(model)) != using:
+                fault = (
                     f"Projection {each.name!r} writes the rows of {model._meta.label} to "
-                    f"{each.using!r}, the database of its log; the routers name {own!r}.",
-                    hint=f"Route the model to {each.using!r}. Silence this if you read it by "
-                    "using().",
-                    obj=each.name,
-                    id="outbox.W030",
+                    f"{using!r}, the database of its log; the routers name {own!r}."
                 )
+                hint = f"Route the model to {using!r}. Silence this if you read it by using()."
+        if fault:
+            yield Warning(fault, hint=hint, obj=each.name, id="outbox.W030")
 
 
 def check_time_readers(**kwargs: Any) -> Iterator[CheckMessage]:
