@@ -126,7 +126,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema, columns_of(options), options.read)
-        self._verified = False
         #: The end of a query with the trigger ``availableNow``.
         self._bound: Offset | None = None
 
@@ -138,9 +137,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        [at] = self._belongs(start)
+        at = Offset.load(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return self._planner.end(at, rows, bound=self._bound).dump()
+        end = self._planner.end(at, rows, bound=self._bound)
+        if end != at:  # the log may have been emptied meanwhile
+            self._planner.verify(at)
+        return end.dump()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._bound = self._planner.latest()
@@ -149,7 +151,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.latest().dump()
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
-        first, last = self._belongs(start, end)
+        first, last = Offset.load(start), Offset.load(end)
+        for offset in (first, last):  # perhaps from a checkpoint
+            self._planner.verify(offset)
         parts = self._planner.parts(first, last, self.options.partitions)
         return [Part(conditions=each) for each in parts] or [Part()]
 
@@ -160,15 +164,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if planner := self.__dict__.pop("_planner", None):
             planner.database.close()
-
-    def _belongs(self, *given: Mapping[str, Any]) -> list[Offset]:
-        """Return offsets. The first ones are from a checkpoint: check that they are of this log."""
-        offsets = list(map(Offset.load, given))
-        if not self._verified:
-            for offset in offsets:
-                self._planner.verify(offset)
-            self._verified = True
-        return offsets
 
     @cached_property
     def _planner(self) -> Offsets:

@@ -23,6 +23,7 @@ from outbox_app.pipeline.source import OutboxDataSource
 from tests.eventlog.conformance import commit, concurrent
 from tests.eventlog.own_log.models import Ledger
 from tests.eventlog.sessions import Session, truncate
+from tests.faults.tools import on
 
 from .test_source import struct
 
@@ -133,6 +134,19 @@ class TestReader:
                 make().partitions(end | damage, end)
             with pytest.raises(error):
                 make().partitions(start, end | damage)
+
+    @on("mariadb")
+    def test_a_log_that_is_emptied_meanwhile(self, alias, make):
+        """Its first new events have positions that the stream has passed already."""
+        reader = make()
+        commit(alias, *"ab")
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert streams(reader, start, end) == "ab"
+        truncate(alias)
+        commit(alias, *"cdef")
+        with pytest.raises(ForeignCursor):
+            reader.latestOffset(end, ReadAllAvailable())
 
     def test_connections_stay_where_they_are(self, alias, make):
         reader = make()
