@@ -86,8 +86,8 @@ class SenderWorker:
         self.decided = 0
         self._counting = threading.Lock()
         #: Each question's rows and start. The result is the error if there was no answer.
-        self.under_way: dict[Future[Exception | None], tuple[Sequence[PreparedEvent], float]] = {}
-        self.hanging: list[Future[Exception | None]] = []
+        self.under_way: dict[Future[Any], tuple[Sequence[PreparedEvent], float]] = {}
+        self.hanging: list[Future[Any]] = []
 
     def turn(self) -> bool:
         """Collect answers, and ask about due events. Return whether there was anything to do."""
@@ -128,7 +128,7 @@ class SenderWorker:
         return rows
 
     def _start(self, rows: Sequence[PreparedEvent]) -> None:
-        future: Future[Exception | None] = Future()
+        future: Future[Any] = Future()
 
         def run() -> None:
             try:
@@ -142,14 +142,14 @@ class SenderWorker:
         threading.Thread(target=run, name=f"outbox-ask-{self.name}", daemon=True).start()
         self.under_way[future] = rows, time.monotonic()
 
-    def _ask(self, rows: Sequence[PreparedEvent]) -> Exception | None:
+    def _ask(self, rows: Sequence[PreparedEvent]) -> BaseException | None:
         questions = [
             Question(r.event_id, aware(r.prepared_at, using=self.events.db), r.stream, r.type)
             for r in rows
         ]
         try:
             answers = ask(self.name, questions)
-        except Exception as error:
+        except BaseException as error:  # SystemExit of a function of the project, too
             self._put_off(rows, "unreachable", described(error))
             return error
         self.settle(rows, answers)
@@ -244,7 +244,7 @@ class CheckBack(LeasedLoop):
         wait(under_way, timeout=min(self.interval, 0.25), return_when=FIRST_COMPLETED)
         return True
 
-    def _under_way(self) -> list[Future[Exception | None]]:
+    def _under_way(self) -> list[Future[Any]]:
         return [future for worker in self.workers.values() for future in worker.under_way]
 
     def _take_senders(self) -> None:

@@ -35,7 +35,7 @@ class Backoff:
         """Seconds until the next attempt."""
         return max(0.0, self._until - time.monotonic())
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         if not self.failures:
             trace = None if isinstance(error, OutboxError | django.db.Error) else error
             self.logger.warning("Unavailable what=%s error=%r", self.of, error, exc_info=trace)

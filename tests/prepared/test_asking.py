@@ -683,6 +683,21 @@ def test_functions_that_take_long(alias: str, sender: str, make: Any, monkeypatc
 
 
 @pytest.mark.usefixtures("own")
+def test_a_function_that_would_end_the_process(
+    alias: str, sender: str, make: Any, ask: Any
+) -> None:
+    """It ends neither the process nor the questions to other senders."""
+
+    @check_back("order.*")
+    def answer(question: Any) -> Any:
+        raise SystemExit(3)
+
+    make()
+    ask()
+    assert the_row(alias).last_answer == "SystemExit: 3"
+
+
+@pytest.mark.usefixtures("own")
 def test_a_function_is_called_in_no_transaction(alias: str, sender: str, make: Any) -> None:
     inside = []
 
