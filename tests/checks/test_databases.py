@@ -55,6 +55,8 @@ def test_an_empty_default(monkeypatch):
     assert not [m for m in run_checks(databases=["empty"]) if "empty" in m.msg]
     with pytest.raises(InvalidArgument, match=r"no such alias\. Known: default"):
         require_alias("empty")
+    monkeypatch.setitem(connections.settings, "legacy", {**empty, "ENGINE": "no_such_driver"})
+    require_alias("default")
 
 
 @pytest.mark.usefixtures("in_atomic")
