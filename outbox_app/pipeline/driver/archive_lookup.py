@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 def load_archive(folder: str, log: str) -> Archive:
-    """Return an archive, read without Spark.
-
-    Raises ``NoSpark``, ``ArchiveRefused``, ``Unreachable``.
-    """
+    """Return an archive, without Spark. Raises ``NoSpark``, ``ArchiveRefused``, ``Unreachable``."""
     try:
         from ..table import Archive
     except ImportError as error:
@@ -72,10 +69,7 @@ class ArchiveLookup:
         self._open: list[tuple[int, dict[int, str]]] = []
 
     def first(self, rows: Sequence[tuple[int, object]]) -> int:
-        """Return how many of the rows are archived, up to the first that is not.
-
-        Raises ``ArchiveRefused``, ``Unreachable``.
-        """
+        """Return how many are archived, up to one that is not. Raises ``ArchiveRefused``."""
         if rows:
             self._reach(rows[0][0], rows[-1][0])
         for count, (position, message_id) in enumerate(rows):
