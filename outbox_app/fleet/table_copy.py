@@ -123,7 +123,7 @@ class TableCopy:
             failpoint("split_watched")
             self.copy()
             self.run(f"{self.analyze_sql} {self.n}")
-            self.catch_up(FEW)
+            self.retry(self.catch_up, FEW)
             failpoint("split_synced")
             self.swap()
         except Exception:

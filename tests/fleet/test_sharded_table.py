@@ -6,6 +6,7 @@ import random
 import sys
 import time
 from threading import Event, Thread
+from types import SimpleNamespace
 from zlib import crc32
 
 import pytest
@@ -1048,3 +1049,33 @@ def test_fields_that_may_be_null_and_several_keys_are_refused():
     with pytest.raises(InvalidArgument, match="several columns"):
         field_of(StreamHead, "stream")
     assert isinstance(field_of(PreparedEvent, "event_id"), models.UUIDField)
+
+
+@commits
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@each_operation
+def test_a_transaction_stays_open_for_longer_than_a_lock_is_waited_for(
+    alias, order, operation, monkeypatch
+):
+    """A scan of the journal meets its entry, which is not committed."""
+    rows, real, other = three_rows(order, alias), TableCopy.catch_up, Session(alias)
+    rows.bulk_create(order(shop="b", number=f"b{n}", place=n + 1) for n in range(100))
+    waited = []
+
+    def catch_up(self, few=0):
+        if few and not waited:
+            rows.exclude(number="1").update(note="x")
+            self.run("SET SESSION innodb_lock_wait_timeout = 1")
+            other.begin().sql("UPDATE split_order SET note = 'x' WHERE number = '1'")
+        real(self, few)
+
+    def sleep(seconds):
+        waited.append(seconds)
+        other.commit()
+
+    monkeypatch.setattr(TableCopy, "catch_up", catch_up)
+    monkeypatch.setattr(table_copy, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    with other:
+        run_operation(operation, order, alias)
+    assert len(waited) == 1
+    assert set(rows.values_list("note", flat=True)) == {"x"}
