@@ -24,8 +24,7 @@ job_dead = Signal()
 #: Sent after an incident was committed. Arguments: ``using`` (str), ``incident`` (Incident).
 incident_recorded = Signal()
 
-#: Sent when a drainer begins and ends. Arguments: ``using`` (str), ``drainer``
-#: (jobs.drain.drain.Drain).
+#: Sent when a drainer begins and ends. Arguments: ``using`` (str), ``drainer`` (jobs.Drain).
 drainer_started = Signal()
 drainer_stopped = Signal()
 

@@ -30,7 +30,8 @@ class _PublishSignal(Signal):
         heard = _heard.get()
         if heard is None or heard[0] != sender:
             return live
-        return [receiver for receiver in live if _is_paired(receiver) == heard[1]]
+        modules = ((each, getattr(each, "__module__", None) or "") for each in live)
+        return [each for each, module in modules if module.startswith(PAIRED) == heard[1]]
 
 
 for _signal in (after_task_publish, task_sent):
@@ -40,7 +41,3 @@ for _signal in (after_task_publish, task_sent):
 def heard_by(*, paired: bool, task: str) -> AbstractContextManager[None]:
     """Let ``after_task_publish`` of a task reach the paired receivers only, or all others only."""
     return let(_heard, (task, paired))
-
-
-def _is_paired(receiver: Any) -> bool:
-    return (getattr(receiver, "__module__", None) or "").startswith(PAIRED)

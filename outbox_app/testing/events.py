@@ -36,8 +36,7 @@ def published_events(
     """Return the events of a log, in the order in which they were published.
 
     Args:
-        type: Exact type. Default: all.
-        stream: Exact stream. Default: all.
+        type, stream: Exact values. Default: all.
         log: The log.
         using: Database alias. Default: the log's.
     """
