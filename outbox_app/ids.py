@@ -11,7 +11,6 @@ after the commit. While the database is unavailable, ids are made until the time
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, TimeoutError
@@ -27,7 +26,6 @@ from typing import Any, ClassVar, NamedTuple
 from uuid import uuid4
 
 import django.db
-from celery.signals import worker_process_shutdown
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.core.validators import MinValueValidator
@@ -40,6 +38,7 @@ from .exceptions import InvalidArgument, NoNode
 from .models import Node
 from .models.clock import Milliseconds
 from .models.fleet import DATACENTRES, NODES
+from .process.background import at_end
 from .process.lease import elapsed
 from .transactions import after_commit, is_in_test, lacks_autocommit, own_connection, require_table
 
@@ -300,7 +299,7 @@ class Snowflakes:
             if row.update(owner=self.owner, reserved_ms=low + RESERVED):
                 return _Reserved(using, pair, low, low + RESERVED, answered - now / 1000)
 
-    def give_back(self, **kwargs: Any) -> None:
+    def give_back(self) -> None:
         """Give the node and the time after the last id to others, unless the time has run out."""
         with self._lock:
             reserved, self._reserved = self._reserved, None
@@ -335,8 +334,7 @@ def _all_taken(wanted: int | None, count: int, using: str) -> str:
 
 _ids = Snowflakes()
 os.register_at_fork(after_in_child=_ids.begin)
-atexit.register(_ids.give_back)
-worker_process_shutdown.connect(_ids.give_back, weak=False)
+at_end(_ids.give_back)
 
 
 @receiver(setting_changed, dispatch_uid="outbox_app.ids")

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.util import Finalize, register_after_fork
 from typing import Any
 
@@ -34,6 +35,13 @@ IDLE = 1.0
 Call = tuple[Callable[..., None], tuple[Any, ...], Sequence[Any]]
 
 
+def at_end(call: Callable[[], object]) -> None:
+    """Call at the end of this process, and of its children, which may run no ``atexit``."""
+    atexit.register(call)
+    worker_process_shutdown.connect(lambda **_: call(), weak=False)  # Celery's prefork pool
+    register_after_fork(at_end, lambda _: Finalize(None, call, exitpriority=0))  # multiprocessing
+
+
 class Background:
     """A queue of at most ``longest`` calls, and its threads.
 
@@ -50,10 +58,7 @@ class Background:
         self._room = Backoff(name, logger)
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
-        atexit.register(self.drain, at_exit)
-        # Celery's prefork pool and multiprocessing end their processes without atexit.
-        worker_process_shutdown.connect(lambda **_: self.drain(at_exit), weak=False)
-        register_after_fork(self, lambda _: Finalize(None, self.drain, [at_exit], exitpriority=0))
+        at_end(partial(self.drain, at_exit))
 
     def _begin(self) -> None:
         self.waiting: queue.Queue[Call] = queue.Queue(self.longest)

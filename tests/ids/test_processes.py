@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import glob
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox_app.ids import parts_of
+from outbox_app.ids import parts_of, snowflake
 from outbox_app.models import Node
 from tests import forking
 from tests.faults.tools import ROOT, on
@@ -76,3 +77,14 @@ def test_the_clock_of_the_host_is_not_asked(alias, nodes, environment):
     assert abs(parts_of(int(done.stdout)).time - datetime.now(UTC)).total_seconds() < patience()
     # It ended as processes do, and gave its node back.
     assert Node.objects.using(alias).filter(owner=None, reserved_ms__gt=0).count() == 1
+
+
+def test_a_child_of_multiprocessing_gives_its_node_back(alias, nodes, settings):
+    """A pool whose processes are replaced would soon have taken all nodes."""
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+    child = multiprocessing.get_context("fork").Process(target=snowflake)
+    child.start()
+    child.join(patience(20))
+    assert child.exitcode == 0
+    used = Node.objects.using(alias).filter(reserved_ms__gt=0)
+    assert [node.owner for node in used] == [None]
