@@ -9,10 +9,12 @@ projection was added. Both read the events back from the log, so that they see w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial, update_wrapper
+from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import UUID
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.models import OuterRef, Subquery
 
@@ -48,9 +50,7 @@ def receive(
         if ids and projection.inline:
             ProjectionTable(projection, using=using).apply(list(pending_events(each, sender, ids)))
         elif ids:
-            # If it fails, Django logs its __qualname__, which a partial has not by itself.
-            push = update_wrapper(partial(_push, each, sender, ids), _push)
-            transaction.on_commit(push, using=using, robust=True)
+            transaction.on_commit(partial(_push, each, sender, ids), using=using)
 
 
 def pending_events(
@@ -84,6 +84,10 @@ def _push(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> N
         pending = list(pending_events(subscriber, log, ids))
         with atomic_with_lock_wait(LOCK_WAIT, using=subscriber.using):
             ProjectionTable(projection, using=subscriber.using).apply(pending)
+    except SoftTimeLimitExceeded:  # of the task that this thread executes
+        connections[subscriber.using].close()  # it may wait for an answer still
+        raise
     except Exception as error:
-        text = "Push left to the pull subscription=%s events=%d error=%r"
-        logger.warning(text, subscriber.name, len(ids), error)
+        with suppress(Exception):  # a filter of the project's logging may raise
+            text = "Push left to the pull subscription=%s events=%d error=%r"
+            logger.warning(text, subscriber.name, len(ids), error)

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish, publish_many
@@ -72,11 +73,28 @@ def test_nothing_is_pushed_of_a_rollback(alias, published, status):
 def test_a_push_that_cannot_log_its_error_does_not_reach_the_writer(
     alias, published, no_push, status, monkeypatch
 ):
-    """A soft time limit, say, comes in just then. Django logs it, by the name of the callback."""
+    """A filter of the project's logging may raise."""
     declare(StatusOf, "status", push=True)
     no_push()
     monkeypatch.setattr(push.logger, "warning", lambda *args: 1 / 0)
     published("a")
+    assert status() == {}
+
+
+def test_a_time_limit_of_the_writers_task_reaches_it(alias, published, status):
+    """The connection is closed: a statement that was interrupted would let the next one fail."""
+
+    def interrupt():
+        raise SoftTimeLimitExceeded
+
+    declare(StatusOf, "status", push=True)
+    set_failpoint("push", interrupt)
+    try:
+        with pytest.raises(SoftTimeLimitExceeded):
+            published("a")
+    finally:
+        set_failpoint("push", None)
+    assert alias == "default" or connections[alias].connection is None
     assert status() == {}
 
 
