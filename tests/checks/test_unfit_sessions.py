@@ -7,6 +7,7 @@ from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.db.backends.sqlite3.base import DatabaseWrapper
+from django.db.utils import ConnectionHandler
 
 from outbox_app import publish, subscriber
 from outbox_app.checks.databases import check_databases, check_sqlite_settings
@@ -35,17 +36,16 @@ FIT = [
 @pytest.fixture
 def session(alias):
     """``session(setting)``: new sessions of the alias have this setting."""
-    options = connections.settings[alias]["OPTIONS"]
-    before = dict(options)
+    settings = connections.settings[alias]
+    before = dict(settings["OPTIONS"])
 
     def use(setting):
         connections[alias].close()
-        options["init_command"] = f"{before['init_command']}, {setting}"
+        settings["OPTIONS"]["init_command"] = f"{before['init_command']}, {setting}"
 
     yield use
     connections[alias].close()
-    options.clear()
-    options.update(before)
+    settings["OPTIONS"] = before  # a command has put back a copy of them
 
 
 @pytest.mark.django_db(transaction=True)
@@ -118,7 +118,9 @@ class TestSQLite:
         def make(**options):
             settings = {**connections[alias].settings_dict, "NAME": tmp_path / "db.sqlite3"}
             connection = DatabaseWrapper({**settings, "OPTIONS": options}, alias=alias)
-            monkeypatch.setattr(preflight, "connections", {alias: connection})
+            handler = ConnectionHandler({alias: connection.settings_dict})
+            handler[alias] = connection
+            monkeypatch.setattr(preflight, "connections", handler)
             made.append(connection)
             return connection
 
