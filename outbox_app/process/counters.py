@@ -27,6 +27,7 @@ from uuid import uuid4
 import django.db
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections
+from django.db.models import QuerySet
 
 from ..conf import outbox_settings
 from ..models import Statistic
@@ -274,33 +275,19 @@ def write_shared(
 
 def prune_if_worth_it(now: datetime, *, using: str) -> int:
     before = now - timedelta(hours=outbox_settings().STATISTICS_RETENTION_HOURS)
-    samples = Statistic.objects.using(using).filter(name=NEWEST_ID)
-    if not samples.filter(minute__lt=before - PRUNE_WORTH).exists():
+    rows, removed = Statistic.objects.using(using), 0
+    if not rows.filter(name=NEWEST_ID, minute__lt=before - PRUNE_WORTH).exists():
         return 0
-    removed = 0
-    for count in pruned(before, using=using, batch_size=PRUNE_BATCH):
-        removed += count
-        if removed >= PRUNE_MOST:
-            break
+    for named in by_name(rows):
+        old = named.filter(minute__lt=before).values_list("pk", flat=True)
+        while removed < PRUNE_MOST and (batch := list(old[:PRUNE_BATCH])):
+            rows.filter(pk__in=batch).delete()
+            removed += len(batch)
     return removed
 
 
-def pruned(
-    before: datetime, *, using: str, batch_size: int, dry_run: bool = False
-) -> Iterator[int]:
-    """Delete counters of minutes before a time (as Django stores times); yield how many, by batch.
-
-    With ``dry_run`` they are only counted.
-    """
-    rows = Statistic.objects.using(using)
+def by_name(rows: QuerySet[Statistic]) -> list[QuerySet[Statistic]]:
+    """Return the rows of each counter, the oldest first."""
     # The samples are the last: old ones show that there may be other old rows.
-    for name in sorted(NAMES, key=lambda name: name == NEWEST_ID):
-        old = rows.filter(name=name, minute__lt=before).order_by("minute")
-        if dry_run:
-            yield old.count()
-            continue
-        while batch := list(old.values_list("pk", flat=True)[:batch_size]):
-            rows.filter(pk__in=batch).delete()
-            yield len(batch)
-            if len(batch) < batch_size:
-                break
+    names = sorted(NAMES, key=lambda name: name == NEWEST_ID)
+    return [rows.filter(name=name).order_by("minute") for name in names]

@@ -23,7 +23,7 @@ from ..exceptions import InvalidArgument
 from ..models import Fence, InboxEntry, Incident, PreparedEvent, Statistic, TaskResult
 from ..models.clock import database_time
 from ..prepared.fences import mark_pruned
-from ..process.counters import pruned
+from ..process.counters import by_name
 from ..process.foreground import throttled
 from ..process.preflight import require_alias, require_migrated
 from ..text import Write, get_logger, per_second
@@ -133,15 +133,13 @@ def prune(
             rows = rows.exclude(pk=Fence.MARK)
             if not dry_run:
                 mark_pruned(before, using=using)
+        parts = [rows]
         if kept.model is Statistic:
-            counts = pruned(before, using=using, batch_size=batch_size, dry_run=dry_run)
-            batches = ((count, before) for count in counts)
-        else:
-            parts = [rows]
-            if kept.model is TaskResult:  # in one query PostgreSQL would scan the jobs for each row
-                ready = rows.filter(status=TaskResult.Status.READY)
-                parts = [rows.exclude(status=TaskResult.Status.READY), ready.settled()]
-            batches = _batches(parts, kept.column, before, batch_size, dry_run=dry_run)
+            parts = by_name(rows)
+        elif kept.model is TaskResult:  # in one query PostgreSQL would scan the jobs for each row
+            ready = rows.filter(status=TaskResult.Status.READY)
+            parts = [rows.exclude(status=TaskResult.Status.READY), ready.settled()]
+        batches = _batches(parts, kept.column, before, batch_size, dry_run=dry_run)
     return remove(kind, batches, f"{age}{kept.unit[0]}", using=using, dry_run=dry_run, write=write)
 
 

@@ -111,7 +111,7 @@ def test_rows_go_in_batches_oldest_first(alias, kept, django_assert_num_queries)
 
     rows = Incident.objects.using(alias).order_by("created_at")
     before = retention.database_time(rows) - timedelta(days=30)
-    batches = retention._batches(rows, "created_at", before, 3, dry_run=False)
+    batches = retention._batches([rows], "created_at", before, 3, dry_run=False)
     assert next(batches)[0] == 3
     assert kept.incidents == [31, 32, 33, 34]
 
