@@ -23,8 +23,6 @@ from .asking import CheckBack
 
 logger = get_logger("outbox_app.prepared")
 
-EXIT_OK, EXIT_SILENT = 0, 1
-
 
 def run(
     *,
@@ -59,7 +57,7 @@ def ask_here(
     logger.info("Check-back started database=%s", using)
     decided = loop.run(once=once)
     loop.report("Check-back stopped decided=%d", decided)
-    return EXIT_SILENT if once and loop.trouble else EXIT_OK
+    return int(once and bool(loop.trouble))
 
 
 def _progress(loop: CheckBack, rate: float) -> tuple[Any, ...]:

@@ -28,8 +28,6 @@ from .subscriber import Subscriber, all_subscribers, subscriber_named
 
 logger = get_logger("outbox_app.subscriptions")
 
-EXIT_OK, EXIT_STOPPED = 0, 1
-
 Beside = Callable[..., AbstractContextManager[None]]
 
 
@@ -62,7 +60,7 @@ def run(
         run_here, chosen, once=once, beside=beside, interval=interval, batch_size=batch_size
     )
     code = run_workers(work, count=processes, restart=not once)
-    return code or (EXIT_STOPPED if once and faults else EXIT_OK)
+    return code or int(once and bool(faults))
 
 
 def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
@@ -106,7 +104,7 @@ def run_here(
     with beside(runner.using, once=once) if beside else nullcontext():
         handled = runner.run(once=once)
     runner.report("Subscriptions stopped handled=%d", handled)
-    return EXIT_STOPPED if once and runner.trouble else EXIT_OK
+    return int(once and bool(runner.trouble))
 
 
 def _progress(runner: Runner, rate: float) -> tuple[Any, ...]:
