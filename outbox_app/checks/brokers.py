@@ -31,37 +31,33 @@ UNBOUNDED = {
 VISIBILITY = {"redis": 3600, "sqs": 1800}
 
 
-def check_brokers(**kwargs: Any) -> list[CheckMessage]:
-    found: list[CheckMessage] = []
+def check_brokers(**kwargs: Any) -> Iterator[CheckMessage]:
     if slow := without_batches():
-        found.append(Warning(f"{slow}.", hint="Upgrade kombu with Celery.", id="outbox.W038"))
+        yield Warning(f"{slow}.", hint="Upgrade kombu with Celery.", id="outbox.W038")
     for app in staging_apps():
         transport = transport_of(app)
         if isinstance(transport, Exception):
             if configuration_error(app):  # else check_transports reports it
-                found.append(unasked(app, type(transport).__name__))
+                yield unasked(app, type(transport).__name__)
             continue
         with suppress(Exception):  # reported by the check of the apps
             load_tasks(app)
-        found += _check_timeouts(app, transport)
+        yield from _check_timeouts(app, transport)
         if transport.driver_type == "amqp":
-            found += [*_check_confirms(app, transport), *_check_queues(app)]
-        found += [*_check_visibility(app, transport), *_check_acknowledgement(app)]
-    return found
+            yield from (*_check_confirms(app, transport), *_check_queues(app))
+        yield from (*_check_visibility(app, transport), *_check_acknowledgement(app))
 
 
-def check_transports(**kwargs: Any) -> list[CheckMessage]:
+def check_transports(**kwargs: Any) -> Iterator[CheckMessage]:
     """Report each ``broker_url`` of which no connection can be made. No connection is opened."""
-    found: list[CheckMessage] = []
     for app in staging_apps():
         error = transport_of(app)
         if isinstance(error, Exception) and not configuration_error(app):
             message, advised = unusable(app, error)
             if isinstance(error, LIBRARY_MISSING):  # a process that only stages needs no library
-                found.append(Warning(message, hint=advised, id="outbox.W028"))
+                yield Warning(message, hint=advised, id="outbox.W028")
             else:
-                found.append(Error(message, hint=advised, id="outbox.E033"))
-    return found
+                yield Error(message, hint=advised, id="outbox.E033")
 
 
 def transport_of(app: Celery) -> Any:

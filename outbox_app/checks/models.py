@@ -73,23 +73,20 @@ def _check_declarations(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
         yield Error(text, hint=hint, obj=model, id="outbox.E006")
         return
     for item in model.outbox:
+        text, advised = "", hint
         if not isinstance(item, Declared):
             text = f"outbox has {item!r}, which is not a declaration."
-            yield Error(text, hint=hint, obj=model, id="outbox.E006")
         elif not isinstance(item.task, str | Task | Signature) and not callable(item.task):
-            yield Error(
-                f"on_{item.change}() has {item.task!r}, which is not a task.",
-                hint="Give a task name, a task, a signature, or a callable that takes the instance "
-                "and returns signatures.",
-                obj=model,
-                id="outbox.E006",
-            )
+            text = f"on_{item.change}() has {item.task!r}, which is not a task."
+            advised = "Give a task, its name, a signature, or a callable that takes the instance "
+            advised += "and returns signatures."
         elif item.when is not None and not callable(item.when):
             text = f"on_{item.change}() has when={item.when!r}, which is not callable."
             advised = "Give a callable that takes the instance, such as lambda order: order.paid."
-            yield Error(text, hint=advised, obj=model, id="outbox.E006")
         elif isinstance(item.task, str):
             yield from _check_task(model, item.task, item.options.get("app"))
+        if text:
+            yield Error(text, hint=advised, obj=model, id="outbox.E006")
 
 
 def _check_task(model: type[OutboxMixin], name: str, app: Any) -> Iterator[CheckMessage]:
