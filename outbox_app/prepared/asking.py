@@ -105,7 +105,7 @@ class SenderWorker:
                 self.hanging.append(future)
             if error:
                 self.backoff.failed(error)
-            else:
+            elif len(self.hanging) < HANGING:  # else it is not asked, so policies must decide
                 self.backoff.succeeded()
         # While the sender is unreachable, one question at a time shows when it is back.
         limit = 1 if self.backoff.failures else QUESTIONS

@@ -175,7 +175,7 @@ def test_policies(alias: str, answer: Any, make: Any, ask: Any, answering: Any) 
     assert len(sender.asked) == 2
 
 
-@pytest.mark.parametrize("why", ["hangs", "away"])
+@pytest.mark.parametrize("why", ["hangs", "hangs for some", "away"])
 def test_policies_decide_of_a_sender_that_is_not_asked(
     alias: str, why: str, make: Any, answering: Any
 ) -> None:
@@ -188,6 +188,12 @@ def test_policies_decide_of_a_sender_that_is_not_asked(
     worker = SenderWorker(rows[0].sender, using=alias)
     if why == "hangs":
         worker.under_way = {Future(): ((), time.monotonic()) for _ in range(asking.QUESTIONS)}
+    elif why == "hangs for some":
+        answered: Future[None] = Future()
+        answered.set_result(None)
+        worker.under_way = {answered: ((), time.monotonic())}
+        worker.hanging = [Future() for _ in range(asking.HANGING)]
+        worker.backoff.failed(TimeoutError("no answer"))
     else:
         worker.backoff.failed(OSError("away"))
         worker.backoff.wait_until(time.monotonic() + patience())
