@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import parent_process
 from multiprocessing.util import Finalize, register_after_fork
 from typing import Any
 
@@ -39,7 +40,10 @@ def at_end(call: Callable[[], object]) -> None:
     """Call at the end of this process, and of its children, which may run no ``atexit``."""
     atexit.register(call)
     worker_process_shutdown.connect(lambda **_: call(), weak=False)  # Celery's prefork pool
-    register_after_fork(at_end, lambda _: Finalize(None, call, exitpriority=0))  # multiprocessing
+    finalize = partial(Finalize, None, call, exitpriority=0)  # multiprocessing
+    register_after_fork(at_end, lambda _: finalize())
+    if parent_process():  # a child that has imported this itself, as one of a fork server
+        finalize()
 
 
 class Background:

@@ -108,3 +108,12 @@ def test_a_process_that_runs_no_exit_handlers_makes_its_calls(
 
     run(lambda: [calls.send(call, [tmp_path / name]) for name in "ab"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("run", [under_multiprocessing, under_celery])
+def test_a_process_that_imports_the_app_itself(
+    run: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
+    """As one of a fork server does, the default since Python 3.14. It runs no exit handlers."""
+    run(lambda: background.at_end((tmp_path / "ended").touch))
+    assert (tmp_path / "ended").exists()
