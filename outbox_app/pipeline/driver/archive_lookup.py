@@ -69,7 +69,7 @@ class ArchiveLookup:
         self._open: list[tuple[int, dict[int, str]]] = []
 
     def first(self, rows: Sequence[tuple[int, object]]) -> int:
-        """Return how many are archived, up to one that is not. Raises ``ArchiveRefused``."""
+        """Return how many are archived, up to one that is not. Raises as ``load_archive``."""
         if rows:
             self._reach(rows[0][0], rows[-1][0])
         for count, (position, message_id) in enumerate(rows):
