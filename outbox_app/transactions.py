@@ -81,6 +81,10 @@ def leave_pool(connection: BaseDatabaseWrapper) -> None:
 
     The threads that wait for this one may hold all connections of the pool.
     """
+    if connection.settings_dict["OPTIONS"].get("pool") and not (
+        connection.in_atomic_block or lacks_autocommit(connection)
+    ):
+        connection.close()  # now it goes back there
     options = {k: v for k, v in connection.settings_dict["OPTIONS"].items() if k != "pool"}
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
 

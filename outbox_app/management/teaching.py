@@ -19,12 +19,12 @@ from datetime import datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
-from django.db import connections
 from django.utils import timezone
 
 from ..exceptions import InvalidArgument, OutboxError
 from ..models.clock import aware
 from ..process.enclosure import LOST
+from ..process.foreground import timeouts_of_a_call
 from ..text import escaped, get_logger, one_line, storable
 
 #: The help of ``--database`` in commands on the outbox's database.
@@ -72,7 +72,8 @@ class TeachingCommand(BaseCommand):
         try:
             _require_sound(options)
             ends = self._called_from_command_line  # type: ignore[attr-defined]
-            with nullcontext() if ends else _keeping_timeouts():
+            lasts = ends or options.get("once") is False
+            with nullcontext() if lasts else timeouts_of_a_call():
                 return super().execute(*args, **options)
         except CommandError as error:
             if not isinstance(error, SystemCheckError):  # its text has colours and line breaks
@@ -174,20 +175,6 @@ class TeachingCommand(BaseCommand):
     def write_json(self, value: Any) -> None:
         """Write a value as JSON, which needs no further escapes."""
         self.stdout.write(json.dumps(value, indent=2, default=datetime.isoformat))
-
-
-@contextmanager
-def _keeping_timeouts() -> Iterator[None]:
-    """Undo ``set_timeouts()``: a process that has called a command has statements of its own."""
-    before = {alias: {**each["OPTIONS"]} for alias, each in connections.settings.items()}
-    try:
-        yield
-    finally:
-        for alias, options in before.items():
-            if connections.settings[alias]["OPTIONS"] != options:
-                connections.settings[alias]["OPTIONS"] = options
-                if not connections[alias].in_atomic_block:
-                    connections[alias].close()
 
 
 def when(moment: datetime, *, using: str) -> str:

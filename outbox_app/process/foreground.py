@@ -13,7 +13,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -21,6 +24,7 @@ from django.db import connections
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
 from ..text import Write, get_logger, per_second
+from ..transactions import leave_pool
 from .loop import ProcessLoop
 from .preflight import require_alias, require_migrated, require_sessions
 from .waiting import StopFlag
@@ -31,6 +35,8 @@ logger = get_logger("outbox_app.process")
 Listen = Callable[[Callable[[], None]], None]
 #: The exit code if a process died without having been stopped.
 EXIT_DIED = 1
+#: Whether other code goes on in this process after the command, and beside it in other threads.
+_is_called: ContextVar[bool] = ContextVar("is_called", default=False)
 
 
 def progress(
@@ -80,7 +86,9 @@ def require_at_least(**least: tuple[float | None, float]) -> None:
 def prepare(using: str, *, answer_seconds: float | None = None) -> None:
     """Set the timeouts of a database, and refuse one in which no work is possible."""
     require_alias(using)
-    stop_on_signals(sys.exit)  # until there is work to finish; process 1 has no default handlers
+    # Until there is work to finish: process 1 has no default handlers. Those of run_together stay.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        stop_on_signals(sys.exit)
     set_timeouts(using, answer_seconds=answer_seconds)
     require_migrated(using)
     require_sessions(using)
@@ -151,6 +159,8 @@ def set_timeouts(using: str, *, answer_seconds: float | None = None) -> None:
     Django's pool is switched off. A loop keeps one or two connections for life: a pool might be too
     small for them, and forked workers would share the connections that are open in it.
     """
+    if _is_called.get():
+        leave_pool(connections[using])
     timeout = max(1, int(outbox_settings().LEASE_SECONDS))
     answer = int(answer_seconds or timeout)
     bounds = {
@@ -161,3 +171,25 @@ def set_timeouts(using: str, *, answer_seconds: float | None = None) -> None:
     options.pop("pool", None)
     for name, seconds in bounds.get(connections[using].vendor, {}).items():
         options.setdefault(name, seconds)
+
+
+@contextmanager
+def timeouts_of_a_call() -> Iterator[None]:
+    """Let ``set_timeouts()`` concern this thread alone, until the end of the block.
+
+    Statements of other code have timeouts of its own, and its connections are the pool's. A
+    connection that is open before the block is kept, with its locks and transactions.
+    """
+    all_open = partial(connections.all, initialized_only=True)
+    before = {each.alias: (each.settings_dict, each.connection) for each in all_open()}
+    token = _is_called.set(True)
+    try:
+        yield
+    finally:
+        _is_called.reset(token)
+        for each in all_open():
+            given, opened = before.get(each.alias, (connections.settings[each.alias], None))
+            if each.settings_dict is not given:
+                if each.connection is not opened:
+                    each.close()
+                each.settings_dict = given

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connections
+from django.db import connections, transaction
 
 from outbox_app.management.teaching import TeachingCommand
+from outbox_app.models import Incident
 from outbox_app.process.foreground import stop_on_signals
 from outbox_app.process.waiting import StopFlag
 from tests import forking
@@ -59,6 +60,7 @@ import os, signal
 import django
 django.setup()
 from outbox_app.management.teaching import TeachingCommand
+from outbox_app.models import Incident
 from outbox_app.process.foreground import stop_on_signals
 
 class Late:
@@ -128,17 +130,61 @@ def test_where_a_process_cannot_be_forked(refused: tuple[int, ...], tmp_path: Pa
     assert log.read_text().count("ended") == 2
 
 
-@on("postgres", "mariadb")
-@pytest.mark.parametrize("command", ["outbox_status", "run_prepared"])
-@pytest.mark.django_db(transaction=True)
-def test_a_called_command_leaves_no_timeouts(alias: str, command: str) -> None:
-    """On MariaDB slow statements of a Celery worker would lose their connections."""
-    before = dict(connections.settings[alias]["OPTIONS"])
-    once = {"once": True} if command == "run_prepared" else {}
+def called(command: str, alias: str) -> None:
+    once = {"once": True} if command != "outbox_status" else {}
     with contextlib.suppress(SystemExit):  # it has found a problem
         call_command(command, database=alias, **once)
-    assert connections.settings[alias]["OPTIONS"] == before
+
+
+COMMANDS = pytest.mark.parametrize("command", ["outbox_status", "run_prepared"])
+
+
+@on("postgres", "mariadb")
+@COMMANDS
+@pytest.mark.django_db(transaction=True)
+def test_a_called_command_leaves_no_timeouts(
+    alias: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On MariaDB slow statements of a Celery worker would lose their connections."""
+    connections[alias].close()
+    options, seen = connections.settings[alias]["OPTIONS"], []
+    before, look = dict(options), connections[alias].introspection.table_names
+
+    def meanwhile() -> list[str]:
+        seen.append(dict(options))
+        return look()
+
+    monkeypatch.setattr(connections[alias].introspection, "table_names", meanwhile)
+    called(command, alias)
+    assert seen
+    assert all(each == before for each in [options, *seen])  # those of other threads
+    assert connections[alias].settings_dict is connections.settings[alias]
     assert connections[alias].connection is None
+
+
+@on("postgres")
+@COMMANDS
+@pytest.mark.usefixtures("pool_of_one")
+@pytest.mark.django_db(transaction=True)
+def test_a_called_command_leaves_the_pool_whole(alias: str, command: str) -> None:
+    """It ended with AttributeError, as its connection was given to the pool, or took one away."""
+    for _ in range(2):
+        called(command, alias)
+        connections[alias].ensure_connection()
+
+
+@on("postgres", "mariadb")
+@pytest.mark.django_db(transaction=True)
+def test_a_called_command_keeps_an_open_transaction(alias: str) -> None:
+    """Where autocommit is off for a while: its writes were gone, and the commit raised nothing."""
+    transaction.set_autocommit(False, using=alias)
+    try:
+        Incident.objects.using(alias).create(kind="requeue", first_id=1, last_id=1)
+        called("outbox_status", alias)
+        transaction.commit(using=alias)
+    finally:
+        transaction.set_autocommit(True, using=alias)
+    assert Incident.objects.using(alias).exists()
 
 
 def test_where_no_signal_comes_none_is_listened_to() -> None:
