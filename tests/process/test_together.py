@@ -231,6 +231,20 @@ def test_a_command_that_code_calls_leaves_its_signal_handlers(alias: str, comman
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
 
 
+def test_a_stop_of_a_single_run_lets_the_handler_end(alias: str, published: Any) -> None:
+    """Each part connects before its work, which may not take the handlers of all parts away."""
+    handled: list[str] = []
+
+    @subscriber("stopped")
+    def handle(events: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        handled.extend(event.stream for event in events)
+
+    published("a")
+    assert together.run_together(once=True) == 0
+    assert handled == ["a"]
+
+
 @pytest.mark.parametrize("by_database", [False, True], ids=["setting", "database"])
 def test_the_retention_goes_on_after_a_kind_that_fails(
     alias: str, settings: Any, seen_by: Any, caplog: pytest.LogCaptureFixture, by_database: bool
