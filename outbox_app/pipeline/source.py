@@ -140,8 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at = Offset.load(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = self._planner.end(at, rows, bound=self._bound)
-        if end != at:  # the log may have been emptied meanwhile
-            self._planner.verify(at)
+        self._planner.verify(at)  # the log may have been emptied, or set back
         return end.dump()
 
     def prepareForTriggerAvailableNow(self) -> None:

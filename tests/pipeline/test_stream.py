@@ -148,6 +148,16 @@ class TestReader:
         with pytest.raises(ForeignCursor):
             reader.latestOffset(end, ReadAllAvailable())
 
+    def test_a_database_that_is_set_back(self, alias, make):
+        """It is refused before positions come up to those that the stream has passed."""
+        commit(alias, *"abc")
+        reader = make()
+        end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        Event.objects.using(alias).filter(stream__in="bc").delete()
+        for each in (reader, make()):
+            with pytest.raises(ForeignCursor):
+                each.latestOffset(end, ReadAllAvailable())
+
     def test_connections_stay_where_they_are(self, alias, make):
         reader = make()
         reader.initialOffset()
