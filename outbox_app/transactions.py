@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 from django.db.models.signals import post_migrate, pre_migrate
@@ -81,10 +81,6 @@ def leave_pool(connection: BaseDatabaseWrapper) -> None:
 
     The threads that wait for this one may hold all connections of the pool.
     """
-    if connection.settings_dict["OPTIONS"].get("pool") and not (
-        connection.in_atomic_block or lacks_autocommit(connection)
-    ):
-        connection.close()  # now it goes back there
     options = {k: v for k, v in connection.settings_dict["OPTIONS"].items() if k != "pool"}
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
 

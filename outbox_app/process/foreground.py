@@ -24,7 +24,6 @@ from django.db import connections
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
 from ..text import Write, get_logger, per_second
-from ..transactions import leave_pool
 from .loop import ProcessLoop
 from .preflight import require_alias, require_migrated, require_sessions
 from .waiting import StopFlag
@@ -159,17 +158,21 @@ def set_timeouts(using: str, *, answer_seconds: float | None = None) -> None:
     Django's pool is switched off. A loop keeps one or two connections for life: a pool might be too
     small for them, and forked workers would share the connections that are open in it.
     """
-    if _is_called.get():
-        leave_pool(connections[using])
     timeout = max(1, int(outbox_settings().LEASE_SECONDS))
     answer = int(answer_seconds or timeout)
     bounds = {
         "postgresql": {"connect_timeout": timeout},
         "mysql": {"connect_timeout": timeout, "read_timeout": answer, "write_timeout": timeout},
     }
-    options = connections[using].settings_dict.setdefault("OPTIONS", {})
+    connection = connections[using]
+    options = connection.settings_dict["OPTIONS"]
+    if options.get("pool") and connection.autocommit:
+        connection.close()  # to the pool, unless a transaction is open
+    if _is_called.get():
+        options = {**options}
+        connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
     options.pop("pool", None)
-    for name, seconds in bounds.get(connections[using].vendor, {}).items():
+    for name, seconds in bounds.get(connection.vendor, {}).items():
         options.setdefault(name, seconds)
 
 
