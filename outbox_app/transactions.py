@@ -143,9 +143,12 @@ def send_inside(signal: Signal, sender: type, alias: str, /, **facts: Any) -> No
     connection: Any = connections[alias]
     for _, error in signal.send_robust(sender, **facts):
         info = getattr(connection.connection, "info", None)
-        # PostgreSQL's PQTRANS_INERROR, and MySQL's number of a deadlock.
+        # PostgreSQL's PQTRANS_INERROR.
         undone = connection.needs_rollback or getattr(info, "transaction_status", 0) == 3
-        if isinstance(error, Exception) and (undone or error.args[:1] == (1213,)):
+        if connection.vendor == "mysql" and connection.in_atomic_block:
+            # A deadlock; and on MariaDB a row that has changed since it was read.
+            undone |= isinstance(error, DatabaseError) and error.args[:1] in [(1213,), (1020,)]
+        if undone and isinstance(error, Exception):
             raise error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from urllib.parse import urlsplit
 
 import pytest
@@ -56,10 +57,10 @@ def test_a_caller_who_ignores_the_error_cannot_commit(canvas, alias, add):
     assert not Group.objects.using(alias).exists()
 
 
-@pytest.mark.parametrize("fails_by", ["save", "query", "deadlock"])
+@pytest.mark.parametrize("fails_by", ["save", "query", 1213, 1020])
 def test_a_receiver_that_undoes_the_callers_transaction_fails_the_call(alias, add, fails_by):
     """Otherwise the end of the block would be a rollback that raises nothing."""
-    undoes = {"query": "postgresql", "deadlock": "mysql"}
+    undoes = {"query": "postgresql", 1213: "mysql", 1020: "mysql"}
     if connections[alias].vendor != undoes.get(fails_by, connections[alias].vendor):
         pytest.skip("This database undoes no transaction because of such an error.")
     before = Group.objects.using(alias).create(name="before")
@@ -67,9 +68,9 @@ def test_a_receiver_that_undoes_the_callers_transaction_fails_the_call(alias, ad
     def receiver(**kwargs):
         if fails_by == "save":
             Group(name=before.name).save(using=alias)
-        if fails_by == "deadlock":
+        if fails_by in (1213, 1020):
             connections[alias].connection.rollback()
-            raise OperationalError(1213, "Deadlock found when trying to get lock")
+            raise OperationalError(fails_by, "Deadlock found, or record has changed")
         connections[alias].cursor().execute("SELECT * FROM there_is_no_such_table")
 
     jobs_staged.connect(receiver)
@@ -101,6 +102,23 @@ def test_a_receiver_that_undoes_only_its_own_savepoint_is_logged(alias, add, cap
     assert Group.objects.using(alias).count() == 2
     assert StagedJob.objects.using(alias).count() == 1
     assert "IntegrityError" in caplog.text
+
+
+def test_a_deadlock_that_undoes_nothing_of_the_caller_is_logged(alias, add, staged, settings):
+    """One of another database; or one outside a transaction, where the job is committed."""
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "stage"}
+
+    def receiver(**kwargs):
+        raise OperationalError(1213, "Deadlock found when trying to get lock")
+
+    mysql = connections[alias].vendor == "mysql"
+    jobs_staged.connect(receiver)
+    try:
+        with nullcontext() if mysql else transaction.atomic(using=alias):
+            stage(add, (1, 1), using=alias)
+    finally:
+        jobs_staged.disconnect(receiver)
+    assert staged() == [[1, 1]]
 
 
 @pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
