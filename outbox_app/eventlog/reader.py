@@ -224,6 +224,7 @@ class LogReader:
             _dirty.pop(main).connection.close()
             dirty = None
         connection = dirty.connection if dirty else connections.create_connection(self.using)
+        connection.settings_dict = main.settings_dict  # with its timeouts
         try:
             with connection.cursor() as cursor:
                 if dirty is None:

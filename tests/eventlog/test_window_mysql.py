@@ -402,6 +402,8 @@ def test_the_readers_of_a_thread_share_one_dirty_connection(alias, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(connections, "create_connection", note)
+    settings = {**connections[alias].settings_dict}  # as a called command's, with its timeouts
+    monkeypatch.setattr(connections[alias], "settings_dict", settings)
     with Session(alias) as slow, reading(alias) as one:
         state = one.window.start(None)
         slow.begin().publish("slow")
@@ -410,6 +412,7 @@ def test_the_readers_of_a_thread_share_one_dirty_connection(alias, monkeypatch):
         with reading(alias) as other:
             assert read_all(one, state)[0] == read_all(other, state)[0] == ["a1"]
         assert len(made) == 1
+        assert made[0].settings_dict is settings
         assert made[0].connection is not None  # the first one needs it
     assert made[0].connection is None
 
