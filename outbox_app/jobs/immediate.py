@@ -20,7 +20,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connections
 from django.utils import timezone
 
@@ -30,7 +29,7 @@ from ..failpoints import failpoint
 from ..models import DatabaseNow, StagedJob
 from ..process import counters
 from ..process.backoff import Backoff
-from ..process.enclosure import raise_what_ends_the_thread
+from ..process.enclosure import after_the_commit, raise_what_ends_the_thread
 from ..process.lock_wait import is_conflict
 from ..process.wakeup import JOBS, wake
 from ..text import get_logger
@@ -135,15 +134,12 @@ class CommitBatch:
         self.jobs[:] = [job for job in self.jobs if job.pk not in ids]
 
     def publish(self) -> None:
-        try:
+        def log(error: Exception) -> None:  # unsettled jobs stay held
+            logger.exception("Immediate delivery failed database=%s", self.using)
+
+        with after_the_commit(log, using=self.using):
             if self.jobs:
                 self._publish()
-        except SoftTimeLimitExceeded:  # of the task that this thread executes
-            connections[self.using].close()  # it may wait for an answer still
-            raise
-        except Exception:  # all is committed, and unsettled jobs stay held
-            with suppress(Exception):  # a filter of the project's logging may raise
-                logger.exception("Immediate delivery failed database=%s", self.using)
 
     def _publish(self) -> None:
         failpoint("immediate_claimed")

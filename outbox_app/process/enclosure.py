@@ -10,8 +10,9 @@ start is gone. They cannot be undone then, only reported: ``TransactionEnded``.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import django.db
@@ -81,6 +82,26 @@ def raise_what_ends_the_thread(error: Exception | None, outer: BaseException | N
         cause = cause.__cause__ or cause.__context__
     if cause is not None and cause is not outer:
         raise cause
+
+
+@contextmanager
+def after_the_commit(log: Callable[[Exception], object], *, using: str) -> Iterator[None]:
+    """Leave an error of the block to ``log``: nothing that is committed has failed.
+
+    What has to end this thread, as the time limit of a Celery task, is raised. The connection is
+    closed then: it may wait for an answer still.
+    """
+    outer = sys.exception()
+    try:
+        yield
+    except Exception as error:
+        try:
+            raise_what_ends_the_thread(error, outer)
+        except BaseException:
+            connections[using].close()
+            raise
+        with suppress(Exception):  # a filter of the project's logging may raise
+            log(error)
 
 
 def refusing(what: str, *, using: str) -> AbstractContextManager[None]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 
-from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 
 from ..conf import outbox_settings
 from ..text import get_logger
+from .enclosure import after_the_commit
 
 logger = get_logger("outbox_app.wakeup")
 
@@ -62,15 +61,11 @@ def wake(using: str, channel: str) -> None:
 
 @cache
 def _waker(using: str, channel: str) -> Callable[[], None]:
+    def log(error: Exception) -> None:
+        logger.warning("Readers not woken, they will poll database=%s error=%r", using, error)
+
     def wake_readers() -> None:
-        try:
+        with after_the_commit(log, using=using):
             wake(using, channel)
-        except SoftTimeLimitExceeded:  # of the task that this thread executes
-            connections[using].close()  # it may wait for an answer still
-            raise
-        except Exception as error:  # nothing that is committed has failed
-            with suppress(Exception):  # a filter of the project's logging may raise
-                text = "Readers not woken, they will poll database=%s error=%r"
-                logger.warning(text, using, error)
 
     return wake_readers

@@ -9,12 +9,10 @@ projection was added. Both read the events back from the log, so that they see w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.models import OuterRef, Subquery
 
@@ -22,6 +20,7 @@ from ..eventlog.filter import EventFilter
 from ..eventlog.record import recorded
 from ..failpoints import failpoint
 from ..models import EventLog
+from ..process.enclosure import after_the_commit
 from ..process.lock_wait import atomic_with_lock_wait
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 from ..text import get_logger
@@ -79,15 +78,10 @@ def pending_events(
 
 def _push(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> None:
     projection: Any = subscriber.handle
-    try:
+    text = "Push left to the pull subscription=%s events=%d error=%r"
+    tell = partial(logger.warning, text, subscriber.name, len(ids))
+    with after_the_commit(tell, using=subscriber.using):
         failpoint("push")
         pending = list(pending_events(subscriber, log, ids))
         with atomic_with_lock_wait(LOCK_WAIT, using=subscriber.using):
             ProjectionTable(projection, using=subscriber.using).apply(pending)
-    except SoftTimeLimitExceeded:  # of the task that this thread executes
-        connections[subscriber.using].close()  # it may wait for an answer still
-        raise
-    except Exception as error:
-        with suppress(Exception):  # a filter of the project's logging may raise
-            text = "Push left to the pull subscription=%s events=%d error=%r"
-            logger.warning(text, subscriber.name, len(ids), error)

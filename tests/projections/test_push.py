@@ -98,6 +98,27 @@ def test_a_time_limit_of_the_writers_task_reaches_it(alias, published, status):
     assert status() == {}
 
 
+@on("postgres")
+def test_a_time_limit_while_a_push_commits_reaches_the_task(alias, published, status, monkeypatch):
+    """The connection is busy then: Django ends the transaction with another error."""
+    connection = connections[alias]
+
+    def interrupt():
+        connection.connection.pgconn.send_query(b"COMMIT")
+        raise SoftTimeLimitExceeded
+
+    declare(StatusOf, "status", push=True)
+    set_failpoint("push", lambda: monkeypatch.setattr(connection, "_commit", interrupt))
+    try:
+        with pytest.raises(SoftTimeLimitExceeded):
+            published("a")
+    finally:
+        set_failpoint("push", None)
+    assert connection.connection is None
+    monkeypatch.undo()
+    assert status() == {"a": ("1", 1)}
+
+
 def test_push_sees_what_the_pull_sees(alias, published, run):
     seen = []
 
