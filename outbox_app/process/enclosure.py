@@ -76,12 +76,21 @@ def raise_what_ends_the_thread(error: Exception | None, outer: BaseException | N
 
     ``outer`` is the exception that was being handled before, which has not caused the error.
     """
-    cause: BaseException | None = error
-    ends = SoftTimeLimitExceeded
-    while isinstance(cause, Exception) and not isinstance(cause, ends) and cause is not outer:
-        cause = cause.__cause__ or cause.__context__
-    if cause is not None and cause is not outer:
-        raise cause
+    for each in chain_of(error):
+        if each is outer:
+            return
+        if isinstance(each, SoftTimeLimitExceeded) or not isinstance(each, Exception):
+            raise each
+
+
+def chain_of(error: BaseException | None) -> list[BaseException]:
+    """Return an error, its cause, the cause of that one, and so on."""
+    chain: list[BaseException] = []
+    # ``raise error from error`` makes a ring.
+    while error is not None and all(error is not each for each in chain):
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import InternalError, OperationalError, connections, transaction
 
 from outbox_app.exceptions import TransactionEnded
-from outbox_app.process.enclosure import enclosed
+from outbox_app.process.enclosure import enclosed, raise_what_ends_the_thread
 
 
 class Column:
@@ -65,3 +65,9 @@ def test_the_time_limit_of_a_task_is_no_fault_of_the_code(alias, step, raises, m
     monkeypatch.setattr(connections[alias], f"savepoint_{step}", limited)
     with pytest.raises(SoftTimeLimitExceeded):
         run()
+
+
+def test_errors_that_have_caused_each_other_end_no_thread() -> None:
+    one, other = ValueError(), ValueError()
+    one.__cause__, other.__cause__ = other, one
+    raise_what_ends_the_thread(one, None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from ...exceptions import Undeliverable
+from ...process.enclosure import chain_of
 from .batch import BUDGET_BYTES, SMALL_BYTES
 from .outcome import PreparedMessage
 
@@ -92,8 +93,8 @@ class Wire:
         elif batch:
             attempts, taken, _ = self.failed.get(batch[0].row.task_id, (0, -1, None))
             attempts += taken < self._taken
-            if answer:  # its frames hold the batch that was read
-                answer.__traceback__ = answer.__context__ = answer.__cause__ = None
+            for each in chain_of(answer):
+                each.__traceback__ = None  # its frames hold the batch that was read
             self.failed[batch[0].row.task_id] = attempts, self._taken, answer
 
     def gives_up(self, item: PreparedMessage) -> Exception | None:

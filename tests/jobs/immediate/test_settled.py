@@ -448,18 +448,33 @@ def test_one_that_is_interrupted_drops_its_connection(alias, app, monkeypatch):
     assert len(closed) == 1
 
 
-@pytest.mark.parametrize("place", ["_send", "_declare", "prepare", "delete", "count"])
+class Answer(Exception):
+    """An error of a transport's library."""
+
+
+@pytest.mark.parametrize("place", ["_send", "_declare", "prepare", "delete", "count", "library"])
 def test_a_time_limit_of_the_callers_task_reaches_it(alias, app, monkeypatch, place, states):
     """Otherwise the task goes on until a harder limit kills its worker."""
 
     def interrupt(*args, **kwargs):
         raise SoftTimeLimitExceeded
 
+    def interrupt_library(*args, **kwargs):
+        """As boto, which raises an error of its own for any other."""
+        try:
+            interrupt()
+        except SoftTimeLimitExceeded as error:
+            raise Answer from error
+
     owners = {"prepare": [outcome, "_by_itself"], "delete": [immediate, "delete"]}
     owners["count"] = [counters.Minute, "add"]
+    owners["library"] = [Publisher, "_send"]
     owner, name = owners.get(place, [Publisher, place])
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupt)
+        if place == "library":
+            patch.setattr(owner, name, interrupt_library)
+            patch.setattr(Publisher, "_takes_batches", lambda publisher: False)
         with pytest.raises(SoftTimeLimitExceeded):
             _call(app, alias, 1)
     # A statement that was interrupted would let the next one fail.
