@@ -1,7 +1,4 @@
-"""Running drainers in the foreground: what ``manage.py drain_outbox`` calls.
-
-Several processes share the shards.
-"""
+"""Running drainers in the foreground: what ``manage.py drain_outbox`` calls."""
 
 from __future__ import annotations
 
@@ -39,8 +36,15 @@ def drain_outbox(
 ) -> int:
     """Drain until SIGTERM or SIGINT, or with ``once`` until the rows that exist now have left.
 
-    The other arguments are those of each ``Drain``. Returns an exit code: 0; 1 if a drainer process
-    died; 3 if the broker is unsafe.
+    Args:
+        using, interval, batch_size, max_jobs: Arguments of each ``Drain``.
+        processes: The number of drainers, each in a process of its own.
+
+    Returns:
+        An exit code: 0; 1 if a drainer process died; 3 if the broker is unsafe.
+
+    Raises:
+        InvalidArgument, NotMigrated, UnfitSession: It cannot begin.
     """
     require_at_least(
         batch_size=(batch_size, 1),
