@@ -88,7 +88,7 @@ def stage_many(
     Raises:
         NotAtomic, InvalidJob, UnknownTask: As for ``stage``. No job of the call is staged then.
     """
-    if isinstance(jobs, Signature | str):  # their items are words, each of which names a task
+    if isinstance(jobs, Mapping | str):  # a signature is one; the words in it would name tasks
         raise InvalidJob(f"stage_many() takes a list of signatures; got {jobs!r:.60}. Use stage().")
     using = using or outbox_alias()
     require_atomic("stage_many()", using=using)
