@@ -7,12 +7,12 @@ autocommit off, a transaction is open outside ``atomic()``, too. The predicates 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
@@ -129,10 +129,22 @@ def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[
     return run
 
 
-def keep_callbacks_apart(using: str) -> None:
-    """Let each callback of the open transaction run, even if others raise, which Django logs."""
+def keep_callbacks_apart(using: str) -> list[Exception]:
+    """Let each callback of the open transaction run, even if others raise, which Django logs.
+
+    Return a list that will hold the time limits of this thread's task that came meanwhile.
+    """
+    limits: list[Exception] = []
+
+    def run(hook: Callable[[], object]) -> None:
+        try:
+            hook()
+        except SoftTimeLimitExceeded as limit:
+            limits.append(limit)
+
     hooks: list[Any] = connections[using].run_on_commit
-    hooks[:] = [(sids, named(hook, operator.call), True) for sids, hook, _ in hooks]
+    hooks[:] = [(sids, named(hook, run), True) for sids, hook, _ in hooks]
+    return limits
 
 
 def send_inside(signal: Signal, sender: type, alias: str, /, **facts: Any) -> None:

@@ -143,8 +143,10 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             with _transaction(wait, locked=locked, using=using):
                 attempt = Attempt(entity, calls, using=using, locked=locked, wait=wait)
                 left = attempt.run()
-                keep_callbacks_apart(using)  # an error of one is not the answer
+                limits = keep_callbacks_apart(using)  # an error of one is not the answer
                 recorded = attempt.steps
+            for limit in limits:
+                raise limit
             seconds = time.monotonic() - began
             refused = sum(len(call.refused) for call in calls)  # by an index: no conflicts
             counting.count(attempt, conflicts=max(0, attempts - 1 - refused), seconds=seconds)

@@ -225,6 +225,29 @@ def test_what_comes_after_a_half_that_ends_early_keeps_its_turn(alias):
 
 
 @commits
+def test_the_time_limit_of_a_task_comes_in_a_callback_of_the_commit(alias):
+    """The callbacks of the other commands of the batch run all the same."""
+    called = []
+
+    def end():
+        called.append("end")
+        raise SoftTimeLimitExceeded
+
+    def receive(**facts):
+        for call in (end, lambda: called.append("next")):
+            transaction.on_commit(call, using=alias)
+
+    events_published.connect(receive, sender=PersonVersion)
+    try:
+        with pytest.raises(SoftTimeLimitExceeded):
+            Person.execute("a", "enter", {}, command_id="1", using=alias)
+    finally:
+        events_published.disconnect(receive, sender=PersonVersion)
+    assert called == ["end", "next"]
+    assert Person.history("a", using=alias).count() == 1
+
+
+@commits
 @pytest.mark.parametrize("point", ["loaded", "handled", "written", "committed", "sell", "take"])
 def test_the_time_limit_of_a_task_ends_it(alias, monkeypatch, point):
     """It comes at any line, and is no answer to the command whose line that is."""
