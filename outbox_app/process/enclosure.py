@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -79,7 +80,9 @@ def raise_what_ends_the_thread(error: Exception | None, outer: BaseException | N
     for each in chain_of(error):
         if each is outer:
             return
-        if isinstance(each, SoftTimeLimitExceeded) or not isinstance(each, Exception):
+        # CancelledError, of which asyncio makes a TimeoutError, ends a coroutine only.
+        ordinary = isinstance(each, Exception | CancelledError)
+        if isinstance(each, SoftTimeLimitExceeded) or not ordinary:
             raise each
 
 

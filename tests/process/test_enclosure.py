@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -71,3 +72,15 @@ def test_errors_that_have_caused_each_other_end_no_thread() -> None:
     one, other = ValueError(), ValueError()
     one.__cause__, other.__cause__ = other, one
     raise_what_ends_the_thread(one, None)
+
+
+def test_a_timeout_of_asyncio_ends_no_thread() -> None:
+    """As one of a transport's library, or of a project's serializer: it hides a CancelledError."""
+
+    async def ask() -> None:
+        async with asyncio.timeout(0):
+            await asyncio.sleep(9)
+
+    with pytest.raises(TimeoutError) as caught:
+        asyncio.run(ask())
+    raise_what_ends_the_thread(caught.value, None)
