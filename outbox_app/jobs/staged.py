@@ -15,6 +15,7 @@ from datetime import datetime
 from functools import partial
 from operator import attrgetter
 from typing import Any
+from uuid import UUID
 
 from celery import Celery, current_app
 from django.db import connections, transaction
@@ -97,7 +98,7 @@ def cancel(
 
     def revoke() -> None:  # no partial: if it fails, Django logs its __qualname__
         for each in apps:
-            each.control.revoke(task_id)
+            each.control.revoke(str(task_id))
 
     after_commit(revoke, using=using, robust=in_transaction or bool(taken))
     return bool(taken)
@@ -145,9 +146,9 @@ def reschedule(
 
 
 def _of_task(task_id: str, ordering_key: str, using: str) -> list[StagedJob]:
-    if not isinstance(task_id, str):
+    if not isinstance(task_id, str | UUID):  # the id of a result is what the task was given
         raise InvalidJob(f"task_id must be a string, as in result.id; got {task_id!r}.")
-    ids = ids_of_task(task_id, using=using, ordering_key=ordering_key)
+    ids = ids_of_task(str(task_id), using=using, ordering_key=ordering_key)
     rows = StagedJob.objects.using(using).filter(pk__in=ids, task_id=task_id)
     return list(rows.order_by("id"))
 
