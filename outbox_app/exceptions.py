@@ -314,7 +314,7 @@ class InvalidSchema(PipelineError, ValueError):
 
 
 class Unreachable(PipelineError):
-    """A database or an object store cannot be reached. The message never holds a password."""
+    """A database or an object store does not answer, or refuses. The message has no password."""
 
 
 class ArchiveRefused(PipelineError):

@@ -1,4 +1,7 @@
-"""Running drainers in the foreground: what ``manage.py drain_outbox`` calls."""
+"""Running drainers in the foreground: what ``manage.py drain_outbox`` calls.
+
+SIGTERM and SIGINT finish the batch in progress and hand the shards back.
+"""
 
 from __future__ import annotations
 

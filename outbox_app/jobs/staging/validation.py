@@ -145,10 +145,8 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
         try:
             dumps("F", (message.loads(job.envelope).headers,))
         except Exception as error:  # of any kind: the drainer would get the same one
-            text = str(error).strip()
-            raise InvalidJob(
-                f"headers: AMQP has no such type: {text}. Convert it to str."
-            ) from error
+            text = f"headers: AMQP takes no such value: {str(error).strip()}. Convert it to str."
+            raise InvalidJob(text) from error
     if job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
     check_size(job)
