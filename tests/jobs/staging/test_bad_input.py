@@ -163,7 +163,7 @@ REFUSED_BY_AMQP = {
         {"headers": {"tenant": {"id": uuid.UUID(int=7)}}},
         "headers: AMQP takes no such value: .*UUID.*for key b'id'.*Convert it to str",
     ),
-    "headers with a date": ({"headers": {"day": date(2030, 1, 1)}}, "takes no such .*datetime.date"),
+    "headers with a date": ({"headers": {"day": date(2030, 1, 1)}}, "takes no .*datetime.date"),
     "headers with a long key": ({"headers": {LONG: 1}}, "headers: a key .* got 'xxx.*Convert"),
 }
 # Celery's own errors, raised in the caller's line.
