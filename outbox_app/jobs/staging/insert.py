@@ -178,11 +178,11 @@ def chunks(
     chunk: list[Any] = []
     total = 0
     for item in items:
-        if chunk and (len(chunk) >= rows or total + size(item) > bytes):
+        total += (own := size(item))
+        if chunk and (len(chunk) >= rows or total > bytes):
             yield chunk
-            chunk, total = [], 0
+            chunk, total = [], own
         chunk.append(item)
-        total += size(item)
     if chunk:
         yield chunk
 
