@@ -11,7 +11,8 @@ from __future__ import annotations
 from django.dispatch import Signal
 
 #: Sent after rows were written, before the commit. The error of a receiver that has undone the
-#: caller's transaction is raised. Arguments: ``using`` (str), ``jobs`` (list of StagedJob).
+#: caller's transaction is raised, and so is the time limit of its task. Arguments: ``using`` (str),
+#: ``jobs`` (list of StagedJob).
 jobs_staged = Signal()
 
 #: Sent after the broker took a batch. Arguments: ``using`` (str), ``count`` (int), ``seconds``

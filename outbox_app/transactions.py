@@ -150,7 +150,8 @@ def keep_callbacks_apart(using: str) -> list[Exception]:
 def send_inside(signal: Signal, sender: type, alias: str, /, **facts: Any) -> None:
     """Call ``send_robust``; raise a receiver's error if it has undone the open transaction.
 
-    Otherwise the end of that transaction would be a rollback that raises nothing.
+    Otherwise the end of that transaction would be a rollback that raises nothing. A time limit of
+    this thread's task is raised, too.
     """
     connection: Any = connections[alias]
     for _, error in signal.send_robust(sender, **facts):
@@ -160,7 +161,7 @@ def send_inside(signal: Signal, sender: type, alias: str, /, **facts: Any) -> No
         if connection.vendor == "mysql" and connection.in_atomic_block:
             # A deadlock; and on MariaDB a row that has changed since it was read.
             undone |= isinstance(error, DatabaseError) and error.args[:1] in [(1213,), (1020,)]
-        if undone and isinstance(error, Exception):
+        if isinstance(error, Exception if undone else SoftTimeLimitExceeded):
             raise error
 
 

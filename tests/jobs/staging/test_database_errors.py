@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from celery import group
+from celery.exceptions import SoftTimeLimitExceeded
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
@@ -82,6 +83,19 @@ def test_a_receiver_that_undoes_the_callers_transaction_fails_the_call(alias, ad
     finally:
         jobs_staged.disconnect(receiver)
     assert [each.name for each in Group.objects.using(alias).all()] == ["before"]
+    assert not StagedJob.objects.using(alias).exists()
+
+
+def test_a_time_limit_of_the_callers_task_comes_in_a_receiver(alias, add):
+    def receiver(**kwargs):
+        raise SoftTimeLimitExceeded
+
+    jobs_staged.connect(receiver)
+    try:
+        with pytest.raises(SoftTimeLimitExceeded), transaction.atomic(using=alias):
+            add.delay(1, 1)
+    finally:
+        jobs_staged.disconnect(receiver)
     assert not StagedJob.objects.using(alias).exists()
 
 
