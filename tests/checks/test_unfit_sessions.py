@@ -45,7 +45,7 @@ def session(alias):
 
     yield use
     connections[alias].close()
-    settings["OPTIONS"] = before  # a command has put back a copy of them
+    settings["OPTIONS"] = before
 
 
 @pytest.mark.django_db(transaction=True)
