@@ -90,6 +90,15 @@ def test_no_line_of_a_traceback_passes_for_a_log_line(name: str, logged: StringI
     assert_harmless(logged.getvalue())
 
 
+def test_an_error_that_counts_as_false_is_escaped_too(logged: StringIO) -> None:
+    empty = type("Empty", (Exception,), {"__len__": lambda self: 0})
+    try:
+        raise empty(HOSTILE)
+    except empty:
+        get_logger("outbox_app.drain").exception("Failed")
+    assert_harmless(logged.getvalue())
+
+
 def test_a_record_that_another_process_sent_is_shown(logged: StringIO) -> None:
     """``logging.handlers.SocketHandler`` sends the message with nothing in ``args``."""
     sent = {"name": "outbox_app.drain", "levelno": 30, "levelname": "WARNING", "args": None}

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 from asgiref.sync import sync_to_async
 from celery import Celery, group
-from celery.exceptions import Retry
+from celery.exceptions import Retry, SoftTimeLimitExceeded
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.db import Error, connections, transaction
@@ -389,6 +389,17 @@ def test_a_connection_that_is_lost_meanwhile_is_the_callers_error(
             getattr(add, form)(1, 1)
     assert not users.exists()
     assert sent() == []
+
+
+@on_sqlite
+@pytest.mark.parametrize("form", ["delay", "delay_on_commit"])
+def test_a_time_limit_of_the_callers_task_reaches_it(alias, add, in_shadow, monkeypatch, form):
+    def interrupt(*args, **kwargs):
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(shadow, "_write", interrupt)
+    with transaction.atomic(using=alias), pytest.raises(SoftTimeLimitExceeded):
+        getattr(add, form)(1, 1)
 
 
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)

@@ -47,6 +47,18 @@ def fail(message: str = "no stock") -> None:
     raise ValueError(message)
 
 
+class Empty(ValueError):
+    """It has a length of 0, and so counts as false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@task()
+def fail_empty() -> None:
+    raise Empty
+
+
 @task()
 def leave(code: Any) -> None:
     sys.exit(code)

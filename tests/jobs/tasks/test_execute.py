@@ -103,11 +103,12 @@ def test_the_context(alias: str, enqueue: Any, run: Any) -> None:
     [
         (declared.fail, "no stock", ValueError, "FAILURE"),
         (declared.fail, "\x00\ud800", ValueError, "FAILURE"),
+        (declared.fail_empty, None, declared.Empty, "FAILURE"),
         (declared.leave, 3, SystemExit, "SUCCESS"),
         (declared.leave, -1, SystemExit, "SUCCESS"),
         (declared.returns_no_json, None, TypeError, "FAILURE"),
     ],
-    ids=["raises", "text", "exits", "exits by -1", "no JSON"],
+    ids=["raises", "text", "empty", "exits", "exits by -1", "no JSON"],
 )
 def test_an_error(
     *,
