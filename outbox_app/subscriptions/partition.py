@@ -216,10 +216,10 @@ class Partition:
             return Attempt(error=error)
         events, kept = self.gaps.wanted(complete), None
         if skips := {_key(each): each for each in decided(at.cursor.failed_event)}:
+            here = {(event.id, event.stream, event.version): event for event in events}
             if page.more:  # the events may come after this page, if others committed late
-                here = {(event.id, event.stream, event.version) for event in events}
                 kept = joined([each for key, each in skips.items() if key not in here])
-            events = [e for e in events if (e.id, e.stream, e.version) not in skips]
+            events = [event for key, event in here.items() if key not in skips]
         seen = read if self.gaps.active else events
         # If a partition's rows are all of parked streams, it stores a full page. Otherwise every
         # partition would read that page for ever.

@@ -60,7 +60,6 @@ import os, signal
 import django
 django.setup()
 from outbox_app.management.teaching import TeachingCommand
-from outbox_app.models import Incident
 from outbox_app.process.foreground import stop_on_signals
 
 class Late:
