@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -180,17 +179,17 @@ def set_timeouts(using: str, *, answer_seconds: float | None = None) -> None:
 def timeouts_of_a_call() -> Iterator[None]:
     """Let ``set_timeouts()`` concern this thread alone, until the end of the block.
 
-    Statements of other code have timeouts of its own, and its connections are the pool's. A
-    connection that is open before the block is kept, with its locks and transactions.
+    Other code, before and beside the command, has timeouts of its own, and perhaps Django's pool.
+    A connection that is open is kept, with its locks; one of the pool only with a transaction.
     """
-    all_open = partial(connections.all, initialized_only=True)
-    before = {each.alias: (each.settings_dict, each.connection) for each in all_open()}
+    initialized = connections.all(initialized_only=True)
+    before = {each.alias: (each.settings_dict, each.connection) for each in initialized}
     token = _is_called.set(True)
     try:
         yield
     finally:
         _is_called.reset(token)
-        for each in all_open():
+        for each in connections.all(initialized_only=True):
             given, opened = before.get(each.alias, (connections.settings[each.alias], None))
             if each.settings_dict is not given:
                 if each.connection is not opened:
