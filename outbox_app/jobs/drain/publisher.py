@@ -19,6 +19,7 @@ from datetime import datetime
 from types import NoneType
 
 from amqp.exceptions import AccessRefused
+from celery.exceptions import SoftTimeLimitExceeded
 
 from ...conf import outbox_settings
 from ...exceptions import UnsafeBroker
@@ -81,6 +82,8 @@ class Publisher(BrokerConnection):
                 self.app.amqp._event_dispatcher.publish(  # type: ignore[attr-defined]
                     "task-sent", event, self.producer, retry=False
                 )
+            except SoftTimeLimitExceeded:  # of the task that this thread executes
+                raise
             except Exception as error:  # an event is a courtesy; the job has left
                 logger.warning(
                     "Event task-sent was not sent task_id=%s error=%r", row.task_id, error

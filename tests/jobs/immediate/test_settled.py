@@ -452,7 +452,9 @@ class Answer(Exception):
     """An error of a transport's library."""
 
 
-@pytest.mark.parametrize("place", ["_send", "_declare", "prepare", "delete", "count", "library"])
+@pytest.mark.parametrize(
+    "place", ["_send", "_declare", "prepare", "event", "delete", "count", "library"]
+)
 def test_a_time_limit_of_the_callers_task_reaches_it(alias, app, monkeypatch, place, states):
     """Otherwise the task goes on until a harder limit kills its worker."""
 
@@ -469,6 +471,8 @@ def test_a_time_limit_of_the_callers_task_reaches_it(alias, app, monkeypatch, pl
     owners = {"prepare": [outcome, "_by_itself"], "delete": [immediate, "delete"]}
     owners["count"] = [counters.Minute, "add"]
     owners["library"] = [Publisher, "_send"]
+    owners["event"] = [app.amqp._event_dispatcher, "publish"]
+    app.conf.task_send_sent_event = place == "event"
     owner, name = owners.get(place, [Publisher, place])
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupt)
