@@ -100,20 +100,20 @@ def chain_of(error: BaseException | None) -> list[BaseException]:
 def after_the_commit(log: Callable[[Exception], object], *, using: str) -> Iterator[None]:
     """Leave an error of the block to ``log``: nothing that is committed has failed.
 
-    What has to end this thread, as the time limit of a Celery task, is raised. The connection is
+    What has to end this thread, as a time limit of Celery or gevent, is raised. The connection is
     closed then: it may wait for an answer still.
     """
     outer = sys.exception()
     try:
-        yield
-    except Exception as error:
         try:
+            yield
+        except Exception as error:
             raise_what_ends_the_thread(error, outer)
-        except BaseException:
-            connections[using].close()
-            raise
-        with suppress(Exception):  # a filter of the project's logging may raise
-            log(error)
+            with suppress(Exception):  # a filter of the project's logging may raise
+                log(error)
+    except BaseException:
+        connections[using].close()
+        raise
 
 
 def refusing(what: str, *, using: str) -> AbstractContextManager[None]:

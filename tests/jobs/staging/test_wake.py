@@ -126,14 +126,15 @@ def test_the_setting_turns_it_off(alias, add, notified, settings):
     assert notified() == 0
 
 
-def test_a_time_limit_of_the_callers_task_is_not_swallowed(alias, add, monkeypatch):
+@pytest.mark.parametrize("limit", [SoftTimeLimitExceeded, KeyboardInterrupt])
+def test_a_time_limit_of_the_callers_task_is_not_swallowed(alias, add, monkeypatch, limit):
     """And its connection, which waits for an answer, is not left to the next statement."""
 
     def interrupt(*args):
-        raise SoftTimeLimitExceeded
+        raise limit
 
     monkeypatch.setattr(wakeup, "wake", interrupt)
-    with pytest.raises(SoftTimeLimitExceeded), transaction.atomic(using=alias):
+    with pytest.raises(limit), transaction.atomic(using=alias):
         add.delay(1, 1)
     assert connections[alias].connection is None
 
