@@ -47,7 +47,7 @@ def usable_aliases() -> list[str]:
 
 def require_alias(using: str) -> None:
     if using not in (known := usable_aliases()):
-        raise InvalidArgument(f"--database {using!r}: no such alias. Known: {', '.join(known)}.")
+        raise InvalidArgument(f"Database {using!r}: no such alias. Known: {', '.join(known)}.")
 
 
 def require_migrated(using: str, model: type[Model] = StagedJob) -> None:

@@ -138,7 +138,7 @@ def test_it_tells_how_far_it_is(alias, settings, kept):
         (["--inbox", "--older-than", "soon"], "invalid int value"),
         (["--inbox", "--batch-size", "0"], "--batch-size must be from 1 to 10000; got 0"),
         (["--inbox", "--batch-size", "10001"], "--batch-size must be from 1 to 10000; got 10001"),
-        (["--inbox", "--database", "x"], "--database 'x': no such alias. Known: default"),
+        (["--inbox", "--database", "x"], "Database 'x': no such alias. Known: default"),
     ],
 )
 def test_wrong_arguments_are_refused(alias, kept, arguments, message):
