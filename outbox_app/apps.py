@@ -23,12 +23,13 @@ class OutboxAppConfig(AppConfig):
         from . import checks, tasks  # noqa: F401  # registers a Celery task
         from .conf import require_celery
         from .monitoring import log_lines  # noqa: F401  # connects its receivers
+        from .text import get_logger
 
         require_celery()
         # LOGGING has disabled those that exist: the project's celery.py imports them before.
         for name in list(logging.root.manager.loggerDict):
             if name.partition(".")[0] == "outbox_app":
-                logging.getLogger(name).disabled = False
+                get_logger(name).disabled = False
         checks.register()
         given = getattr(settings, "OUTBOX", None)
         if isinstance(given, dict) and given.get("DETECT"):  # a check reports any other type
