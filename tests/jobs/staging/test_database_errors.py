@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from urllib.parse import urlsplit
 
 import pytest
@@ -41,6 +41,15 @@ def locked(alias):
     other.close()
 
 
+@contextmanager
+def connected(receiver):
+    jobs_staged.connect(receiver)
+    try:
+        yield
+    finally:
+        jobs_staged.disconnect(receiver)
+
+
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 @pytest.mark.parametrize("canvas", [False, True], ids=["task", "group"])
 @pytest.mark.usefixtures("locked")
@@ -74,14 +83,10 @@ def test_a_receiver_that_undoes_the_callers_transaction_fails_the_call(alias, ad
             raise OperationalError(fails_by, "Deadlock found, or record has changed")
         connections[alias].cursor().execute("SELECT * FROM there_is_no_such_table")
 
-    jobs_staged.connect(receiver)
-    try:
-        with transaction.atomic(using=alias):
-            Group.objects.using(alias).create(name="business")
-            with pytest.raises(DatabaseError):
-                add.delay(1, 1)
-    finally:
-        jobs_staged.disconnect(receiver)
+    with connected(receiver), transaction.atomic(using=alias):
+        Group.objects.using(alias).create(name="business")
+        with pytest.raises(DatabaseError):
+            add.delay(1, 1)
     assert [each.name for each in Group.objects.using(alias).all()] == ["before"]
     assert not StagedJob.objects.using(alias).exists()
 
@@ -90,12 +95,8 @@ def test_a_time_limit_of_the_callers_task_comes_in_a_receiver(alias, add):
     def receiver(**kwargs):
         raise SoftTimeLimitExceeded
 
-    jobs_staged.connect(receiver)
-    try:
-        with pytest.raises(SoftTimeLimitExceeded), transaction.atomic(using=alias):
-            add.delay(1, 1)
-    finally:
-        jobs_staged.disconnect(receiver)
+    with connected(receiver), pytest.raises(SoftTimeLimitExceeded), transaction.atomic(using=alias):
+        add.delay(1, 1)
     assert not StagedJob.objects.using(alias).exists()
 
 
@@ -106,13 +107,9 @@ def test_a_receiver_that_undoes_only_its_own_savepoint_is_logged(alias, add, cap
         with transaction.atomic(using=alias):
             Group(name="before").save(using=alias)
 
-    jobs_staged.connect(receiver)
-    try:
-        with transaction.atomic(using=alias):
-            Group.objects.using(alias).create(name="business")
-            add.delay(1, 1)
-    finally:
-        jobs_staged.disconnect(receiver)
+    with connected(receiver), transaction.atomic(using=alias):
+        Group.objects.using(alias).create(name="business")
+        add.delay(1, 1)
     assert Group.objects.using(alias).count() == 2
     assert StagedJob.objects.using(alias).count() == 1
     assert "IntegrityError" in caplog.text
@@ -126,12 +123,8 @@ def test_a_deadlock_that_undoes_nothing_of_the_caller_is_logged(alias, add, stag
         raise OperationalError(1213, "Deadlock found when trying to get lock")
 
     mysql = connections[alias].vendor == "mysql"
-    jobs_staged.connect(receiver)
-    try:
-        with nullcontext() if mysql else transaction.atomic(using=alias):
-            stage(add, (1, 1), using=alias)
-    finally:
-        jobs_staged.disconnect(receiver)
+    with connected(receiver), nullcontext() if mysql else transaction.atomic(using=alias):
+        stage(add, (1, 1), using=alias)
     assert staged() == [[1, 1]]
 
 
