@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -34,6 +35,7 @@ from ..models import Statistic
 from ..models.statistic import label_of, write_figures
 from ..text import get_logger
 from .backoff import Backoff
+from .enclosure import after_the_commit
 from .lease import LeaseHolder
 from .lock_wait import atomic_with_lock_wait
 
@@ -249,26 +251,24 @@ def write_shared(
 ) -> None:
     """Write the shared counters, if a write is due, with samples by name.
 
-    If ``samples()`` returns None, a later call writes them. The only exception raised is the soft
-    time limit of a Celery task that this thread executes.
+    If ``samples()`` returns None, a later call writes them. Only what has to end this thread is
+    raised, as a time limit.
     """
     shared = _shared.get(_key(using))
     if shared is None or not shared.is_due or connections[using].in_atomic_block:
         return
     if not shared.writing.acquire(blocking=False):
         return  # with two writers, the older figure might be written last
+    log = partial(logger.warning, "Counters were not written database=%s error=%r", using)
     try:
-        if (found := samples()) is None:
-            return
-        with shared.lock:
-            for minute in shared.changed()[-1:]:
-                for name, value in found.items():
-                    minute.put(name, value)
-        shared.write()
-    except SoftTimeLimitExceeded:
-        raise
-    except Exception as error:
-        logger.warning("Counters were not written database=%s error=%r", using, error)
+        with after_the_commit(log, using=using):
+            if (found := samples()) is None:
+                return
+            with shared.lock:
+                for minute in shared.changed()[-1:]:
+                    for name, value in found.items():
+                        minute.put(name, value)
+            shared.write()
     finally:
         shared.writing.release()
 

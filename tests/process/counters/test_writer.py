@@ -187,3 +187,5 @@ def test_the_time_limit_of_a_task_ends_the_task(alias, monkeypatch):
     with pytest.raises(SoftTimeLimitExceeded):
         counters.write_shared(alias)
     assert not shared.writing.locked()
+    # A statement that was interrupted would let the next one fail.
+    assert alias == "default" or connections[alias].connection is None
