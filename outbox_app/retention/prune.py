@@ -178,8 +178,9 @@ def _batches(
                 table.filter(pk__in=[pk for pk, _ in batch]).delete()  # those that are still old
             reached = batch[-1][1]
             yield len(batch), reached
-            if connections[rows.db].vendor == "postgresql":
-                # Otherwise each batch would walk over the index entries of all deleted rows.
+            if connections[rows.db].vendor != "sqlite":  # which compares times as texts
+                # Otherwise each batch would walk over the rows of other parts, and on PostgreSQL
+                # over the index entries of all deleted rows.
                 front = old.filter(**{f"{column}__gte": reached})
 
 

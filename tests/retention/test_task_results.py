@@ -73,6 +73,26 @@ def test_the_jobs_are_not_read_again_for_each_result(alias: str, results: Any) -
     assert [plan for plan in plans if "Anti Join" not in plan] == []
 
 
+@on("mariadb")
+def test_rows_that_never_began_are_not_passed_again_with_each_batch(
+    alias: str, results: Any
+) -> None:
+    """They go after the others: a large number of them would make each batch long."""
+    for _ in range(200):
+        results(99, "READY")
+        results(99)
+
+    def rows_read() -> int:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read_next'")
+            return int(cursor.fetchone()[1])
+
+    before = rows_read()
+    call_command("outbox_prune", "--results", "--batch-size=10")
+    assert left(alias) == set()
+    assert rows_read() - before < 1000
+
+
 def test_all_that_is_old_goes_in_any_order_of_coming(alias: str, results: Any) -> None:
     old = [results(days) for days in (9, 12, 8, 30, 12, 12)]
     twelve = TaskResult.objects.using(alias).filter(task_id__in=[old[1], *old[4:]])
