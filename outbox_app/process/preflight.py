@@ -94,7 +94,8 @@ def sqlite_fault(using: str) -> str:
     connection: Any = connections[using]
     if connection.vendor != "sqlite" or connection.is_in_memory_db():
         return ""
-    name, options = map(connection.settings_dict.get, ("NAME", "OPTIONS"))
+    name = connection.settings_dict["NAME"]
+    options = connection.settings_dict["OPTIONS"]
     wrong = []
     if str(options.get("transaction_mode")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
         wrong.append("transactions begin as readers")
