@@ -141,6 +141,7 @@ def keep_callbacks_apart(using: str) -> list[Exception]:
             hook()
         except SoftTimeLimitExceeded as limit:
             limits.append(limit)
+            raise
 
     hooks: list[Any] = connections[using].run_on_commit
     hooks[:] = [(sids, named(hook, run), True) for sids, hook, _ in hooks]

@@ -140,7 +140,7 @@ class LogReader:
         return page
 
     def records(self, rows: Sequence[tuple[Any, ...]]) -> list[RecordedEvent]:
-        """Return rows as records, without tombstones. Values behind those of ``columns`` go."""
+        """Return rows of ``columns``, and perhaps more, as records, without tombstones."""
         make, record, n, rest = tuple.__new__, self._record, len(COLUMNS), self._rest
         end = len(self.columns)
         records: list[Any] = [
