@@ -25,7 +25,7 @@ from ..models.job import JobMessage
 from ..text import LIMIT, shown
 from .masking import masked, may_be_sensitive
 
-#: The longest body that is parsed, in characters. A longer one is shown as it was written.
+#: The longest text that is parsed, in characters. A longer one is shown as it was written.
 PARSED = 1024 * 1024
 #: The content type of a body that is decoded.
 JSON = "application/json"
@@ -105,7 +105,7 @@ def _body(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> Par
         except zlib.error as error:
             return Part(f"{_opaque(f'{kind}, {compression}', len(body))} {error}")
     text = body[: PARSED + 1].decode(errors="backslashreplace")
-    return json_of(text, note) if len(text) <= PARSED else _as_it_is(note, text)
+    return json_of(text, note)
 
 
 _UNPARSED = object()
@@ -120,7 +120,7 @@ def parsed(text: str) -> Any:
 
 
 def json_of(text: str, note: str = "") -> Part:
-    value = parsed(text)
+    value = parsed(text) if len(text) <= PARSED else _UNPARSED
     return _as_it_is(note, text) if value is _UNPARSED else data_of(value, note)
 
 

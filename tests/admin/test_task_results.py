@@ -59,3 +59,12 @@ def test_a_row_that_was_edited_by_hand(superuser, failed, damaged):
     TaskResult.objects.using(failed._state.db).filter(pk=failed.pk).update(**columns)
     assert superuser.get(LIST).status_code == 200
     assert text(superuser.get(page(failed))).count(damaged.strip("[]{}")[:8]) >= 1
+
+
+def test_a_large_call_is_cut_before_it_is_parsed(superuser, failed):
+    """A call may have 16 MiB of JSON: to parse and indent that would take most of a minute."""
+    call = f"[{'[],' * 350_000}[]]"
+    TaskResult.objects.using(failed._state.db).filter(pk=failed.pk).update(call=call)
+    shown = text(superuser.get(page(failed)))
+    assert "[[],[],[]," in shown
+    assert "Cut: the first 10000 characters are shown." in shown
