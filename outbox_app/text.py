@@ -32,18 +32,15 @@ def escaped(text: object, *, but: str = "") -> str:
     if given.isprintable():
         return given
     return "".join(
-        character
-        if character.isprintable() or character in but
-        else character.encode("unicode_escape").decode()
-        for character in given
+        each if each.isprintable() or each in but else each.encode("unicode_escape").decode()
+        for each in given
     )
 
 
 def shown(text: object, limit: int = LIMIT, *, but: str = "\n\t") -> str:
     """Return the text escaped, except its line breaks and tabs, and cut to ``limit`` with an …."""
     given = str(text)
-    visible = escaped(given[:limit], but=but)
-    return visible if len(given) <= limit else f"{visible}…"
+    return escaped(given[:limit], but=but) + "…" * (len(given) > limit)
 
 
 def one_line(text: object, limit: int) -> str:
@@ -56,8 +53,7 @@ def one_line(text: object, limit: int) -> str:
 def duration(seconds: float, *, fine: bool = False) -> str:
     """Return a duration for people: ``4 s``, ``12 min``, ``3 h 5 min``, ``2 d 1 h``.
 
-    Two units at most, never rounded up: a duration shown as an hour has lasted an hour. With
-    ``fine`` a duration below ten seconds is shown in milliseconds.
+    Two units at most, rounded down. With ``fine`` less than ten seconds is in milliseconds.
     """
     if fine and seconds < 10:
         return f"{seconds * 1000:.0f} ms"
@@ -72,6 +68,11 @@ def duration(seconds: float, *, fine: bool = False) -> str:
 def storable(text: str) -> str:
     """Return a text that every database can store: no NUL, no lone surrogate."""
     return text.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
+
+
+def without_passwords(text: str) -> str:
+    """Return a text with the passwords of its addresses hidden: ``s3://key:**@bucket``."""
+    return re.sub(r"(://[^\s/@:\['\"]*:)(?!\d+[/?#])[^\s'\"]{0,200}@", r"\1**@", text)
 
 
 def per_second(count: int, seconds: float) -> float:
@@ -91,8 +92,7 @@ def _escape(record: logging.LogRecord) -> bool:
     # The message is not merged with its arguments, as error trackers group records by message.
     record.msg = escaped(record.msg)
     if isinstance(record.args, tuple):
-        places = chain(_places(record.msg), repeat(("", "")))
-        given = zip(record.args, places, strict=False)
+        given = zip(record.args, chain(_places(record.msg), repeat(("", ""))), strict=False)
         record.args = tuple(_argument(value, *place, record) for value, place in given)
     if record.exc_info and record.exc_info[0] and not record.exc_text:
         # Formatters use exc_text. It is indented, so that no line of it can pass for a log line.

@@ -14,7 +14,7 @@ from django.core.checks import CheckMessage
 
 from .. import URLS
 from ..process.preflight import usable_aliases
-from ..text import escaped
+from ..text import escaped, without_passwords
 from .values import check_settings
 
 #: How many names a message lists.
@@ -68,7 +68,7 @@ def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[C
                 raise
             messages = []
         for message in messages:
-            message.msg = escaped(message.msg)
+            message.msg = escaped(without_passwords(message.msg))
             message.hint = f"{escaped(message.hint)}\n\tSee {page_of(str(message.id))}."
         return messages
 

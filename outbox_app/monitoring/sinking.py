@@ -11,6 +11,7 @@ from ..aliases import log_alias
 from ..eventlog.registry import sinks
 from ..models import DatabaseNow, Process
 from ..process.lease import alive
+from ..text import without_passwords
 
 DAY = 86400.0
 NOT_RUN = "a process of run_subscriptions or run_outbox; none is running"
@@ -36,8 +37,8 @@ class SinkStatus:
 def sink_status(*, using: str | None = None) -> list[SinkStatus]:
     """Return the facts of all logs that sink, or of those on one alias."""
     found = []
-    for log, (archive, days) in sinks(using).items():
-        alias, table = log_alias(log), log._meta.db_table
+    for log, (address, days) in sinks(using).items():
+        alias, table, archive = log_alias(log), log._meta.db_table, without_passwords(address)
         processes = alive(Process.objects.using(alias).filter(resource=f"sink:{table}"))
         rows = log._base_manager.using(alias).order_by("pk").annotate(now=DatabaseNow())
         oldest = rows.values_list("pk", "recorded_at", "now").first()

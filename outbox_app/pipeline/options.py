@@ -80,8 +80,9 @@ class Options:
             object.__setattr__(self, "archive", os.path.abspath(self.archive))
         try:
             said = self.parameters
-        except ValueError as error:
-            raise InvalidOption(f"The url is invalid: {error}.") from None
+        except ValueError:  # whose text may have a part of a password
+            text = "The url is invalid: percent-encode its parts, and give a number as its port."
+            raise InvalidOption(text) from None
         if self.address.password is not None or not _SECRETS.isdisjoint(map(str.lower, said)):
             raise InvalidOption(
                 "The url holds a password, which would be shown in plans and logs. Leave it out. "

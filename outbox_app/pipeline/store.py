@@ -16,7 +16,7 @@ from uuid import uuid4
 from pyarrow import fs
 
 from ..exceptions import ArchiveRefused, Unreachable
-from ..text import one_line
+from ..text import one_line, without_passwords
 
 #: Characters of a path that delta-rs does not take literally.
 _UNFIT = re.compile(r"[?#\\\x00-\x1f]|%[0-9A-Fa-f]{2}")
@@ -37,7 +37,8 @@ class Store:
 
     def __init__(self, folder: str) -> None:
         said = urlsplit(folder) if re.match(r"[\w+.-]{2,}:/", folder) else None
-        if said and (said.password is not None or said.query):
+        is_open = without_passwords(folder) != folder
+        if said and (is_open or said.password is not None or said.query):
             raise ArchiveRefused(
                 "The address of the archive holds a password or parameters, which would be shown "
                 "in logs. Leave them out, and give them to each process in its environment: "

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from django.core.checks import Tags, Warning, run_checks
 
+from outbox_app.checks.fleet import check_fleet
 from outbox_app.checks.messages import EVERYWHERE, LISTED, PAGES, linked, listed, page_of
+from outbox_app.checks.values import check_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"outbox\.[EW]\d{3}")
@@ -90,3 +92,15 @@ def test_long_lists_are_cut():
     names = [f"n{i}" for i in range(LISTED + 2)]
     assert listed(names) == "n0, n1, n2, n3, n4 and 2 more"
     assert listed(names[:2]) == "n0, n1"
+
+
+def test_no_message_has_a_password(settings):
+    """Of an address in the settings: the messages are in the log of a deploy, or of CI."""
+    address = "https://ops:s3cret@shop.example/outbox/"
+    settings.OUTBOX = {
+        "FLEET": {"SERVICE": "shop", "ADDRESS": address, "SERVERS": {"shop": [address]}},
+        "SINK": {"outbox_event": ("s3://key:s3/cret@bucket/events", 0)},
+    }
+    found = [*linked(check_fleet)(), *linked(check_settings)()]
+    assert [each.id for each in found] == ["outbox.E046", "outbox.E046", "outbox.E003"]
+    assert all("**@" in each.msg and "cret" not in each.msg for each in found)

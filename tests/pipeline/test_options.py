@@ -83,6 +83,14 @@ def test_a_password_in_the_url_is_refused_and_not_repeated(url):
     assert "s3cret" not in str(raised.value)
 
 
+@pytest.mark.parametrize("rest", ["", "/x@db/shop", "#x@db/shop", "?x@db/shop", "/shop"])
+def test_what_may_be_a_part_of_a_password_is_not_repeated(rest):
+    """It was not percent-encoded, or the host was left out."""
+    with pytest.raises(InvalidOption, match="percent-encode its parts") as raised:
+        Options.of({"url": f"postgresql://reader:s3cret{rest}"})
+    assert "s3cret" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("url", "vendor", "parameters"),
     [

@@ -319,3 +319,9 @@ def test_what_makes_no_sense(settings, value):
     [found] = check_settings()
     assert found.id == "outbox.E003"
     assert "a dictionary of logs by their tables, each with (archive, days)" in found.msg
+
+
+def test_a_password_in_the_address_is_not_shown(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "SINK": {LOG: ("s3://key:hu/sh@bucket/events", 3)}}
+    [status] = sink_status()
+    assert status.archive == "s3://key:**@bucket/events"
