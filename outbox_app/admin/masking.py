@@ -3,7 +3,8 @@
 A value is masked if the name of its key contains one of the setting's words, at any depth of JSON.
 Case and separators are ignored: ``api_key`` also matches ``apiKey`` and ``X-API-Key``. In text that
 is not JSON (a repr, a damaged body), or is JSON inside a string, keys cannot be told from values:
-such text is not shown at all if it contains a word. Positional arguments are not recognised.
+such text is not shown at all if it contains a word. In other text, such as a URL with parameters,
+values are masked if they are recognised. Positional arguments are not recognised.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from typing import Any
 
 from ..conf import outbox_settings
-from ..text import one_line
+from ..text import one_line, without_passwords
 
 #: What is shown instead of a value.
 MASK = "••••"
@@ -38,13 +39,12 @@ def masked(value: Any, *, hidden: str = MASK) -> Any:
                 each[key] = MASK
             elif isinstance(inner, dict | list):
                 waiting.append(inner)
-            elif (
-                isinstance(inner, str)
+            elif isinstance(inner, str):
                 # JSON inside a string, as from a webhook, even encoded twice; or a repr.
-                and (key in REPRS or inner.lstrip()[:1] in ("{", "[", '"'))
-                and _is_sensitive(_unescaped(inner), words)
-            ):
-                each[key] = hidden
+                is_whole = key in REPRS or inner.lstrip()[:1] in ("{", "[", '"')
+                may_name = is_whole or ":" in inner or "=" in inner
+                if may_name and _is_sensitive(_unescaped(inner), words):
+                    each[key] = hidden if is_whole else masked_text(inner)
     return whole[0]
 
 
@@ -62,9 +62,10 @@ def masked_text(text: str) -> str:
     if not names:
         return text
     pattern = (
-        rf"(?P<key>(?:{names})[\w-]{{0,40}}['\"]?\s{{0,3}}[:=]\s{{0,3}})"
+        rf"(?P<key>(?:{names})[\w-]{{0,40}}\\*['\"]?\s{{0,3}}[:=]\s{{0,3}}\\*)"
         r"(?:\"[^\"]*\"?|'[^']*'?|(?:(?:Bearer|Basic|Digest|Token) )?[^\s,;)}\]]+)"
     )
+    text = without_passwords(text)
     return re.sub(pattern, rf"\g<key>{MASK}", text, flags=re.IGNORECASE)
 
 
@@ -89,12 +90,8 @@ def _is_sensitive(name: Any, words: list[str]) -> bool:
 
 def _is_pair(value: Any) -> bool:
     # A header, as HTTP libraries list them. If the first text is a sentence, it names no header.
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and isinstance(value[0], str)
-        and bool(re.fullmatch(r"[\w.-]{1,60}", value[0]))
-    )
+    is_pair = isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)
+    return is_pair and bool(re.fullmatch(r"[\w.-]{1,60}", value[0]))
 
 
 def _unescaped(text: str) -> str:

@@ -79,6 +79,22 @@ def test_json_in_a_text_is_not_shown_where_it_may_be_sensitive(alias, superuser,
     assert r'"ok": "{\"a\": 1}"' in shown
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["https://shop.example/reset?token=%s&u=7", "user=ann&password=%s", "data: {'api_key': '%s'}",
+     "mail to ann, secret: %s"],
+)  # fmt: skip
+def test_values_that_are_recognised_in_a_text_are_masked(alias, superuser, words):
+    """As in the link of a mail: its repr among the headers is not shown at all."""
+    given = [[words % SECRET], {"url": [words % SECRET]}, {}]
+    envelope = message(headers={"argsrepr": repr(given[0]), "h": words % SECRET})
+    shown = text(
+        superuser.get(page(job(alias, body=json.dumps(given).encode(), envelope=envelope)))
+    )
+    assert SECRET not in shown
+    assert shown.count(MASK) == 3
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_text_that_is_all_there_is_may_be_json_too(depth):
     given = {"token": SECRET}
@@ -184,6 +200,7 @@ def test_the_words_are_a_setting(alias, superuser, settings):
     [
         "bad password=%s", "{'api_key': '%s', 'b': 1}", 'no "token": "%s" here', "IBAN: %s!",
         "Authorization: Bearer %s", "Authorization: Token %s", "card_number = %s, x", "secret='%s",
+        r'400 for {"body": "{\"token\": \"%s\"}"}', "401 for https://ann:%s@api.example/orders",
     ],
 )  # fmt: skip
 def test_an_exceptions_words_are_masked_as_far_as_they_are_seen(alias, superuser, words):
