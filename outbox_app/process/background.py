@@ -77,16 +77,15 @@ class Background:
             self._room.failed(OutboxError(f"{self.longest} calls wait, so others are lost."))
             return
         self._room.succeeded()
-        with self._lock:
-            if len(self.threads) < self.most_threads:
-                thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-                try:
+        try:
+            with self._lock:
+                if len(self.threads) < self.most_threads:
+                    thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                     thread.start()
-                except RuntimeError as error:  # the process is exiting, or has too many threads
-                    text = "No thread can be started, so calls wait what=%s error=%r"
-                    logger.warning(text, self.name, error)
-                else:
                     self.threads.add(thread)
+        except RuntimeError as error:  # the process is exiting, or has too many threads
+            text = "No thread can be started, so calls wait what=%s error=%r"
+            logger.warning(text, self.name, error)
 
     def drain(self, seconds: float) -> bool:
         """Wait for all calls, for at most so many seconds; return whether all were made."""

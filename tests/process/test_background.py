@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import threading
@@ -58,6 +59,33 @@ def test_calls_that_no_thread_makes_are_not_waited_for(monkeypatch: pytest.Monke
         assert calls.waiting.qsize() == 1
     monkeypatch.setattr(background.time, "sleep", lambda seconds: pytest.fail("it waits"))
     assert not calls.drain(patience(20))
+
+
+def test_no_other_sender_waits_for_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler that sends mail by Celery comes back here itself, in shadow mode."""
+    calls = Background("late", threads=1, longest=10, together=1, at_exit=0)
+    start, refused, waits, made = threading.Thread.start, [], [], []
+
+    def refuse_first(self: threading.Thread) -> None:
+        if self.name == calls.name and not refused:
+            refused.append(self)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    def emit(record: logging.LogRecord) -> None:
+        sender = threading.Thread(target=calls.send, args=(made.extend, [2]), daemon=True)
+        sender.start()
+        sender.join(patience(2))
+        waits.append(sender.is_alive())
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_first)
+    monkeypatch.setattr(caplog.handler, "emit", emit)
+    calls.send(made.extend, [1])
+    assert calls.drain(patience(20))
+    assert waits == [False]
+    assert made == [1, 2]
 
 
 def test_lost_calls_are_logged_once_until_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
