@@ -47,9 +47,9 @@ def own_mode(app: Any, name: str) -> Any:
 
 
 def loaded_task(app: Any, name: str) -> Any:
-    """Return the task of this name if the app has it; load no tasks."""
-    try:
-        return app._tasks[name]
+    """Return the task of this name if the app has it; import no modules."""
+    try:  # ``app.tasks`` takes in what is declared so far, unless the project has to ask for that
+        return (app.tasks if app.autofinalize else app._tasks)[name]
     except KeyError:
         return None
 

@@ -55,13 +55,24 @@ def test_what_no_pattern_matches_is_staged(alias, add, staged, modes):
 def test_the_attribute_of_a_task_wins(alias, app, staged, sent, modes):
     modes(**{"*": "send"})
     kept = app.task(name="kept", outbox="stage", shared=False)(tasks.add)
-    app.task(name="ping", outbox="send", shared=False)(tasks.add)
-    app.finalize()
+    app.task(name="ping", outbox="send", shared=False)(tasks.add)  # not asked for by now
     with transaction.atomic(using=alias):
         kept.delay(1, 1)
         modes()
         app.send_task("ping", (2, 2))
         assert sent() == [[2, 2]]
+    assert staged() == [[1, 1]]
+
+
+def test_an_app_that_the_project_finalizes_itself(alias, app, staged, sent):
+    """Celery refuses to look into it before."""
+    app.autofinalize = False
+    app.task(name="ping", outbox="send", shared=False)(tasks.add)
+    with transaction.atomic(using=alias):
+        app.send_task("ping", (1, 1))
+        app.finalize()
+        app.send_task("ping", (2, 2))
+    assert sent() == [[2, 2]]
     assert staged() == [[1, 1]]
 
 
