@@ -164,6 +164,20 @@ def _as_numeric(number: str) -> float:
     return int(Decimal(number)) if "e+" in number else float(number) + 0.0
 
 
+def comparable(value: Any) -> str:
+    """Return a text that is the same for equal JSON, whichever database has returned it.
+
+    1 and 1.0 are one number, which databases may write either way; True is no number.
+    """
+    seen = json.loads(json.dumps(value), parse_float=_number)
+    return json.dumps(seen, sort_keys=True, separators=(",", ":"))
+
+
+def _number(text: str) -> int | float:
+    value = Decimal(text)
+    return int(value) if value == value.to_integral_value() else float(text)
+
+
 def _depth(text: str) -> int:
     brackets = (each for each in _STRINGS.sub("", text) if each in "[]{}")
     return max(accumulate(1 if each in "[{" else -1 for each in brackets), default=0)

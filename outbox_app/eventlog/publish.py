@@ -31,7 +31,15 @@ from ..signals import events_published
 from ..transactions import require_atomic, require_table
 from .heads import bump_versions, current_version
 from .insert import insert, insert_and_bump
-from .newevent import ANY, CheckedEvent, ExpectedVersion, NewEvent, checked, expected_of
+from .newevent import (
+    ANY,
+    CheckedEvent,
+    ExpectedVersion,
+    NewEvent,
+    checked,
+    comparable,
+    expected_of,
+)
 
 _content = attrgetter("stream", "type", "topic", "data", "metadata")
 
@@ -197,7 +205,7 @@ def _published_before(
     known = {event.message_id: event for event in found}
     for row in rows:
         other = known.get(row.message_id)
-        if other is not None and _content(other) != _content(row):
+        if other is not None and comparable(_content(other)) != comparable(_content(row)):
             raise MessageIdConflict(
                 f"The message id {row.message_id} belongs to {other} (position {other.pk}), which "
                 f"differs from the event given now, {row.type!r} for {row.stream!r}. Use a new id."

@@ -6,20 +6,18 @@ arguments. So a confirm cannot fail on the content of an event.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
 from ..aliases import log_alias
 from ..conf import outbox_settings
-from ..eventlog.newevent import NewEvent, canonical, checked_name, checked_uuid
+from ..eventlog.newevent import NewEvent, canonical, checked_name, checked_uuid, comparable
 from ..eventlog.newevent import checked as checked_event
 from ..eventlog.publish import require_log
 from ..eventlog.registry import log_named
@@ -60,15 +58,7 @@ def content_hash(row: PreparedEvent) -> str:
     if metadata := content.get("metadata"):
         content["metadata"] = {k: v for k, v in metadata.items() if k not in TRACE}
     published = row.log, row.stream, row.type, row.topic, content
-    seen = json.loads(json.dumps(published), parse_float=_number)
-    text = json.dumps(seen, sort_keys=True, separators=(",", ":"))
-    return sha256(text.encode()).hexdigest()
-
-
-def _number(text: str) -> int | float:
-    """Parse as PostgreSQL does, which returns 1e16 as an integer and -0.0 without its sign."""
-    value = Decimal(text)
-    return int(value) if value == value.to_integral_value() else float(text)
+    return sha256(comparable(published).encode()).hexdigest()
 
 
 def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
