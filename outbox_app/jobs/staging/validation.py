@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.serialization import dumps
 from celery import Celery
+from kombu.utils import json
 
 from ...conf import outbox_settings
 from ...exceptions import InvalidJob, UnknownTask
@@ -76,6 +77,18 @@ def check_headers(headers: Any, *, name: str, task_id: Any, app: Celery) -> None
             raise InvalidJob(
                 f"headers: {key!r} would replace the task's own. Use task_id= or another key."
             )
+    check_values(headers, app)
+
+
+def check_values(headers: Mapping[str, Any], app: Celery) -> None:
+    """Refuse headers with a value of no AMQP type if the app's broker speaks AMQP."""
+    if not headers or not speaks_amqp(app):
+        return
+    try:
+        dumps("F", (json.loads(json.dumps({**headers})),))
+    except Exception as error:  # of any kind: the drainer would get the same one
+        text = f"headers: AMQP takes no such value: {str(error).strip()}. Convert it to str."
+        raise InvalidJob(text) from error
 
 
 def check_short_string(field: str, value: Any, app: Celery) -> None:
@@ -141,12 +154,8 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
     check_name("exchange", message.exchange, empty=True)
     check_name("routing_key", message.routing_key, empty=True)
     check_short_string("reply_to", message.properties.get("reply_to") or "", app)
-    if '"__type__"' in job.envelope and speaks_amqp(app):  # kombu's mark for a UUID, a date, …
-        try:
-            dumps("F", (message.loads(job.envelope).headers,))
-        except Exception as error:  # of any kind: the drainer would get the same one
-            text = f"headers: AMQP takes no such value: {str(error).strip()}. Convert it to str."
-            raise InvalidJob(text) from error
+    if '"__type__"' in job.envelope:  # kombu's mark for a UUID, a date, …, also in a stamp
+        check_values(message.headers, app)
     if job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
     check_size(job)
