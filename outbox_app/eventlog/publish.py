@@ -30,7 +30,7 @@ from ..process.wakeup import EVENTS, wake_after_commit
 from ..signals import events_published
 from ..transactions import require_atomic, require_table
 from .heads import bump_versions, current_version
-from .insert import insert, insert_and_bump
+from .insert import CHUNK_ROWS, insert, insert_and_bump
 from .newevent import (
     ANY,
     CheckedEvent,
@@ -197,12 +197,12 @@ def _published_before(
     rows: Sequence[EventLog], log: type[EventLog], *, using: str, locked: bool = False
 ) -> dict[UUID, EventLog]:
     """Return the rows that have these message ids. Raises ``MessageIdConflict`` if one differs."""
-    if not rows:
-        return {}
-    found = log._base_manager.using(using).filter(message_id__in=[r.message_id for r in rows])
+    table, known = log._base_manager.using(using), dict[UUID, EventLog]()
     if locked:
-        found = found.select_for_update()  # at REPEATABLE READ only a locking read sees new rows
-    known = {event.message_id: event for event in found}
+        table = table.select_for_update()  # at REPEATABLE READ only a locking read sees new rows
+    for start in range(0, len(rows), CHUNK_ROWS):  # databases limit the number of parameters
+        ids = [row.message_id for row in rows[start : start + CHUNK_ROWS]]
+        known |= {event.message_id: event for event in table.filter(message_id__in=ids)}
     for row in rows:
         other = known.get(row.message_id)
         if other is not None and comparable(_content(other)) != comparable(_content(row)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from contextlib import contextmanager
 from uuid import uuid4
 
@@ -145,6 +146,20 @@ def test_the_same_message_again_is_returned_as_it_is(alias):
         again = publish("a", "made", same, message_id=str(id))
         assert (again.pk, again.version) == (first.pk, 1)
     assert rows(alias) == [("a", 1, "made")]
+
+
+def test_more_messages_again_than_one_statement_may_have_parameters(alias):
+    """SQLite takes 32,766 unless built otherwise, PostgreSQL 65,535 from server-side binding."""
+    connection = connections[alias].connection
+    kind = sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER
+    before = connection.setlimit(kind, 1050) if alias == "default" else None
+    events = [NewEvent("a", "made", message_id=uuid4()) for _ in range(1100)]
+    try:
+        first = publish_many(events)
+        assert [row.pk for row in publish_many(events)] == [row.pk for row in first]
+    finally:
+        if before is not None:
+            connection.setlimit(kind, before)
 
 
 @pytest.mark.parametrize(
