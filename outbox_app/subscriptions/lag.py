@@ -89,7 +89,8 @@ class SubscriptionLag:
     parked: int = 0
     #: Open gaps.
     gaps: int = 0
-    #: Why it has stopped: the error of the first partition that has one.
+    #: Why it has stopped: the error of the first partition that has one, else the trouble of its
+    #: processes, if each of them is in trouble.
     error: str = ""
     #: Why no process can run it as it is declared.
     fault: str = ""
@@ -146,6 +147,7 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
             declared=name in declared,
             fault=declared[name].fault if name in declared else "",
             served=name in running,
+            error=running.get(name, ""),
             unread=name in unread,
             parked=parked[name],
             gaps=gaps[name],
@@ -174,7 +176,7 @@ def _lag(row: Subscription, cursors: list[CursorLag], **facts: Any) -> Subscript
     lag.complete = all(each.behind and each.behind.complete for each in cursors)
     lag.oldest_seconds = max((each.seconds for each in cursors), default=0.0)
     lag.handled = sum(each.cursor.handled for each in cursors)
-    lag.error = lag.fault or next((e.cursor.error for e in cursors if e.cursor.error), "")
+    lag.error = lag.fault or next((e.cursor.error for e in cursors if e.cursor.error), lag.error)
     if row.paused:
         lag.state = "paused"
     elif lag.error:
@@ -200,11 +202,13 @@ def in_flight(*, using: str) -> dict[str, LongTransactions]:
     return open_writers(*all_logs(using=using), using=using)
 
 
-def served(names: list[str], using: str) -> set[str]:
-    """Return which of these subscriptions a process runs."""
+def served(names: list[str], using: str) -> dict[str, str]:
+    """Return which of these subscriptions a process runs, and the trouble of those all in it."""
     resources = {f"subscription:{name}": name for name in names}
-    rows = Process.objects.using(using).filter(resource__in=list(resources))
-    return {resources[row.resource] for row in alive(rows)}
+    found: dict[str, list[str]] = defaultdict(list)
+    for row in alive(Process.objects.using(using).filter(resource__in=list(resources))):
+        found[resources[row.resource]].append(row.trouble)
+    return {name: "; ".join(troubles) * all(troubles) for name, troubles in found.items()}
 
 
 def _measure(

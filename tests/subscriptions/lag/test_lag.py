@@ -24,7 +24,9 @@ from outbox_app.models import (
     Subscription,
     counting,
 )
+from outbox_app.monitoring import outbox_status, problems
 from outbox_app.subscriptions import control, lag
+from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import Subscriber, register, subscriber_named
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import eventually, on
@@ -65,9 +67,6 @@ def test_in_the_middle_of_a_backlog(alias, published, run, seen_by):
     """Every state that a cursor goes through, compared with what is then handled."""
     seen = seen_by("all", batch_size=3)
     published(*"abcdefgh")
-    from outbox_app.subscriptions.runner import Runner
-    from outbox_app.subscriptions.subscriber import subscriber_named
-
     runner = Runner([subscriber_named("all")])
     for turn in range(6):
         runner.run_once()
@@ -251,5 +250,34 @@ def test_a_replica_that_is_away(alias, published, run, seen_by, monkeypatch):
         assert found["copy"].cursors[0].behind is None
         assert found["copy"].error.startswith("replica cannot be read: OperationalError")
     finally:
+        replica.close()
+        del connections["replica"], connections.settings["replica"]
+
+
+@on("postgres", "mariadb")
+def test_what_only_its_processes_know(alias, published, seen_by):
+    """It cannot begin to read, so no cursor has the error: the rows of its processes have it."""
+    connections.settings["replica"] = connections.settings[alias]
+    replica = connections["replica"] = connections.create_connection(alias)
+    replica.settings_dict = {**replica.settings_dict, "HOST": "127.0.0.1", "PORT": "1"}
+    seen_by("copy", by_time=True, on_gap="park", read_from="replica")
+    published("a")
+    runner = Runner([subscriber_named("copy")])
+    try:
+        runner.run_once()
+        [worker] = runner.workers
+        worker.holder._beaten_at = float("-inf")
+        worker.beat()
+        found = one(alias, "copy")
+        assert (found.cursors, found.served, found.state) == ([], True, "failing")
+        assert found.error.startswith("OperationalError")
+        [problem] = [each for each in problems(outbox_status()) if each.code == "subscription"]
+        assert "copy: OperationalError" in problem.detail
+        row = Process.objects.using(alias).get()
+        row.pk, row.trouble = uuid4(), ""
+        row.save(using=alias, force_insert=True)
+        assert (one(alias, "copy").state, one(alias, "copy").error) == ("waiting", "")
+    finally:
+        runner._leave()
         replica.close()
         del connections["replica"], connections.settings["replica"]
