@@ -308,7 +308,7 @@ class Partition:
                 return self._process_held(at, parked, len(events) // 2)
             return self._repark(at, parked, error, wanted)
         failpoint("committed")
-        self.handled += len(wanted)
+        self.handled, self.error = self.handled + len(wanted), ""
         return True
 
     def _repark(

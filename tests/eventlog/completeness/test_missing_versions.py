@@ -49,6 +49,20 @@ def test_a_hole_holds_its_stream_until_it_is_filled(reading, log, way):
     assert reader.poll().handled[7:] == ["a:6"]
 
 
+def test_an_error_at_what_filled_a_hole_is_over_when_that_is_handled(reading, log, way):
+    """Also where no other event comes: the trouble of its process and an exit code tell of it."""
+    reader = reading(**way)
+    log.add("a", 1, 3)
+    reader.later(1)
+    reader.broken.add("a")
+    log.add("a", 2)
+    reader.later(5)
+    assert reader.partition.error == "ValueError: a"
+    reader.broken.clear()
+    assert reader.later(600).handled == ["a:1", "a:2", "a:3"]
+    assert reader.partition.error == ""
+
+
 def test_what_was_handled_between_two_of_a_page_is_not_missing(reading, log, way):
     """Versions were put in by hand behind a later one."""
     reader = reading(batch_size=3, **way)
