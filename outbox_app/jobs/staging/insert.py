@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -49,6 +50,8 @@ class StagedBatch:
 
     def __init__(self, *, streaming: bool = False, outer: StagedBatch | None = None) -> None:
         self.streaming = streaming
+        #: The thread that collects the rows; None once they are written.
+        self.thread: int | None = get_ident()
         self.waiting: dict[str, list[StagedJob]] = {}
         self.bytes = 0
         self._savepoints: dict[str, tuple[bool, list[str]]] = (
@@ -87,15 +90,24 @@ _current_batch: ContextVar[StagedBatch | None] = ContextVar("outbox_app_batch", 
 @contextmanager
 def batching(*, streaming: bool = False) -> Iterator[None]:
     """Collect the rows staged inside; write them when the outermost block ends without an error."""
-    outer = _current_batch.get()
+    outer = _open_batch()
     batch = StagedBatch(streaming=streaming and outer is None, outer=outer)
-    with let(_current_batch, batch):
-        yield
+    try:
+        with let(_current_batch, batch):
+            yield
+    finally:
+        batch.thread = None
     if outer is None:
         batch.write()
     else:
         for using, jobs in batch.waiting.items():
             outer.add(jobs, using=using)
+
+
+def _open_batch() -> StagedBatch | None:
+    """Return the batch of this call. A thread, or a task that goes on, may have a copy of it."""
+    batch = _current_batch.get()
+    return batch if batch and batch.thread == get_ident() else None
 
 
 def collect_in(batch: StagedBatch) -> None:
@@ -104,7 +116,7 @@ def collect_in(batch: StagedBatch) -> None:
 
 
 def add(job: StagedJob, *, using: str) -> None:
-    if batch := _current_batch.get():
+    if batch := _open_batch():
         batch.add([job], using=using)
     else:
         write([job], using=using)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from math import ceil
+from threading import Thread
 from zlib import crc32
 
 import pytest
@@ -230,6 +232,59 @@ def test_a_savepoint_in_the_generator_decides_about_its_own_jobs(alias, add, sta
         stage_many(jobs())
 
     assert sorted(staged()) == [["kept", i] for i in range(CHUNK_ROWS)]
+
+
+@pytest.fixture
+def outside(settings):
+    """``stage_many()`` opens the transaction itself."""
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "stage"}
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_what_a_thread_with_the_same_context_stages_is_its_own(alias, add, staged, outside):
+    """As ``sync_to_async(…, thread_sensitive=False)`` runs it, for a generator that waits."""
+
+    def run():
+        try:
+            with transaction.atomic(using=alias):
+                add.delay("own", 0)
+            with rolled_back(alias):
+                add.delay("lost", 0)
+        finally:
+            connections[alias].close()
+
+    def jobs():
+        thread = Thread(target=copy_context().run, args=(run,))
+        thread.start()
+        thread.join()
+        yield add.s("first", 0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stage_many(jobs())
+    assert staged() == [["own", 0]]
+
+
+@on_sqlite
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_goes_on_after_the_call_stages_its_own(fails, alias, add, staged, outside):
+    """As a task of asyncio that was begun meanwhile, and has a copy of the context."""
+    contexts = []
+
+    def jobs():
+        yield add.s("first", 0)
+        contexts.append(copy_context())
+        if fails:
+            raise ZeroDivisionError
+
+    def go_on():
+        with transaction.atomic(using=alias):
+            add.delay("own", 0)
+
+    with suppress(ZeroDivisionError):
+        stage_many(jobs())
+    contexts[0].run(go_on)
+    assert staged() == [["first", 0]] * (not fails) + [["own", 0]]
 
 
 @on_sqlite
