@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import inf
 from typing import Any
 
 from django.apps import AppConfig
@@ -19,6 +18,7 @@ from django.db.models import CheckConstraint
 from ..aliases import log_alias
 from ..entities.declaration import TypeSpec
 from ..entities.operations import declared_types
+from ..entities.request import MAX_TIMEOUT
 from ..models import EntityRow, EntityVersion
 from .messages import listed
 
@@ -59,8 +59,8 @@ def _check_values(entity: Any) -> Iterator[CheckMessage]:
     size, seconds = entity.batch_size, entity.timeout
     wrong = {
         "batch_size must be a whole number from 1 on": type(size) is not int or size < 1,
-        "timeout must be a number of seconds above 0": type(seconds) not in (int, float)
-        or not 0 < seconds < inf,
+        f"timeout must be above 0, at most {MAX_TIMEOUT}": type(seconds) not in (int, float)
+        or not 0 < seconds <= MAX_TIMEOUT,
         'states must be "every" or "last"': entity.states not in ("every", "last"),
         'states must be "last", because a command has batch=True': entity.states != "last"
         and any(spec.batch for spec in TypeSpec(entity).commands.values()),
