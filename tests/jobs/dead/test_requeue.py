@@ -147,6 +147,17 @@ def test_windows_of_ids_follow_one_another(alias, monkeypatch):
 
 
 @pytest.mark.django_db
+def test_a_run_whose_time_is_over_reads_one_step(alias, monkeypatch):
+    """However many rows match: the first query of a request must not be a long one."""
+    monkeypatch.setattr(bulk, "STEP", 3)
+    jobs = dead_jobs(10, using=alias)
+    run = dead.requeue_for(
+        everything(alias), until=jobs[-1].pk, asked=DatabaseNow(), seconds=0, batch_size=100
+    )
+    assert (run.done, run.after) == (3, jobs[2].staged_id)
+
+
+@pytest.mark.django_db
 def test_a_batch_with_large_messages_ends_earlier(alias, monkeypatch, one_each):
     monkeypatch.setattr(bulk, "BUDGET_BYTES", 2500)
     dead_jobs(5, using=alias, body=b"x" * 1000, envelope="{}")
@@ -291,6 +302,14 @@ def test_a_blocked_key_comes_back_in_one_transaction(alias, settings):
 def test_later_jobs_of_a_key_stay_where_keys_are_not_blocked(alias):
     first, _ = dead_jobs(2, using=alias, ordering_key="k")
     assert requeue_dead(find_dead(using=alias, ids=[first.pk]), using=alias) == 1
+
+
+@pytest.mark.django_db
+def test_jobs_without_a_key_stay_where_keys_are_blocked(alias, settings):
+    """They have no key in common: a requeue of one of them is about that one."""
+    settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
+    first, *_ = dead_jobs(3, using=alias)
+    assert requeue_dead(everything(alias).filter(pk=first.pk), using=alias) == 1
 
 
 @pytest.mark.django_db
