@@ -55,9 +55,8 @@ class TeachingCommand(BaseCommand):
         except KeyboardInterrupt:
             self.stderr.write("Interrupted. Nothing is lost: run it again.")
             raise SystemExit(130) from None
-        except BrokenPipeError:  # the reader has closed the pipe, as head does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes again at exit
-            raise SystemExit(141) from None
+        except BrokenPipeError:
+            raise self._unread() from None
 
     @property
     def user(self) -> str:
@@ -169,12 +168,21 @@ class TeachingCommand(BaseCommand):
 
     def write(self, line: str) -> None:
         """Write a line, escaped, and flush it: a log collector may read from a pipe."""
-        self.stdout.write(escaped(line))
-        self.stdout.flush()
+        try:
+            self.stdout.write(escaped(line))
+            self.stdout.flush()
+        except BrokenPipeError:
+            raise self._unread() from None
 
     def write_json(self, value: Any) -> None:
         """Write a value as JSON, which needs no further escapes."""
         self.stdout.write(json.dumps(value, indent=2, default=datetime.isoformat))
+
+    def _unread(self) -> SystemExit:
+        """Return the exit for a reader that has ended, as head does: no failure of what ran."""
+        if self._called_from_command_line:  # type: ignore[attr-defined]
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes again at exit
+        return SystemExit(141)
 
 
 def when(moment: datetime, *, using: str) -> str:

@@ -5,6 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.db import transaction
+
+from outbox_app import NewEvent, publish_many
+from tests.projections.declared import SoldOf, declare
+from tests.projections.models import Sold
+
+
+class Head(StringIO):
+    """A pipe whose reader ends after a line."""
+
+    def write(self, text: str) -> int:
+        if "\n" in self.getvalue():
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
 
 
 def test_a_reader_that_has_gone_ends_a_command_without_a_word() -> None:
@@ -33,3 +52,27 @@ Command().run_from_argv(["manage.py", "tell"])
     )  # fmt: skip
     os.close(write)
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("new_log")
+def test_a_rebuild_whose_last_line_is_not_read_has_not_failed(alias: str) -> None:
+    """It was said to have failed, and the view to be unchanged, after it was replaced."""
+    declare(SoldOf, "sold")
+    with transaction.atomic(using=alias):
+        publish_many([NewEvent("order-1", "made", {"article": 7})])
+    Sold.objects.using(alias).create(article=77)
+    with pytest.raises(SystemExit) as ended:
+        call_command("outbox_rebuild", "sold", stdout=Head())
+    assert ended.value.code == 141
+    assert list(Sold.objects.using(alias).values_list("article", "count")) == [(7, 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_import_does_not_take_it_for_an_error_of_its_file(alias: str, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_text("{}\n" * 3)
+    arguments = ["--type", "account", "--database", alias]
+    with pytest.raises(SystemExit) as ended:
+        call_command("outbox_entities", "import", str(file), *arguments, stdout=Head())
+    assert ended.value.code == 141
