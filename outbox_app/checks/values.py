@@ -23,6 +23,8 @@ from ..process.lease import TRUST
 
 #: The largest integer, by the unit at the end of a setting's name. Others have no limit.
 MOST = {"DAYS": MAX_DAYS, "HOURS": 24 * MAX_DAYS}
+#: The largest number of seconds, thirty years: far larger ones overflow Python's times.
+MOST_SECONDS = 10**9
 #: The least value of a number, if it is not just "above 0".
 LEAST = {
     **{"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "PREPARED_IMMUNE": 0},
@@ -94,10 +96,9 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
         return "an integer of at least 1" + (f" and at most {most}" if most < math.inf else "")
     if hint is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name in LEAST:
-            fits = number and LEAST[name] <= value < math.inf
-            return None if fits else f"a number of at least {LEAST[name]}"
-        return None if number and 0 < value < math.inf else "a number above 0"
+        above = f"of at least {LEAST[name]}" if name in LEAST else "above 0"
+        fits = number and LEAST.get(name, 0) <= value <= MOST_SECONDS and (value or name in LEAST)
+        return None if fits else f"a number {above} and at most {MOST_SECONDS}"
     if hint is str:
         return None if _is_function(value) else "the dotted path of a function"
     if name == "PEERS":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 
 import pytest
 from django.core.checks import run_checks
@@ -70,7 +71,7 @@ WRONG = {
     "HOLD_HORIZON": [-1, float("nan"), float("inf"), "300"],
     "PROGRESS_INTERVAL": [-1, False],
     "MAX_BACKOFF": [0, float("inf")],
-    "MAX_ETA": [0, -1],
+    "MAX_ETA": [0, -1, 1e15, sys.maxsize, float("inf")],
     "SENSITIVE_KEYS": ["password", None, [1], ("",), ["token", "-"], {"token"}],
 }
 
@@ -95,7 +96,7 @@ def test_value_that_makes_no_sense(settings, name, value):
     "value",
     [
         {"INTERVAL": 0.01, "LEASE_SECONDS": 30, "PUBLISH_TIMEOUT": 20.5},
-        {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0},
+        {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "MAX_ETA": 10**9},
         {"OUTSIDE": "refuse", "DEAD_KEY": "block", "WAKE": False, "DATABASE": "default"},
         {"MAX_MESSAGE_BYTES": 1, "BATCH_SIZE": 1},
         {"INBOX_RETENTION_DAYS": 365_000, "STATISTICS_RETENTION_HOURS": 8_760_000},
@@ -116,6 +117,8 @@ def test_value_that_makes_sense(settings, value):
     ("value", "said"),
     [
         ({"BATCH_SIZE": 0}, "OUTBOX['BATCH_SIZE'] is 0; expected an integer of at least 1."),
+        ({"MAX_ETA": float("inf")}, "is inf; expected a number above 0 and at most 1000000000."),
+        ({"HOLD_HORIZON": 1e15}, "expected a number of at least 0 and at most 1000000000."),
         ({"INBOX_RETENTION_DAYS": 0}, "expected an integer of at least 1 and at most 365000."),
         (
             {"PREPARED_DECIDE_BY": 1_209_601},
