@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any
 
 from django.db import OperationalError, connections
-from django.utils import timezone
 
 from ..conf import outbox_settings
 from ..exceptions import BrokerUnavailable
@@ -179,7 +178,7 @@ class CommitBatch:
 
     def _count(self, accepted: list[Row], *, released: int) -> None:
         # The minutes are the host's: asking the database's clock would cost a statement.
-        with counters.counting(timezone.now(), using=self.using) as minute:
+        with counters.counting(datetime.now(UTC), using=self.using) as minute:
             for name in (counters.PUBLISHED, counters.IMMEDIATE):
                 minute.add(name, len(accepted))
             minute.add(counters.RELEASED, released)

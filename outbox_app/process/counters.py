@@ -29,9 +29,11 @@ import django.db
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections
 from django.db.models import QuerySet
+from django.utils.timezone import is_aware
 
 from ..conf import outbox_settings
 from ..models import Statistic
+from ..models.clock import stored
 from ..models.statistic import label_of, write_figures
 from ..text import get_logger
 from .backoff import Backoff
@@ -234,7 +236,7 @@ def _key(using: str) -> tuple[str, Any]:
 def counting(now: datetime, *, using: str) -> Iterator[Minute]:
     """Yield the shared counters of a minute. Errors in the block are logged: all is committed."""
     try:
-        key = _key(using)
+        key, now = _key(using), stored(now, using=using) if is_aware(now) else now
         shared = _shared.get(key) or _shared.setdefault(
             key, Counters(using=using, kept=KEPT_SHARED)
         )

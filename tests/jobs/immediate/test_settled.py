@@ -21,6 +21,7 @@ from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.outcome import PublishResult
 from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import DatabaseNow, Incident, StagedJob, Statistic
+from outbox_app.monitoring.series import series
 from outbox_app.process import counters
 from tests.entities.test_any_line import SoftLimit, own_state, raising_at
 from tests.faults.tools import drain
@@ -521,3 +522,13 @@ def test_figures(alias, app, at, run_out, caplog):
     assert totals == {"immediate": 2, "released": 1, "swept": 1, "published": 3}
     # Or what came and left between two samples of the table would not count as staged.
     assert read.filter(value__gt=swept).exists()
+
+
+@pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/Chicago"])
+def test_figures_without_time_zones(alias, app, settings, monkeypatch, zone):
+    """The host's minute is written in the zone in which the database tells the time."""
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    monkeypatch.setattr(counters, "EVERY", 0)
+    _call(app, alias, 1, 2)
+    found = series(using=alias, minutes=10)
+    assert (sum(found.immediate), sum(found.published)) == (2, 2)
