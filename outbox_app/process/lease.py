@@ -1,13 +1,15 @@
-"""Which drainer owns which shards: leases by heartbeat, judged by the database's clock.
+"""Which drainer owns which shards: leases by heartbeat, by the database's clock and the observer's.
 
 One drainer owns a shard at a time. A live drainer updates only its own row. A drainer without a
 heartbeat for the time of its lease is removed by the first drainer that notices, which frees its
-shards; it learns of this from its own next heartbeat, which finds no row. A heartbeat that does not
-change for that time on the observer's clock counts as missing, too, in case the database's clock
-was set back. A drainer itself trusts its lease only until some time *before* it could have expired,
-on a clock that counts suspended time. Two cases remain. A process that is suspended between its
-check and its publish sends one batch when it resumes. If its clock was suspended, too, in a frozen
-virtual machine, it sends all that it reads until its next heartbeat.
+shards; it learns of this from its own next heartbeat, which finds no row. An observer takes the age
+of a new heartbeat from the database's clock, but not as older than its own last look; from then on
+its own clock counts. So no step of the database's clock (by a fail-over; in spring, without USE_TZ)
+removes a live drainer that was watched, or keeps a dead one. A drainer itself trusts its lease only
+until some time *before* it could have expired, on a clock that counts suspended time. Two cases
+remain. A process that is suspended between its check and its publish sends one batch when it
+resumes. If its clock was suspended, too, in a frozen virtual machine, it sends all that it reads
+until its next heartbeat.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from ..models import DatabaseNow, Lease, Process
 
 #: The part of its lease for which a drainer trusts it.
 TRUST = 0.9
+#: A heartbeat; on our clock, when it was sent, and when we last looked.
+Seen = tuple[datetime, float, float]
 
 
 def elapsed() -> float:
@@ -41,7 +45,7 @@ def elapsed() -> float:
 
 def remove_silent(
     rows: QuerySet[Any],
-    seen: dict[UUID, tuple[datetime, float]],
+    seen: dict[UUID, Seen],
     *,
     clock: Callable[[], float] = elapsed,
     but: UUID | None = None,
@@ -49,7 +53,7 @@ def remove_silent(
     """Remove rows whose lease has run out; return the others, each with the database's ``now``.
 
     Args:
-        seen: By id, a heartbeat and when our clock first saw it: the same dict in each call.
+        seen: What earlier looks have seen, by id: the same dict in each call.
         but: The id of the caller's own row, which is not removed.
     """
     live, before_all = [], dict(seen)
@@ -61,18 +65,19 @@ def remove_silent(
     looked = list(found)
     answered = clock()
     for row in looked:
-        before, since = before_all.get(row.id, (None, answered))
-        # The heartbeat has not changed since the answer that showed it first, until this query.
-        since = since if before == row.heartbeat_at else answered
-        silence = max((row.now - row.heartbeat_at).total_seconds(), asked - since)
-        if row.id != but and silence > row.lease_seconds:
+        before, since, at_last_look = before_all.get(row.id, (None, 0.0, 0.0))
+        if before != row.heartbeat_at:
+            since = min(answered, answered - (row.now - row.heartbeat_at).total_seconds())
+            if before and before < row.heartbeat_at:  # else one of these clocks was set back
+                since = max(since, at_last_look)
+        if row.id != but and asked - since > row.lease_seconds:
             # Remove the row only if its heartbeat is still the same: a new heartbeat wins, also one
             # on a clock that was set back.
             silent = found.filter(id=row.id, beat=row.beat)
             if silent.delete()[0]:
                 continue
         live.append(row)
-        seen[row.id] = row.heartbeat_at, since
+        seen[row.id] = row.heartbeat_at, since, asked
     return live
 
 
@@ -106,8 +111,7 @@ class LeaseHolder:
         self._beaten_at = self._shared_at = float("-inf")
         #: The same moment on the database's clock and on ours.
         self._same_moment: tuple[datetime, float] | None = None
-        #: The last heartbeat of each drainer, and when our clock first saw it.
-        self._seen: dict[UUID, tuple[datetime, float]] = {}
+        self._seen: dict[UUID, Seen] = {}
 
     def share(self) -> None:
         """Share the parts with the other drainers; join them first if that is not done."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, fields, replace
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +18,7 @@ from ...aliases import outbox_alias
 from ...conf import outbox_settings
 from ...models import DatabaseNow, Server
 from ...process.foreground import set_timeouts
-from ...process.lease import remove_silent
+from ...process.lease import Seen, remove_silent
 from ...process.waiting import PollWaiter, StopFlag, waiter
 from ...process.wakeup import wake
 from ...process.watchdog import Watchdog
@@ -43,7 +42,7 @@ class DatabaseRegistry(Registry):
     def __init__(self) -> None:
         self.using = outbox_alias()
         self._rows: QuerySet[Server] = Server.objects.using(self.using)
-        self._seen: dict[UUID, tuple[datetime, float]] = {}
+        self._seen: dict[UUID, Seen] = {}
 
     def register(self, member: Member) -> None:
         remove_silent(self._rows, self._seen)

@@ -10,6 +10,7 @@ from django.db import OperationalError, connections, transaction
 from outbox_app.exceptions import LeaseLost
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DatabaseNow, Lease, Process
+from outbox_app.process import lease
 from outbox_app.process.lease import LeaseHolder
 from tests import tasks
 
@@ -169,6 +170,32 @@ def test_a_heartbeat_of_the_hour_that_comes_twice(alias, member, settings):
         cursor.execute("UPDATE outbox_process SET heartbeat_at = %s", [first])
     heir.join()
     assert heir.owned == set(range(PARTS))
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_step_of_the_database_s_clock_makes_no_other_silent(
+    alias, member, clock, monkeypatch, beats
+):
+    """It goes an hour forward: after a fail-over, or in spring, without USE_TZ."""
+    one, other, dead = member(), member(), member()
+    for each in (dead, one, other):
+        each.join()
+    clock.now += 2
+    other.rebalance()
+    clock.now += 1
+    if beats:
+        one.beat()
+    monkeypatch.setattr(lease, "DatabaseNow", lambda: DatabaseNow() + timedelta(hours=1))
+    clock.now += 1
+    other.rebalance()
+    for _ in range(4):
+        one.beat()
+        other.beat()
+        clock.now += 2
+        other.rebalance()
+    one.beat()
+    with pytest.raises(LeaseLost):
+        dead.beat()
 
 
 def test_a_heartbeat_at_a_whole_second_is_buried_as_any_other(alias, member):
