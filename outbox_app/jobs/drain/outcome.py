@@ -35,6 +35,8 @@ _OPTIONS = ("exchange", "routing_key", "headers", "priority", "content_type", "c
 #: Keys as ``Message.dumps`` writes them, and the mark of values that only kombu can decode.
 _HEADERS, _PROPERTIES, _MARKED = '"headers": ', ', "properties": ', '"__type__"'
 _decode = json.JSONDecoder().raw_decode
+#: The longest time to live that a broker is given, in seconds. RabbitMQ takes ten years.
+LONGEST = 366 * 86400.0
 #: The most runs (messages with a common envelope) of a batch: beyond, too little is alike.
 MAX_RUNS = 100
 #: Content types that kombu decodes to plain data, without running code.
@@ -109,7 +111,7 @@ class PreparedMessage:
     #: What to declare before (queues, exchanges), by a key that identifies each.
     declare: dict[str, Declaration]
     size: int
-    #: Seconds until the message expires; None if it does not, or has expired.
+    #: The time to live that the broker is given, in seconds; None: none.
     expiration: float | None = None
     #: The headers as JSON, and a message that differs only in headers, body and id.
     headers: str = ""
@@ -189,10 +191,10 @@ def _first_of_run(row: Row) -> PreparedMessage | None:
 
 def _seconds_left(message: Message, app: Celery, now: datetime) -> float | None:
     # An expired message is sent without an expiry: the broker would drop it, but a worker has to
-    # report it as revoked.
+    # report it as revoked. So is one that expires in years, a time that RabbitMQ refuses.
     expires = moment(message.expires, app)
     left = (expires - now).total_seconds() if expires else 0.0
-    return left if left > 0 else None
+    return left if 0 < left < LONGEST else None
 
 
 def announce(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 
 import pytest
 from amqp.exceptions import PreconditionFailed
@@ -53,6 +54,17 @@ def test_number_that_it_cannot_read(alias, value, rabbitmq, make_named_app, book
     app, jobs = make_named_app(rabbitmq.url), book(alias)
     reason = refused_among_others(alias, app, jobs, headers={"ratio": value})
     assert "NaN or infinite, which RabbitMQ cannot read" in reason
+
+
+def test_a_time_to_live_that_it_refuses(alias, rabbitmq, make_named_app, book):
+    """A job that expires "never" was dead, and others of its batch were sent twice."""
+    app, jobs = make_named_app(rabbitmq.url), book(alias)
+    jobs.stage(app, 5)
+    jobs.stage(app, 1, expires=datetime(9999, 12, 31, tzinfo=UTC))
+    jobs.stage(app, 5)
+    assert drain(alias).published == 11
+    jobs.receive(app)
+    jobs.assert_exact()
 
 
 def test_larger_than_the_broker_takes(alias, rabbitmq, make_named_app, book):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import transaction
@@ -59,6 +59,19 @@ def test_an_expired_job_is_published_without_a_time_to_live(alias, note):
     assert expired.headers["expires"] < timezone.now().isoformat()
     assert 590_000 < int(message.properties["expiration"]) <= 600_000
     assert not StagedJob.objects.using(alias).exists()
+
+
+def test_a_job_that_expires_in_years_is_published_without_a_time_to_live(alias, note):
+    """RabbitMQ refuses one of more than ten years, and closes the channel."""
+    with transaction.atomic(using=alias):
+        note.apply_async(("", 1), expires=datetime(9999, 12, 31, tzinfo=UTC))
+        note.apply_async(("", 2), expires=300 * 86400)
+
+    assert Drain(using=alias).run(once=True).published == 2
+    never, late = sorted(received(note.app), key=lambda m: m.headers["expires"], reverse=True)
+    assert "expiration" not in never.properties
+    assert never.headers["expires"].startswith("9999-12-31")
+    assert int(late.properties["expiration"]) > 299 * 86_400_000
 
 
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/Chicago"])
