@@ -9,7 +9,7 @@ database's clock, because this host's own clock may be the wrong one. A failed w
 from __future__ import annotations
 
 import time
-from datetime import UTC, timedelta
+from datetime import timedelta
 
 import django.db
 from django.db import connections
@@ -43,7 +43,8 @@ def note_clock(peer: str, seconds: float) -> None:
         return
     _noted[peer] = now, away
     key = {"name": PEER_CLOCK, "dimension": PEER, "label": peer, "source": "door"}
-    row = Statistic(**key, minute=TruncMinute(DatabaseNow(), tzinfo=UTC), value=away)
+    minute = TruncMinute(DatabaseNow(), tzinfo=connections[using].timezone)
+    row = Statistic(**key, minute=minute, value=away)
     try:
         write_figures([row], using=using)
     except django.db.Error as error:

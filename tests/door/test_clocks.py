@@ -8,7 +8,7 @@ from typing import Any
 import django.db
 import pytest
 from django.core.checks import run_checks
-from django.db import transaction
+from django.db import connections, transaction
 
 from outbox_app.door import clocks
 from outbox_app.door.clocks import note_clock, wrong_clocks
@@ -105,6 +105,24 @@ def test_the_newest_minute_counts(alias: str) -> None:
     note_clock("billing", 0)
     assert wrong_clocks(using=alias) == {}
     assert sorted(rows(alias)) == [0.0, 90.0]
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_an_alias_with_a_time_zone(alias: str, monkeypatch: Any) -> None:
+    connection: Any = connections[alias]
+
+    def begin(zone: str | None) -> None:
+        monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", zone)
+        for name in ("timezone", "timezone_name"):
+            vars(connection).pop(name, None)
+        connection.ensure_timezone()
+
+    begin("Asia/Kolkata")
+    try:
+        note_clock("billing", 90)
+        assert wrong_clocks(using=alias) == {"billing": 90}
+    finally:
+        begin(None)
 
 
 def test_other_statistics_are_no_clocks(alias: str) -> None:
