@@ -171,7 +171,10 @@ class Drain(ProcessLoop):
         # Before sharing may give shards up: their next owner must not find published rows.
         self._settle_all()
         if self.holder.sharing_is_due():
+            joined = self.holder.joined
             self.holder.share()
+            # Its counts go on in a new row: they only grow, or a monitor would add them up twice.
+            self._beat_if_due(at_once=bool(self.done) and not joined)
             self._find_apps()
         self._counters.keep()
         self._shadow.keep()

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DatabaseNow, StagedJob, Statistic
+from outbox_app.models import DatabaseNow, Process, StagedJob, Statistic
 from outbox_app.monitoring import series
 from outbox_app.pipeline import statistic_names
 from outbox_app.process import counters
@@ -264,3 +264,15 @@ def test_a_drainer_that_lost_its_place_goes_on_as_a_new_one(alias, stage, draine
     drain._counters.write()
     assert counted(alias, source=str(before)) == (5, 0)
     assert counted(alias, source=str(drain.holder.id)) == (4, 0)
+
+
+def test_what_a_monitor_adds_up_never_falls(alias, stage, drainer):
+    """The row of a drainer that lost its lease is gone; a new one that begins at 0 would be added
+    to the old one's number."""
+    drain = drainer()
+    stage(5)
+    drained(drain, 5)
+    drain.holder.leave()
+    drain.run_once()
+    [row] = Process.objects.using(alias)
+    assert (row.pk, row.done) == (drain.holder.id, 5)
