@@ -202,14 +202,14 @@ class SenderWorker:
         if not wanted:
             return
         try:
-            keeper.decide(self.name, wanted, by=by, using=self.events.db)
+            answers = keeper.decide(self.name, wanted, by=by, using=self.events.db)
         except django.db.OperationalError as error:
             if not is_conflict(error):
                 raise
             logger.warning("Not decided yet, as rows are locked sender=%s", self.name)
             return
         with self._counting:
-            self.decided += len(wanted)
+            self.decided += sum(each.state == wanted[each.event_id] for each in answers)
 
 
 class CheckBack(LeasedLoop):

@@ -345,6 +345,22 @@ def test_after_it_was_undecided(
     assert len(in_log()) == (state == "confirmed")
 
 
+def test_only_what_it_has_decided_is_done(
+    alias: str, make: Any, sender: str, ask: Any, answering: Any, states: Any
+) -> None:
+    """A person has confirmed one of them while its sender was asked, who says the contrary."""
+    first, _ = make(), make()
+
+    def contradict(given: Any) -> Any:
+        by, wanted = "ann", {first.event_id: "confirmed"}
+        keeper.decide(f"alias:{sender}", wanted, by=by, reason="", using=alias)
+        return {each.event_id: "rolled_back" for each in given}
+
+    answering(contradict)
+    move(alias, next_check_at=PAST)
+    assert (ask().done, states()) == (1, ["confirmed", "cancelled"])
+
+
 def test_attempts_are_not_counted(
     alias: str, make: Any, pay: Any, ask: Any, answering: Any, monkeypatch: Any, in_log: Any
 ) -> None:
