@@ -175,9 +175,10 @@ def _batches(
         table = rows.model._default_manager.using(rows.db).filter(**is_old)
         while batch := list(front.values_list("pk", column)[:batch_size]):
             with deleting_by_key(rows):
-                table.filter(pk__in=[pk for pk, _ in batch]).delete()  # those that are still old
+                # Those that are still old, and that no other process has removed.
+                count, _ = table.filter(pk__in=[pk for pk, _ in batch]).delete()
             reached = batch[-1][1]
-            yield len(batch), reached
+            yield count, reached
             if connections[rows.db].vendor != "sqlite":  # which compares times as texts
                 # Otherwise each batch would walk over the rows of other parts, and on PostgreSQL
                 # over the index entries of all deleted rows.
