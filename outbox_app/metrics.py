@@ -196,8 +196,9 @@ def _samples(facts: OutboxStatus) -> Iterator[Sample]:
     yield "outbox_events_per_minute", ("failed",), rate.failed
     for lag in facts.subscriptions:
         yield "outbox_subscription_state", (lag.name, lag.state), 1
-        yield "outbox_subscription_behind_events", (lag.name,), lag.behind
-        yield "outbox_subscription_oldest_seconds", (lag.name,), lag.oldest_seconds
+        if lag.cursors and all(each.behind for each in lag.cursors):  # else it is unknown
+            yield "outbox_subscription_behind_events", (lag.name,), lag.behind
+            yield "outbox_subscription_oldest_seconds", (lag.name,), lag.oldest_seconds
         yield "outbox_subscription_handled_events_total", (lag.name,), lag.handled
         yield "outbox_subscription_parked_streams", (lag.name,), lag.parked
     yield "outbox_gaps_open", (), facts.gaps

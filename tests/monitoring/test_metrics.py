@@ -131,6 +131,24 @@ def test_what_is_told_is_so(alias, lively):
     assert value(found, "outbox_prepared_senders_silent") == 2
 
 
+def test_what_is_unknown_is_not_told_as_none(alias, published, run, seen_by):
+    """Of a subscription that has never run, and of one whose cursor cannot be read."""
+    for name in ("damaged", "never_run"):
+        seen_by(name)
+    published("a")
+    run("damaged")
+    published("a")
+    assert value(scraped(), "outbox_subscription_behind_events") == 1
+    Cursor.objects.using(alias).update(state="nonsense")
+    found = scraped()
+    for state, name in (("failing", "damaged"), ("waiting", "never_run")):
+        assert value(found, "outbox_subscription_state", subscription=name, state=state) == 1
+    assert not {name for name, *_ in found} & {
+        "outbox_subscription_behind_events",
+        "outbox_subscription_oldest_seconds",
+    }
+
+
 def test_both_formats_say_the_same(alias, lively):
     plain, open_ = scraped(), scraped(OPENMETRICS)
     changing = {"outbox_oldest_ready_seconds", "outbox_drainer_heartbeat_age_seconds"}
