@@ -42,7 +42,7 @@ def sink_status(*, using: str | None = None) -> list[SinkStatus]:
         processes = alive(Process.objects.using(alias).filter(resource=f"sink:{table}"))
         rows = log._base_manager.using(alias).order_by("pk").annotate(now=DatabaseNow())
         oldest = rows.values_list("pk", "recorded_at", "now").first()
-        age = (oldest[2] - oldest[1]).total_seconds() if oldest else 0.0
+        age = max(0.0, (oldest[2] - oldest[1]).total_seconds()) if oldest else 0.0
         position = oldest[0] if oldest else None
         behind = max(0.0, age - days * DAY)
         troubles = {each.trouble for each in processes if each.trouble}

@@ -325,3 +325,11 @@ def test_a_password_in_the_address_is_not_shown(alias, settings):
     settings.OUTBOX = {**settings.OUTBOX, "SINK": {LOG: ("s3://key:hu/sh@bucket/events", 3)}}
     [status] = sink_status()
     assert status.archive == "s3://key:**@bucket/events"
+
+
+def test_an_event_from_before_the_clock_was_set_back_has_no_negative_age(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "SINK": {LOG: ("archive", 3)}}
+    publish_some(alias, 1)
+    Event.objects.using(alias).update(recorded_at=DatabaseNow() + timedelta(hours=1))
+    [status] = sink_status()
+    assert (status.oldest_seconds, status.behind_seconds) == (0, 0)
