@@ -93,6 +93,31 @@ def test_one_that_changes_the_data_of_its_events(alias, published, run_on):
     assert ParkedStream.objects.using(alias).get().stream == "bad"
 
 
+def test_each_attempt_that_fails_is_told_with_its_error(alias, published, run):
+    told, names = [], ("using", "subscription", "partition", "log", "failures", "error")
+
+    def receive(sender, signal, **facts):
+        told.append([facts[name] for name in names])
+
+    @subscriber("fails")
+    def fail(events):
+        raise ValueError("no stock")
+
+    published("a")
+    page_failed.connect(receive)
+    try:
+        for _ in range(2):
+            Cursor.objects.using(alias).update(retry_at=None)
+            run("fails")
+    finally:
+        page_failed.disconnect(receive)
+    expected = [alias, "fails", 0, "outbox_event"]
+    assert [(each[:4], each[4], str(each[5]).partition("\n")[0]) for each in told] == [
+        (expected, 1, "no stock"),
+        (expected, 2, "no stock"),
+    ]
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, SoftTimeLimitExceeded])
 def test_a_callback_that_fails_after_the_commit(alias, published, run, caplog, error):
     """The page was handled, and no word says that it was not."""

@@ -263,6 +263,23 @@ def test_a_prune_of_what_was_discarded_is_no_loss(alias, published, run, shop):
     assert (found.since, found.difference) == ("", 0)
 
 
+def test_a_prune_keeps_a_count_that_began_after_the_decision(alias, published, run, shop, figures):
+    """Neither the note nor the rows since then have the events that were discarded before."""
+    poison = shop("b", on_error="park")
+    published("b", "a")
+    for _ in range(3):
+        Cursor.objects.using(alias).update(retry_at=None)
+        run("shop")
+    discard_stream("shop", "b", by="a", reason="b", using=alias)
+    begin(alias)
+    Event.objects.using(alias).update(recorded_at="2020-01-01T00:00Z")
+    assert prune_events(using=alias, log="outbox_event", older_than=1) == 2
+    poison.clear()
+    published("b")
+    run("shop")
+    assert figures() == (1, 1, 0, 0, 0)
+
+
 def test_other_types_are_another_count(alias, published, run, shop):
     shop(types=["made"])
     published("a")

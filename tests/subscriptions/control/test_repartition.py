@@ -21,6 +21,7 @@ from outbox_app.subscriptions.cursors import PartitionsDiffer
 from outbox_app.subscriptions.runner import Runner
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import eventually
+from tests.one_database import no_statement
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -177,6 +178,20 @@ def test_a_page_of_the_old_partitions_in_flight(
     published(*STREAMS)
     run("counted")
     assert handled(alias) == Counter({(s, v): 1 for s in STREAMS for v in (1, 2, 3)})
+
+
+def test_a_process_that_cannot_run_it_looks_again_after_a_heartbeats_time(
+    alias, published, run, declare
+):
+    declare(3)
+    published("a")
+    run("counted")
+    declare(2)
+    runner = Runner([module.subscriber_named("counted")])
+    runner.run_once()
+    assert "repartition counted" in runner.trouble
+    with no_statement(alias):
+        runner.run_once()
 
 
 def test_numbers_that_change_under_load(alias, published, declare, running):
