@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import pytest
 from django.db import connections
@@ -16,7 +17,7 @@ from outbox_app.subscriptions.repartition import adopt_partitions
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.sessions import Session
-from tests.faults.tools import on
+from tests.faults.tools import eventually, on
 from tests.patience import patience
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
@@ -156,3 +157,31 @@ def test_a_stream_that_is_parked_while_the_number_of_partitions_changes(
     assert ParkedStream.objects.using(alias).get().partition == 1
     published(bad)
     assert run("shop") == 0
+
+
+@on("postgres")
+def test_a_deletion_takes_the_cursor_that_another_act_is_making(alias, published, run, seen_by):
+    """Left behind, it would keep events from being pruned for ever."""
+    published("a")
+    seen_by("shop")
+    run("shop")
+    module._subscribers.pop("shop")
+
+    def delete():
+        control.delete_subscription("shop", using=alias)
+        connections[alias].close()
+
+    def waits():
+        with watcher.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+            return cursor.fetchone()
+
+    thread = threading.Thread(target=delete)
+    with closing(connections.create_connection(alias)) as watcher:
+        with control.locked("shop", alias) as (_, [cursor]):
+            cursor.pk, cursor.partition = None, 1
+            cursor.save(using=alias)
+            thread.start()
+            eventually(waits)
+        thread.join(patience())
+    assert not Cursor.objects.using(alias).exists()
