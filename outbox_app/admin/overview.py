@@ -88,7 +88,9 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         hour = series(using=facts.database, minutes=61)
         day = series(using=facts.database, minutes=24 * 60 + 10, step=10)
         charts += job_charts(hour, day, now=facts.backlog.rows)
-        immediate = hour.immediate[-2]  # the last minute that is over
+        # Of the minutes that ``facts.published`` is of: the last full one, and the current one.
+        counted, at_once = (sum(each[-2:]) for each in (hour.published, hour.immediate))
+        immediate = facts.published * at_once / counted if counted else 0.0
     if facts.subscriptions:
         charts.append(events_chart())
     context: dict[str, Any] = {

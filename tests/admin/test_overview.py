@@ -299,14 +299,24 @@ class TestSections:
 
 
 def test_how_many_were_published_immediately(alias, superuser):
+    """A part of those that were published, of the same minutes, however far the current one is."""
     own(alias, drainer(alias))
     [minute] = (
         Process.objects.using(alias).annotate(now=DatabaseNow()).values_list("now", flat=True)
     )
-    for ago in range(3):  # the next minute may have begun by now
-        begin = minute.replace(second=0, microsecond=0) - timedelta(minutes=ago)
-        Statistic.objects.using(alias).create(source="x", minute=begin, name="immediate", value=30)
-    assert "last minute; 30 immediately" in text(superuser.get(OVERVIEW))
+    begin = minute.replace(second=0, microsecond=0)
+    figures = (1, "published", 3000), (1, "immediate", 2000), (0, "published", 600)
+    for ago, name, value in figures:
+        Statistic.objects.using(alias).create(
+            source="x", minute=begin - timedelta(minutes=ago), name=name, value=value
+        )
+    shown = r"Published per minute ([\d,]+) last minute; ([\d,]+) immediately"
+    found = re.search(shown, text(superuser.get(OVERVIEW)))
+    if found is None:  # the next minute has begun, and no job of it was published immediately
+        assert "immediately" not in text(superuser.get(OVERVIEW))
+        return
+    published, immediate = (int(each.replace(",", "")) for each in found.groups())
+    assert immediate == pytest.approx(published * 2000 / 3600, abs=1)
 
 
 class TestLivePart:
