@@ -19,9 +19,9 @@ from django.db import connections, models
 
 @contextmanager
 def shadow_table(model: type[models.Model], *, using: str) -> Iterator[type[models.Model]]:
-    connection = connections[using]
-    table = model._meta.db_table
-    prefix = f"{table[:32]}_{crc32(table.encode()):08x}__rebuild_"  # at most 63 characters
+    connection, table = connections[using], model._meta.db_table
+    name = table.encode()  # PostgreSQL cuts names at 63 bytes
+    prefix = f"{name[:32].decode(errors='ignore')}_{crc32(name):08x}__rebuild_"
     # Tables of killed rebuilds. A rebuild that is still running ends with an error.
     for left in connection.introspection.table_names():
         if left.startswith(prefix):

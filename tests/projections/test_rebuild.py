@@ -9,7 +9,8 @@ from random import Random
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, connections, models, transaction
+from django.test.utils import isolate_apps
 
 from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.exceptions import RebuildFailed, RebuildRefused
@@ -17,6 +18,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.process.lock_wait import atomic_with_lock_wait
 from outbox_app.projections.rebuild import Rebuild, rebuild
+from outbox_app.projections.shadow_table import shadow_table
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
@@ -251,6 +253,26 @@ def test_a_killed_rebuild_leaves_the_view_and_can_be_started_again(
     assert sold() == expected_sold(alias)
     assert run("sold") == 0
     assert tables_left(alias) == []
+
+
+@isolate_apps("tests.projections")
+def test_a_killed_rebuild_of_a_table_whose_letters_have_two_bytes(alias):
+    """PostgreSQL cut off the end of the shadow table's name, by which the next run finds it."""
+
+    class Sales(models.Model):  # noqa: DJ008
+        class Meta:
+            app_label = "projections"
+            db_table = "продажи_по_регионам_и_складам"
+
+    with connections[alias].schema_editor() as editor:
+        editor.create_model(Sales)
+    killed = shadow_table(Sales, using=alias)
+    try:
+        with killed as left, shadow_table(Sales, using=alias) as shadow:
+            assert tables_left(alias) == [shadow._meta.db_table] != [left._meta.db_table]
+    finally:
+        with connections[alias].schema_editor() as editor:
+            editor.delete_model(Sales)
 
 
 def test_events_that_cannot_be_replayed_leave_the_view(alias, published, run, status):
