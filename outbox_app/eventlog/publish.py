@@ -31,15 +31,7 @@ from ..signals import events_published
 from ..transactions import require_atomic, require_table
 from .heads import bump_versions, current_version
 from .insert import CHUNK_ROWS, insert, insert_and_bump
-from .newevent import (
-    ANY,
-    CheckedEvent,
-    ExpectedVersion,
-    NewEvent,
-    checked,
-    comparable,
-    expected_of,
-)
+from .newevent import ANY, CheckedEvent, ExpectedVersion, NewEvent, checked, comparable, expected_of
 
 _content = attrgetter("stream", "type", "topic", "data", "metadata")
 
