@@ -39,6 +39,7 @@ from .models import Node
 from .models.clock import Milliseconds
 from .models.fleet import DATACENTRES, NODES
 from .process.background import at_end
+from .process.foreground import set_timeouts
 from .process.lease import elapsed
 from .transactions import after_commit, is_in_test, lacks_autocommit, own_connection, require_table
 
@@ -307,6 +308,7 @@ class Snowflakes:
                 return
             end, reserved.high = reserved.high, max(reserved.low, self._last)
         with suppress(Exception), own_connection(reserved.using, seconds=0.1):
+            set_timeouts(reserved.using)  # on this connection only: the process has to end
             own = Node.objects.using(reserved.using).filter(owner=self.owner, reserved_ms=end)
             own.update(owner=None, reserved_ms=reserved.high)
 

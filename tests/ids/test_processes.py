@@ -88,3 +88,29 @@ def test_a_child_of_multiprocessing_gives_its_node_back(alias, nodes, settings):
     assert child.exitcode == 0
     used = Node.objects.using(alias).filter(reserved_ms__gt=0)
     assert [node.owner for node in used] == [None]
+
+
+BYE = """
+import django; django.setup()
+from outbox_app.ids import snowflake
+print(snowflake(), flush=True)
+input()
+"""
+
+
+@on("postgres", "mariadb")
+def test_a_process_ends_while_the_database_does_not_answer(alias, nodes, environment, proxy):
+    """A worker of Celery, for which the others wait, did not end at all."""
+    variable = f"{alias.upper()}_URL"
+    link, url = proxy(environment(alias)[variable])
+    variables = {**environment(alias), variable: url, "OUTBOX_LEASE_SECONDS": "1"}
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", BYE], cwd=ROOT, env=variables, **pipe) as process:
+        try:
+            assert int(process.stdout.readline())
+            link.mode = "blackhole"
+            process.communicate("\n", timeout=patience(20))
+            assert process.returncode == 0
+        finally:
+            process.kill()
+    assert Node.objects.using(alias).exclude(owner=None).exists()
