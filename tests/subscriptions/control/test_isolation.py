@@ -10,10 +10,11 @@ from django.db import connections
 
 from outbox_app import subscriber
 from outbox_app.eventlog.newevent import slice_of
-from outbox_app.models import Cursor, ParkedStream
+from outbox_app.models import Cursor, ParkedStream, Subscription
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
-from outbox_app.subscriptions.repartition import adopt_partitions
+from outbox_app.subscriptions.cursors import PartitionsDiffer
+from outbox_app.subscriptions.repartition import adopt_partitions, replace_cursors
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.sessions import Session
@@ -159,8 +160,23 @@ def test_a_stream_that_is_parked_while_the_number_of_partitions_changes(
     assert run("shop") == 0
 
 
+@pytest.fixture
+def a_session_waits(alias):
+    """``a_session_waits()``: whether one waits for a lock, seen from outside all transactions."""
+
+    def waits():
+        with watcher.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+            return cursor.fetchone()
+
+    with closing(connections.create_connection(alias)) as watcher:
+        yield waits
+
+
 @on("postgres")
-def test_a_deletion_takes_the_cursor_that_another_act_is_making(alias, published, run, seen_by):
+def test_a_deletion_takes_the_cursor_that_another_act_is_making(
+    alias, published, run, seen_by, a_session_waits
+):
     """Left behind, it would keep events from being pruned for ever."""
     published("a")
     seen_by("shop")
@@ -171,17 +187,43 @@ def test_a_deletion_takes_the_cursor_that_another_act_is_making(alias, published
         control.delete_subscription("shop", using=alias)
         connections[alias].close()
 
-    def waits():
-        with watcher.cursor() as cursor:
-            cursor.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-            return cursor.fetchone()
-
     thread = threading.Thread(target=delete)
-    with closing(connections.create_connection(alias)) as watcher:
-        with control.locked("shop", alias) as (_, [cursor]):
-            cursor.pk, cursor.partition = None, 1
-            cursor.save(using=alias)
-            thread.start()
-            eventually(waits)
-        thread.join(patience())
+    with control.locked("shop", alias) as (_, [cursor]):
+        cursor.pk, cursor.partition = None, 1
+        cursor.save(using=alias)
+        thread.start()
+        eventually(a_session_waits)
+    thread.join(patience())
     assert not Cursor.objects.using(alias).exists()
+
+
+@on("postgres")
+def test_of_two_changes_of_the_number_of_partitions_the_second_sees_the_first(
+    alias, published, run, seen_by, a_session_waits
+):
+    """Else the subscription has the number of one and the cursors of the other: neither runs."""
+    published("a")
+    seen_by("shop")
+    run("shop")
+    module._subscribers.pop("shop")
+    seen_by("shop", partitions=3)
+    errors = []
+
+    def change():
+        try:
+            adopt_partitions(subscriber_named("shop"), using=alias)
+        except PartitionsDiffer as error:
+            errors.append(error)
+        finally:
+            connections[alias].close()
+
+    thread = threading.Thread(target=change)
+    with control.locked("shop", alias) as (row, [cursor]):
+        thread.start()
+        eventually(a_session_waits)
+        replace_cursors([cursor], [(cursor.state, cursor.position)] * 2)
+        row.partitions = 2
+        row.save(using=alias)
+    thread.join(patience())
+    assert "has 2 partitions in the database and 3 in the code" in str(errors)
+    assert Subscription.objects.using(alias).get().partitions == 2
