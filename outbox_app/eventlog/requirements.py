@@ -89,10 +89,11 @@ def _mysql(table: str, run: Run) -> Iterator[Violation]:
             "transaction is rolled back.",
             hint=f"ALTER TABLE {table} ENGINE = InnoDB",
         )
+    # In referential_constraints a user sees a key only with privileges on both of its tables.
     for name, owner, other in run(
-        "SELECT constraint_name, table_name, referenced_table_name "
-        "FROM information_schema.referential_constraints "
-        "WHERE constraint_schema = DATABASE() AND %s IN (table_name, referenced_table_name)",
+        "SELECT DISTINCT constraint_name, table_name, referenced_table_name "
+        "FROM information_schema.key_column_usage WHERE table_schema = DATABASE() "
+        "AND referenced_table_name <> '' AND %s IN (table_name, referenced_table_name)",
         [table],
     ):
         yield Violation(

@@ -1,0 +1,175 @@
+"""Database users with few privileges: what is missing is named, and nothing is sent or skipped."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.apps import apps
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+
+from outbox_app import subscriber
+from outbox_app.eventlog.reader import LogReader
+from outbox_app.exceptions import UnsafeLog
+from outbox_app.models import Cursor, Event, StagedJob
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
+from tests import tasks
+from tests.faults.tools import on
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: What a process that runs subscriptions writes to, and what it reads.
+OF_SUBSCRIPTIONS = {
+    "SELECT": ("outbox_event", "outbox_gap"),
+    "SELECT, INSERT, UPDATE, DELETE": (
+        *("outbox_subscription", "outbox_cursor", "outbox_parked", "outbox_delivered"),
+        *("outbox_process", "outbox_lease", "outbox_statistic"),
+    ),
+}
+
+
+@pytest.fixture
+def role(alias):
+    """``role({"SELECT": ["outbox_event"]})``: the alias connects as a user with these privileges.
+
+    On PostgreSQL the user sees the schema, unless ``usage`` is False.
+    """
+    name, own = f"outbox_{uuid4().hex[:12]}", connections[alias]
+    before = dict(own.settings_dict)
+    mysql = own.vendor == "mysql"
+    user = f"{name}@'%%'" if mysql else name
+
+    def execute(*statements):
+        with own.cursor() as cursor:
+            for sql in statements:
+                cursor.execute(sql)
+
+    def use(granted, *, usage=True):
+        execute(
+            f"CREATE USER {user} " + ("IDENTIFIED BY 'x'" if mysql else ""),
+            *(f"GRANT {what} ON {t} TO {user}" for what, all in granted.items() for t in all),
+        )
+        if not mysql:
+            execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
+            execute(f"GRANT USAGE ON SCHEMA public TO {user}") if usage else None
+        use.again()
+
+    def again():
+        own.close()
+        own.settings_dict.update(USER=name, PASSWORD="x")
+
+    def undo():
+        own.close()
+        own.settings_dict.update(before)
+
+    use.undo, use.again = undo, again
+    yield use
+    undo()
+    if not mysql:
+        execute("GRANT USAGE ON SCHEMA public TO PUBLIC", f"DROP OWNED BY {user}")
+    execute(f"DROP USER {user}")
+
+
+def command(name, alias):
+    return call_command(name, "--once", database=alias, skip_checks=True)
+
+
+@on("postgres", "mariadb")
+@pytest.mark.parametrize("name", ["drain_outbox", "run_outbox"])
+def test_jobs_that_could_not_be_deleted_are_not_published(
+    alias, role, make_app, publishes, caplog, name
+):
+    """They would go out again with each start."""
+    note = make_app().task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        note.delay("", 1)
+    tables = {model._meta.db_table for model in apps.get_app_config("outbox_app").get_models()}
+    others = tables - {"outbox_stagedjob"}
+    role({"SELECT, INSERT, UPDATE, DELETE": others, "SELECT, UPDATE": ["outbox_stagedjob"]})
+    if name == "run_outbox":  # its other parts go on
+        with pytest.raises(SystemExit):
+            command(name, alias)
+        assert "DELETE on outbox_stagedjob" in caplog.text
+    else:
+        with pytest.raises(CommandError, match="DELETE on outbox_stagedjob") as refused:
+            command(name, alias)
+        assert refused.value.returncode == 2
+    assert publishes == []
+    assert StagedJob.objects.using(alias).count() == 1
+
+
+@on("postgres", "mariadb")
+def test_subscriptions_need_no_privilege_on_jobs(alias, role, published):
+    """MariaDB does not list a table on which the user has none: it was said to be missing."""
+    seen = []
+    subscriber("one", start="beginning")(seen.extend)
+    published("a", "b")
+    role(OF_SUBSCRIPTIONS)
+    command("run_subscriptions", alias)
+    assert len(seen) == 2
+
+
+@on("mariadb")
+def test_a_privilege_that_is_missing_is_named(alias, role):
+    role({"SELECT": ["outbox_event"]})
+    with pytest.raises(CommandError, match=r"SELECT.* denied .*outbox_stagedjob"):
+        command("drain_outbox", alias)
+
+
+@on("postgres")
+def test_a_schema_that_the_user_may_not_use(alias, role):
+    role({}, usage=False)
+    with pytest.raises(CommandError, match=r"no table outbox_stagedjob.*GRANT USAGE.*search_path"):
+        command("drain_outbox", alias)
+
+
+@on("mariadb")
+def test_a_foreign_key_is_seen_without_privileges_on_its_other_table(alias, role):
+    """A user without them read on, and would have passed over events."""
+    reader = LogReader(Event, using=alias)
+    state = reader.window.start(0)
+    change = "ALTER TABLE outbox_event {}"
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            change.format("ADD CONSTRAINT extra FOREIGN KEY (txid) REFERENCES outbox_gap (id)")
+        )
+    try:
+        role({"SELECT, INSERT": ["outbox_event"]})
+        with pytest.raises(UnsafeLog, match="foreign key extra from outbox_event to outbox_gap"):
+            reader.verify(state)
+    finally:
+        role.undo()
+        with connections[alias].cursor() as cursor:
+            cursor.execute(change.format("DROP FOREIGN KEY extra"))
+
+
+@on("postgres")
+def test_row_level_security_hides_no_event_unnoticed(alias, role, published, run):
+    """The cursor passed over the events that a policy hid."""
+    seen = []
+    subscriber("one", start="beginning")(seen.extend)
+    policy = "CREATE POLICY {} ON outbox_event FOR SELECT USING ({})"
+    with connections[alias].cursor() as cursor:
+        cursor.execute("ALTER TABLE outbox_event ENABLE ROW LEVEL SECURITY")
+        cursor.execute(policy.format("own", "topic = 'mine'"))
+    try:
+        published("a")
+        role(OF_SUBSCRIPTIONS)
+        runner = Runner([subscriber_named("one")])
+        runner.run(once=True)
+        assert "USING (true)" in runner.trouble
+        assert not Cursor.objects.using(alias).exists()
+        role.undo()
+        with connections[alias].cursor() as cursor:
+            cursor.execute(policy.format("every", "true"))
+        role.again()
+        run("one")
+    finally:
+        role.undo()
+        with connections[alias].cursor() as cursor:
+            cursor.execute("ALTER TABLE outbox_event DISABLE ROW LEVEL SECURITY")
+            cursor.execute("DROP POLICY IF EXISTS own ON outbox_event")
+            cursor.execute("DROP POLICY IF EXISTS every ON outbox_event")
+    assert [event.stream for event in seen] == ["a"]
