@@ -191,15 +191,25 @@ class PostgresWindow(Window[PostgresState]):
 
     def _snapshot(self) -> tuple[Snapshot, str]:
         """Return the present snapshot and the cluster's identifier. Raises ``UnsafeLog``."""
-        [(text, in_transaction, standby, cluster)] = self.run(
+        # Row-level security hides rows, unless a policy shows all of them.
+        [(text, in_transaction, standby, cluster, hides)] = self.run(
             "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned() IS NOT NULL, "
-            "pg_is_in_recovery(), (SELECT system_identifier::text FROM pg_control_system())",
+            "pg_is_in_recovery(), (SELECT system_identifier::text FROM pg_control_system()), "
+            f"row_security_active('{self.source}'::regclass) AND NOT EXISTS (SELECT FROM pg_policy "
+            f"WHERE polrelid = '{self.source}'::regclass AND polpermissive "
+            "AND polcmd IN ('r', '*') AND pg_get_expr(polqual, polrelid) = 'true')",
             [],
         )
         if standby:
             raise UnsafeLog(
                 f"{self.table} is read from a standby, whose snapshots do not list the running "
                 "transactions. Read from the primary."
+            )
+        if hides:
+            raise UnsafeLog(
+                f"Row-level security may hide events of {self.table} from this database user, and "
+                "they would be passed over. Let the user see all: CREATE POLICY all_events ON "
+                f"{self.source} FOR SELECT TO … USING (true)."
             )
         if in_transaction:
             raise UnsafeLog(
