@@ -8,8 +8,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import django.db
+from django.db import connections
+
 from ...aliases import outbox_alias
-from ...exceptions import UnsafeBroker
+from ...exceptions import UnfitSession, UnsafeBroker
 from ...process.foreground import (
     Listen,
     prepare,
@@ -18,7 +21,9 @@ from ...process.foreground import (
     run_workers,
     stop_on_signals,
 )
+from ...process.lock_wait import codes_of
 from ...text import get_logger
+from .batch import delete
 from .drain import Drain
 from .misconfiguration import without_batches
 from .status import backlog, held
@@ -73,6 +78,7 @@ def drain_here(
     """Run one drainer with ``options``; ``listen`` gets the function that stops it."""
     drainer = Drain(using=using, **options, on_turn=progress(_progress, parent=parent))
     listen(drainer.stop)
+    _require_deletes(using)
     begun = "Drainer started database=%s batch_size=%d interval=%g"
     logger.info(begun, using, drainer.batch_size, drainer.interval)
     if slow := without_batches():
@@ -90,6 +96,19 @@ def drain_here(
     else:
         logger.info(stopped, tally.published, tally.dead)
     return 0
+
+
+def _require_deletes(using: str) -> None:
+    """Refuse a user who may read jobs and not delete them: each start would publish them again."""
+    try:
+        delete([(0, "")], using=using)  # as after a batch; no row has this id
+    except django.db.Error as error:
+        connections[using].close()
+        if {"42501", 1142} & codes_of(error):
+            raise UnfitSession(
+                f"Published jobs could not be deleted: {error}. Grant the user of {using!r} "
+                "SELECT, UPDATE and DELETE on outbox_stagedjob."
+            ) from error
 
 
 def _progress(drainer: Drain, rate: float) -> tuple[Any, ...]:
