@@ -52,21 +52,30 @@ def require_alias(using: str) -> None:
 
 def require_migrated(using: str, model: type[Model] = StagedJob) -> None:
     require_alias(using)
-    connection = connections[using]
+    connection, table = connections[using], model._meta.db_table
     try:
-        tables = connection.introspection.table_names()
-    except django.db.Error:
-        connection.close()
-        return
-    if model._meta.db_table not in tables:
-        raise NotMigrated(
-            f"Database {using!r} has no table {model._meta.db_table}. Run: "
-            f"manage.py migrate {model._meta.app_label} --database {using}"
-        )
+        if table in connection.introspection.table_names():
+            return
+        if connection.vendor == "mysql":  # it lists no table on which the user has no privilege
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT 1 FROM {connection.ops.quote_name(table)} LIMIT 0")
+    except django.db.Error as error:
+        if error.args[:1] == (1142,):  # denied: statements that need the table will say so
+            return
+        if error.args[:1] != (1146,):  # unavailable, and not: no such table
+            connection.close()
+            return
+    hidden = ", or let its user see the schema: GRANT USAGE, and search_path"
+    raise NotMigrated(
+        f"Database {using!r} has no table {table}. Run: manage.py migrate {model._meta.app_label} "
+        f"--database {using}{hidden * (connection.vendor == 'postgresql')}"
+    )
 
 
 def session_faults(using: str) -> list[str]:
-    """Return the faults of a session of an alias on MySQL or MariaDB; none on other databases."""
+    """Return the faults of a session of an alias: most are of MySQL and MariaDB."""
+    if not connections[using].settings_dict["AUTOCOMMIT"]:
+        return ["AUTOCOMMIT is off, so nothing that is written would be committed"]
     if connections[using].vendor != "mysql":
         return []
     with connections[using].cursor() as cursor:
@@ -117,8 +126,8 @@ def require_sessions(using: str) -> None:
         return
     if wrong:
         raise UnfitSession(
-            f"Sessions of {using!r} cannot be used: {'; '.join(wrong)}. Correct this for the "
-            "alias: DATABASES[…]['OPTIONS']['init_command'] = \"SET …\"."
+            f"Sessions of {using!r} cannot be used: {'; '.join(wrong)}. Correct this in DATABASES, "
+            "variables of MySQL by OPTIONS['init_command'] = \"SET …\"."
         )
     if fault := sqlite_fault(using):
         logger.warning("The database options are unfit: %s. Set %s", fault, SQLITE_OPTIONS)

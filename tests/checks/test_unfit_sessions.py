@@ -108,6 +108,19 @@ class TestMySQL:
         assert not [m for m in check_databases(databases=[alias]) if m.id == "outbox.E031"]
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("command", ["drain_outbox", "run_subscriptions"])
+def test_autocommit_is_off(alias, monkeypatch, command):
+    """manage.py refuses it by a check, which call_command skips: published jobs stayed."""
+    subscriber("one")(lambda events: None)
+    connections[alias].close()
+    monkeypatch.setitem(connections[alias].settings_dict, "AUTOCOMMIT", False)
+    with pytest.raises(CommandError, match="AUTOCOMMIT is off") as refused:
+        call_command(command, "--once", database=alias, skip_checks=True)
+    assert refused.value.returncode == 2
+    connections[alias].close()
+
+
 @pytest.mark.parametrize("alias", ["default"], indirect=True)
 class TestSQLite:
     @pytest.fixture
