@@ -159,9 +159,14 @@ def send_inside(signal: Signal, sender: type, alias: str, /, **facts: Any) -> No
         info = getattr(connection.connection, "info", None)
         # PostgreSQL's PQTRANS_INERROR.
         undone = connection.needs_rollback or getattr(info, "transaction_status", 0) == 3
-        if connection.vendor == "mysql" and connection.in_atomic_block:
+        if connection.vendor == "mysql" and connection.in_atomic_block and not undone:
+            code = error.args[:1] if isinstance(error, DatabaseError) else ()
             # A deadlock; and on MariaDB a row that has changed since it was read.
-            undone |= isinstance(error, DatabaseError) and error.args[:1] in [(1213,), (1020,)]
+            undone = code in [(1213,), (1020,)]
+            if code == (1205,):  # a lock timeout: the server's setting decides
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT @@innodb_rollback_on_timeout")
+                    undone = bool(cursor.fetchone()[0])
         if isinstance(error, Exception if undone else SoftTimeLimitExceeded):
             raise error
 

@@ -139,12 +139,12 @@ def test_a_message_that_may_not_fit_the_packet_is_refused_before_it_is_sent(alia
 
 
 @pytest.fixture
-def small_packet(alias):
-    """The alias connects to a server with an old default of max_allowed_packet, one mebibyte."""
+def set_otherwise(alias, request):
+    """The alias connects to a server with another setting, the parameter."""
     connection = connections[alias]
     connection.close()
     before = dict(connection.settings_dict)
-    with MariaDB(extra_arguments=("--max-allowed-packet=1M",)) as server:
+    with MariaDB(extra_arguments=(request.param,)) as server:
         url = urlsplit(server.url)
         connection.settings_dict.update(
             HOST=url.hostname,
@@ -161,7 +161,31 @@ def small_packet(alias):
 
 
 @pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
-@pytest.mark.usefixtures("small_packet")
+@pytest.mark.parametrize("set_otherwise", ["--innodb-rollback-on-timeout"], indirect=True)
+@pytest.mark.usefixtures("set_otherwise")
+def test_a_lock_timeout_in_a_receiver_that_undoes_the_transaction(alias, add):
+    """The block ended without an error, and without its rows and its job."""
+    with transaction.atomic(using=alias):
+        add.delay(0, 0)
+    own, other = connections[alias], connections[alias].copy()
+    other.set_autocommit(False)
+    with other.cursor() as cursor, own.cursor() as waiting:
+        cursor.execute("SELECT * FROM outbox_stagedjob FOR UPDATE")
+        waiting.execute(IMPATIENT["mysql"])
+
+        def receiver(**kwargs):
+            waiting.execute("DELETE FROM outbox_stagedjob ORDER BY id LIMIT 1")
+
+        refused = pytest.raises(OperationalError, match="Lock wait timeout")
+        with connected(receiver), refused, transaction.atomic(using=alias):
+            add.delay(1, 1)
+    other.close()
+
+
+# An old default of max_allowed_packet, one mebibyte.
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("set_otherwise", ["--max-allowed-packet=1M"], indirect=True)
+@pytest.mark.usefixtures("set_otherwise")
 def test_chunks_are_cut_to_a_small_packet(alias, add):
     with transaction.atomic(using=alias):
         stage_many(add.s("'" * 900, i) for i in range(1500))
