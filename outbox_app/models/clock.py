@@ -52,25 +52,32 @@ def stored(moment: datetime, *, using: str | None = None) -> datetime:
     """
     if timezone.is_naive(moment):
         moment = timezone.make_aware(moment, timezone.get_default_timezone())
-    return moment.astimezone(UTC) if settings.USE_TZ else timezone.make_naive(moment, _zone(using))
+    if settings.USE_TZ:
+        return moment.astimezone(UTC)
+    return timezone.make_naive(moment, zone_of(using))
 
 
 def aware(moment: datetime, *, using: str | None) -> datetime:
     """Return a time from a database as an aware one: the inverse of ``stored``."""
-    return moment if timezone.is_aware(moment) else timezone.make_aware(moment, _zone(using))
+    return moment if timezone.is_aware(moment) else timezone.make_aware(moment, zone_of(using))
 
 
-def _zone(using: str | None) -> tzinfo:
+def zone_of(using: str | None) -> tzinfo:
     """Return the time zone of naive times, not the one that a request has activated."""
     zone = timezone.get_default_timezone()
     if using is None or connections[using].vendor == "postgresql":
         return zone
     if settings.USE_TZ or connections[using].vendor == "sqlite":
         return UTC
-    with connections[using].cursor() as cursor:  # Django does not set the session's time zone
-        cursor.execute("SELECT TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(), NOW())")
-        offset = timedelta(seconds=cursor.fetchone()[0])
-    return zone if offset == datetime.now(zone).utcoffset() else fixed(offset)
+    # Django does not set the session's time zone. It may have the project's offset in winter only.
+    days = [datetime.now(UTC).replace(microsecond=0) + timedelta(weeks=n) for n in (0, 13, 26, 39)]
+    with connections[using].cursor() as cursor:
+        columns = ", ".join(f"FROM_UNIXTIME({day.timestamp():.0f})" for day in days)
+        cursor.execute(f"SELECT {columns}")
+        pairs = zip(cursor.fetchone(), days, strict=True)
+    offsets = [local - day.replace(tzinfo=None) for local, day in pairs]
+    is_same = offsets == [day.astimezone(zone).utcoffset() for day in days]
+    return zone if is_same else fixed(offsets[0])
 
 
 def database_time(rows: QuerySet[Any]) -> datetime | None:

@@ -371,3 +371,22 @@ def test_a_project_without_time_zones_holds_jobs_too(alias, staged, settings):
         assert abs(held_for() - 2 * DAY) < HOUR
         assert reschedule(id, eta=datetime.now(UTC) + 5 * DAY, using=alias)
     assert abs(held_for() - 5 * DAY) < HOUR
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@pytest.mark.parametrize(
+    ("zone", "offset"), [("Europe/London", "+00:00"), ("Australia/Sydney", "+10:00")]
+)
+def test_a_session_with_the_project_s_offset_in_winter_only(alias, staged, settings, zone, offset):
+    """Without USE_TZ a job that was held until summer left an hour too late."""
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SET SESSION time_zone = %s", [offset])
+    try:
+        for days in (90, 180, 270):
+            id = staged(countdown=days * 86400)
+            job = StagedJob.objects.using(alias).annotate(now=DatabaseNow()).get(task_id=id)
+            assert abs(job.available_at - job.now - days * DAY) < HOUR / 2
+    finally:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET SESSION time_zone = DEFAULT")

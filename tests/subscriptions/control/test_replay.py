@@ -12,7 +12,7 @@ from outbox_app import publish, subscriber
 from outbox_app.eventlog.windows import mysql
 from outbox_app.exceptions import ReplayRefused, UnknownLog
 from outbox_app.models import Cursor, Event, Gap, ParkedStream
-from outbox_app.models.clock import _zone, aware
+from outbox_app.models.clock import aware, zone_of
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.skips import skip_event
 from outbox_app.subscriptions.start_point import parse_start_point, position_of
@@ -405,7 +405,7 @@ def test_a_time_in_the_hour_that_comes_twice(alias, published, settings, ids):
     settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Berlin"
     connections[alias].close()
     for id, time in zip(ids(), times, strict=True):
-        local = str(time if alias == "postgres" else timezone.make_naive(time, _zone(alias)))
+        local = str(time if alias == "postgres" else timezone.make_naive(time, zone_of(alias)))
         with connections[alias].cursor() as cursor:
             cursor.execute("UPDATE outbox_event SET recorded_at = %s WHERE id = %s", [local, id])
     for minute, first in ((30, 1), (50, 2)):
