@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.models import Max, Q, QuerySet, Sum
 from django.db.models.sql import Query
+from django.utils.timezone import is_aware, make_aware
 
 from ..entities.counting import SIZE_LABELS
 from ..models import DatabaseNow, StagedJob, Statistic
-from ..models.clock import aware, stored
+from ..models.clock import stored, zone_of
 from ..process import counters
 
 MINUTE = timedelta(minutes=1)
@@ -112,8 +113,9 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
     found: dict[str, dict[datetime, float]] = {n: {} for n in (*COUNTED, counters.READY, *IDS)}
     last = _minute(now)
     rows = _rows(using, found, starts[0], last).values_list("name", "minute")
+    utc = _to_utc(using)
     for name, minute, total, highest in rows.annotate(Sum("value"), Max("value")):
-        found[name][_utc(minute, using)] = total if name in COUNTED else highest
+        found[name][utc(minute)] = total if name in COUNTED else highest
     staged = _staged(found, starts[0], last, using=using)
 
     def inside(values: dict[datetime, float], start: datetime) -> list[float]:
@@ -210,9 +212,10 @@ def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
     rows = _rows(using, [counters.HANDLED], first, last).order_by("label", "minute")
     rows = rows.filter(dimension=counters.SUBSCRIPTION)
     found: dict[str, list[float]] = {}
+    utc = _to_utc(using)
     for label, minute, total in rows.values_list("label", "minute").annotate(Sum("value")):
         # Without time zones, one hour a year occurs twice: it is taken for the first of the two.
-        if 0 <= (place := (_utc(minute, using) - first) // MINUTE) < minutes:
+        if 0 <= (place := (utc(minute) - first) // MINUTE) < minutes:
             found.setdefault(label, [0.0] * minutes)[place] = total
     return found
 
@@ -232,8 +235,9 @@ def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]
     rows = _rows(using, [counters.NEWEST_POSITION], first - 10 * MINUTE, last)
     known: dict[str, list[tuple[datetime, float]]] = {}
     samples = rows.filter(dimension=counters.LOG).order_by("label", "minute")
+    utc = _to_utc(using)
     for label, minute, newest in samples.values_list("label", "minute").annotate(Max("value")):
-        known.setdefault(label, []).append((_utc(minute, using), newest))
+        known.setdefault(label, []).append((utc(minute), newest))
     begins = [first + MINUTE * n for n in range(minutes)]
     grown = {label: dict(_growth(each)) for label, each in known.items()}
     return {label: [each.get(minute) for minute in begins] for label, each in grown.items()}
@@ -261,7 +265,7 @@ def _staged(
     last_before = earlier.aggregate(at=Max("minute"), id=Max("value"))
     known = sorted(found[counters.NEWEST_ID].items())
     if last_before["at"] is not None:
-        known.insert(0, (_utc(last_before["at"], using), last_before["id"]))
+        known.insert(0, (_to_utc(using)(last_before["at"]), last_before["id"]))
     if not known:
         return {}
     highest = max([value for _, value in known] + list(found[counters.READ_ID].values()))
@@ -315,8 +319,10 @@ def _now(using: str) -> datetime:
     query = Query(None)  # reads no table
     query.add_annotation(DatabaseNow(), "now")
     [[now]] = query.get_compiler(using).results_iter()
-    return _utc(now, using)
+    return _to_utc(using)(now)
 
 
-def _utc(moment: datetime, using: str) -> datetime:
-    return aware(moment, using=using).astimezone(UTC)
+def _to_utc(using: str) -> Callable[[datetime], datetime]:
+    """Return a function for times of the database. It does not ask for their zone each time."""
+    zone = zone_of(using)
+    return lambda at: (at if is_aware(at) else make_aware(at, zone)).astimezone(UTC)

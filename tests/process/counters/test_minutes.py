@@ -9,7 +9,7 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app.models import DatabaseNow, StagedJob, Statistic
+from outbox_app.models import DatabaseNow, StagedJob, Statistic, clock
 from outbox_app.monitoring import series
 from outbox_app.process.counters import Counters
 from outbox_app.process.lease import LeaseHolder
@@ -135,19 +135,36 @@ def test_without_time_zones_writer_and_reader_agree(settings, monkeypatch):
 
 @pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
 def test_without_time_zones_an_hour_comes_twice(alias, settings, monkeypatch):
-    """The session is in the project's zone, as far as it can be asked."""
+    """The session is in the project's zone."""
     settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Vienna"
     monkeypatch.setattr(series, "_now", lambda using: datetime(2026, 10, 25, 2, 0, 9, tzinfo=UTC))
     row = {"source": "s", "name": "handled", "dimension": "subscription", "label": "a", "value": 1}
     for minute in (datetime(2026, 10, 25, 2, 59), datetime(2026, 10, 25, 3)):
         Statistic.objects.using(alias).create(minute=minute, **row)
-    offset = f"{datetime.now(ZoneInfo('Europe/Vienna')):%z}"
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f"SET SESSION time_zone = '{offset[:3]}:{offset[3:]}'")
-        try:
-            assert series.handled(using=alias, minutes=2) == {"a": [0, 1]}
-        finally:
-            cursor.execute("SET SESSION time_zone = DEFAULT")
+    for module in (clock, series):
+        monkeypatch.setattr(module, "zone_of", lambda using: ZoneInfo("Europe/Vienna"))
+    assert series.handled(using=alias, minutes=2) == {"a": [0, 1]}
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+def test_without_time_zones_the_number_of_statements_is_constant_too(alias, settings):
+    """It asked for the zone of the session with each row: ten thousand times for the overview."""
+    counted = []
+    for minutes in (range(1), range(1, 60)):
+        settings.USE_TZ = True
+        for m in minutes:
+            plant(
+                alias,
+                *((m, name, 1.0) for name in ("published", "newest_id", "ready")),
+                (m, "handled", 1.0, "one", "subscription", "a"),
+                (m, "newest_position", float(m), "one", "log", "a"),
+            )
+        settings.USE_TZ = False
+        with CaptureQueriesContext(connections[alias]) as statements:
+            everything(alias)
+            series.published(using=alias)
+        counted.append(len(statements))
+    assert counted[0] == counted[1]
 
 
 class TestStaged:
