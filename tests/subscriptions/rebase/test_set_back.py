@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.sqlite3.base import DatabaseWrapper
 from django.db.models import F
 
@@ -17,7 +18,8 @@ from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import Cursor, Event, StagedJob
 from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import rebase_outbox, skip_event
-from tests.faults.tools import on
+from tests.faults.tools import eventually, on
+from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -110,6 +112,26 @@ def test_the_log_alone_was_restored(alias, published, run, seen, published_befor
     run("all")
     new = [("new", 1)]
     assert seen[4:] == ([(stream, 1) for stream in "uvwxyz"] if published_before else []) + new
+    assert "unchanged log=outbox_event" in rebase()
+
+
+@on("default", "mariadb")
+def test_a_second_run_with_the_last_position(alias, published, run, seen):
+    """It moved the cursor back over what it had handled since: those events came twice."""
+    events = published("a", "b", "a", "c")
+    assert run("all") == 4
+    last = events[1].pk or Event.objects.using(alias).order_by("id")[1].pk
+    cut(alias, last)
+    published(*"uvwxyz")  # before any process has looked: nothing else would tell
+    arguments = ["--log", "outbox_event", "--last-id", str(last)]
+    assert "rebased log=outbox_event" in rebase(*arguments)
+    assert "unchanged log=outbox_event" in rebase(*arguments)
+    assert run("all") == 6
+    with pytest.raises(CommandError, match="seems to have handled events after") as raised:
+        rebase(*arguments)
+    assert raised.value.returncode == 2
+    assert f"--from {last}" in str(raised.value)
+    assert run("all") == 0
     assert "unchanged log=outbox_event" in rebase()
 
 
@@ -257,6 +279,41 @@ def test_a_cursor_that_moves_meanwhile(alias, published, run, seen, monkeypatch)
         rebase()
     assert Cursor.objects.using(alias).get().state == before + " "
     assert not Event.objects.using(alias).filter(txid__lt=0).exists()
+
+
+@on("mariadb")
+def test_a_cursor_that_is_being_moved_is_waited_for(alias, published, run, seen):
+    """Its page is not committed yet. Set over it, the rebase would have it handled again."""
+    published("a", "b")
+    run("all")
+    cut(alias, Event.objects.using(alias).order_by("id").first().pk)
+    errors = []
+
+    def try_it():
+        try:
+            rebase()
+        except CommandError as error:
+            errors.append(str(error))
+        finally:
+            connections[alias].close()
+
+    def waits():
+        with connections[alias].cursor() as cursor:
+            cursor.execute(
+                "SELECT 1 FROM information_schema.processlist WHERE db = DATABASE() "
+                "AND id <> CONNECTION_ID() AND command = 'Query' AND time > 0"
+            )
+            return cursor.fetchone()
+
+    thread = threading.Thread(target=try_it)
+    with transaction.atomic(using=alias):
+        moved = Cursor.objects.using(alias).get().state + " "
+        Cursor.objects.using(alias).update(state=moved)
+        thread.start()
+        eventually(waits)
+    thread.join(patience())
+    assert "moved meanwhile; nothing was changed" in str(errors)
+    assert Cursor.objects.using(alias).get().state == moved
 
 
 @pytest.mark.parametrize(
