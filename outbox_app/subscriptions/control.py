@@ -80,7 +80,7 @@ def plan(
     """Return the moves that ``replay`` would make. Arguments and errors are the same."""
     using = using or alias_of(name)
     row = Subscription.objects.using(using).filter(pk=name).first()
-    row = row or Subscription(name=name, partitions=subscriber_named(name).partitions)
+    row = row or Subscription(name=name, partitions=_declared_partitions(name, using))
     cursors = list(Cursor.objects.using(using).filter(subscription=name))
     return _plan(row, cursors, place, log=log, using=using)
 
@@ -265,7 +265,7 @@ def repartition(name: str, *, using: str | None = None) -> tuple[int, int]:
     using = using or subscriber.using
     row = Subscription.objects.using(using).filter(pk=name).first()
     if row is None:  # it has never run, and will begin with the declared number
-        return subscriber.partitions, subscriber.partitions
+        return (_declared_partitions(name, using),) * 2
     with _refusing_locked(name):
         adopt_partitions(subscriber, using=using, merge=True)
     return row.partitions, subscriber.partitions
@@ -309,6 +309,16 @@ def alias_of(name: str) -> str:
     return subscriber.using if subscriber else log_alias(Event)
 
 
+def _declared_partitions(name: str, using: str) -> int:
+    """Return how many a subscription without a row is to have. Raises ``UnknownSubscription``."""
+    subscriber = subscriber_named(name)
+    if subscriber.using != using:
+        raise UnknownSubscription(
+            f"There is no subscription {name!r} on {using!r}: its logs are on {subscriber.using!r}."
+        )
+    return subscriber.partitions
+
+
 def _declared(name: str) -> Subscriber | None:
     return next((each for each in all_subscribers() if each.name == name), None)
 
@@ -327,7 +337,7 @@ def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]
     # A snapshot from before the locks would not show streams that the awaited page has parked.
     opened = atomic_with_lock_wait(LOCK_SECONDS, using=using, read_committed=True)
     with _refusing_locked(name), opened:
-        partitions = {"partitions": lambda: subscriber_named(name).partitions}
+        partitions = {"partitions": lambda: _declared_partitions(name, using)}
         row, _ = rows.select_for_update().get_or_create(name=name, defaults=partitions)
         yield row, lock_cursors(name, using=using)
 

@@ -210,6 +210,36 @@ def test_what_an_action_does_not_know_is_refused(alias, published, run, argument
     assert [list(table.objects.using(alias).values()) for table in tables] == before
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pause", "shop"],
+        ["resume", "shop"],
+        ["reset", "shop"],
+        ["replay", "shop", "--from", "now", "--dry-run"],
+        ["count", "shop"],
+        ["repartition", "shop"],
+        ["skip", "shop", "--position", "1", "--reason", "no"],
+    ],
+    ids=" ".join,
+)
+def test_one_of_another_database_is_unknown(alias, seen_by, command, settings, arguments):
+    """``pause`` wrote a row there, and said that it handled no event: it went on where it runs."""
+
+    class Router:
+        def db_for_write(self, model, **hints):
+            return "elsewhere"
+
+    seen_by("shop")
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": None}
+    settings.DATABASE_ROUTERS = [Router()]
+    code, out = command(*arguments, "--database", alias)
+    assert (code, f"no subscription 'shop' on {alias!r}" in out) == (2, True)
+    assert "'elsewhere'" in out
+    assert not Subscription.objects.using(alias).exists()
+    assert not Cursor.objects.using(alias).exists()
+
+
 def test_help_teaches(capsys):
     with pytest.raises(SystemExit):
         call_command("outbox_subscriptions", "--help")
