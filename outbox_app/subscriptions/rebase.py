@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Min, Value
+from django.db.models import Max, Min, Value
 from django.db.models.functions import Least
 
 from ..aliases import log_alias
@@ -150,6 +150,8 @@ def _rebased(
             raise ReadRefused(f"{cursor}: {error}") from error
         if last_id is None and reader.vendor != "postgresql":
             _require_older(reader, cursor, new[-1])
+        elif new[-1] != state and not cursor.was_set_back:
+            _require_unhandled(reader, cursor, state, plan.last)
     return new
 
 
@@ -163,6 +165,22 @@ def _require_older(reader: LogReader, cursor: Cursor, state: WindowState) -> Non
             f"Position {first} of {reader.table} was recorded after the last move of {cursor}, so "
             "it seems to have been published after the restore. If so, name the last position from "
             f"before the restore: --log {reader.table} --last-id {first - 1}."
+        )
+
+
+def _require_unhandled(reader: LogReader, cursor: Cursor, state: WindowState, last: int) -> None:
+    """Check that a state has not passed rows since the restore, as after a first rebase."""
+    if reader.vendor == "postgresql":  # whose states say where they were made
+        return
+    rows = reader.log._base_manager.using(reader.using).filter(pk__gt=last)
+    passed = rows.extra(where=[f"NOT ({reader.window.unread(state)})"])
+    newest = passed.aggregate(Max("recorded_at"))["recorded_at__max"]
+    if newest is not None and newest <= cursor.moved_at:
+        raise ReadRefused(
+            f"{cursor} seems to have handled events after position {last} since the restore: the "
+            "newest is older than its last move. If it has not, because a clock was set back, move "
+            f"it: outbox_subscriptions replay {cursor.subscription} --log {reader.table} --from "
+            f"{last}. Nothing was changed."
         )
 
 
