@@ -69,7 +69,7 @@ class NotMigrated(OutboxError):
 
 
 class UnfitSession(OutboxError):
-    """Sessions of the database have settings under which the outbox's statements fail."""
+    """A session has settings under which statements of the outbox fail, or a transaction open."""
 
     returncode = 2
 

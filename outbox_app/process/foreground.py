@@ -23,7 +23,7 @@ from django.db import connections
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
 from ..text import Write, get_logger, per_second
-from .loop import ProcessLoop
+from .loop import ProcessLoop, require_no_transaction
 from .preflight import require_alias, require_migrated, require_sessions
 from .waiting import StopFlag
 
@@ -84,6 +84,7 @@ def require_at_least(**least: tuple[float | None, float]) -> None:
 def prepare(using: str, *, answer_seconds: float | None = None) -> None:
     """Set the timeouts of a database, and refuse one in which no work is possible."""
     require_alias(using)
+    require_no_transaction(using)
     # Until there is work to finish: process 1 has no default handlers. Those of run_together stay.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         stop_on_signals(sys.exit)

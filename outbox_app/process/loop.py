@@ -19,7 +19,7 @@ import django.db
 from django.db import close_old_connections, connections
 
 from ..conf import outbox_settings
-from ..exceptions import LeaseLost
+from ..exceptions import LeaseLost, UnfitSession
 from .backoff import Backoff
 from .lease import LeaseHolder
 from .waiting import StopFlag, poll_interval, waiter
@@ -40,6 +40,20 @@ def collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def require_no_transaction(using: str) -> None:
+    """Refuse to run inside a caller's transaction, where a loop sees what is not committed."""
+    connection: Any = connections[using]
+    if blocks := connection.atomic_blocks:
+        opened = not blocks[0]._from_testcase
+    else:
+        opened = connection.connection is not None and not connection.autocommit
+    if opened:
+        raise UnfitSession(
+            f"A transaction is open on {using!r}: its rows would be sent or handled before its "
+            "commit, and in spite of a rollback. Call this outside atomic(), with autocommit on."
+        )
 
 
 class ProcessLoop(ABC):
@@ -107,6 +121,7 @@ class ProcessLoop(ABC):
 
     def run(self, *, once: bool = False) -> Any:
         """Run until ``stop()``; with ``once``, until there is nothing to do. Return ``done``."""
+        require_no_transaction(self.using)
         with self._watchdog.watching():
             try:
                 self._turns(once=once)
