@@ -129,12 +129,9 @@ def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
 
 def _check_defaults(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
     """Report columns whose default is not ``DatabaseNow``: USE_TZ has changed since."""
-    of_clock = {
-        (each._meta.db_table, field.column)
-        for each in models
-        for field in each._meta.local_fields
-        if isinstance(field.db_default, DatabaseNow)
-    }
+    fields = [field for model in models for field in model._meta.local_fields]
+    timed = [each for each in fields if isinstance(each.db_default, DatabaseNow)]
+    of_clock = {(each.model._meta.db_table, each.column) for each in timed}
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = "
@@ -143,13 +140,14 @@ def _check_defaults(connection: Any, models: list[Any]) -> Iterator[CheckMessage
         )
         wrong = [".".join(each) for each in cursor.fetchall() if each in of_clock]
     if wrong:
+        altered = wrong[0].replace(".", " ALTER COLUMN ")
         now = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
         yield Warning(
             f"Tables on {connection.alias!r} were made while USE_TZ was {not settings.USE_TZ}. "
             "Unless its sessions are in UTC, new rows have wrong times: events, jobs and processes "
             f"seem to be hours old, or to come from the future. Columns: {listed(wrong)}.",
             hint="Stop all processes, convert the times, and for each column (here the first): "
-            f"ALTER TABLE {wrong[0].replace('.', ' ALTER COLUMN ')} SET DEFAULT ({now})",
+            f"ALTER TABLE {altered} SET DEFAULT ({now})",
             id="outbox.W046",
         )
 

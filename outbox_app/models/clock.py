@@ -71,13 +71,13 @@ def zone_of(using: str | None) -> tzinfo:
         return UTC
     # Django does not set the session's time zone. It may have the project's offset in winter only.
     days = [datetime.now(UTC).replace(microsecond=0) + timedelta(weeks=n) for n in (0, 13, 26, 39)]
+    columns = ", ".join(f"FROM_UNIXTIME({day.timestamp():.0f})" for day in days)
     with connections[using].cursor() as cursor:
-        columns = ", ".join(f"FROM_UNIXTIME({day.timestamp():.0f})" for day in days)
         cursor.execute(f"SELECT {columns}")
-        pairs = zip(cursor.fetchone(), days, strict=True)
-    offsets = [local - day.replace(tzinfo=None) for local, day in pairs]
-    is_same = offsets == [day.astimezone(zone).utcoffset() for day in days]
-    return zone if is_same else fixed(offsets[0])
+        times = cursor.fetchone()
+    offsets = [time - day.replace(tzinfo=None) for time, day in zip(times, days, strict=True)]
+    own = [day.astimezone(zone).utcoffset() for day in days]
+    return zone if offsets == own else fixed(offsets[0])
 
 
 def database_time(rows: QuerySet[Any]) -> datetime | None:

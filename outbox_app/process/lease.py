@@ -2,14 +2,13 @@
 
 One drainer owns a shard at a time. A live drainer updates only its own row. A drainer without a
 heartbeat for the time of its lease is removed by the first drainer that notices, which frees its
-shards; it learns of this from its own next heartbeat, which finds no row. An observer takes the age
-of a new heartbeat from the database's clock, but not as older than its own last look; from then on
-its own clock counts. So no step of the database's clock (by a fail-over; in spring, without USE_TZ)
-removes a live drainer that was watched, or keeps a dead one. A drainer itself trusts its lease only
-until some time *before* it could have expired, on a clock that counts suspended time. Two cases
-remain. A process that is suspended between its check and its publish sends one batch when it
-resumes. If its clock was suspended, too, in a frozen virtual machine, it sends all that it reads
-until its next heartbeat.
+shards; it learns of this from its own next heartbeat, which finds no row. A new heartbeat is as old
+as the database's clock says, but not older than the observer's last look; then the observer's clock
+counts. So no step of the database's clock (by a fail-over; in spring, without USE_TZ) removes a
+live drainer that was watched, or keeps a dead one. A drainer itself trusts its lease only until
+some time *before* it could have expired, on a clock that counts suspended time. Two cases remain. A
+process that is suspended between its check and its publish sends one batch when it resumes. If its
+clock was suspended, too, in a frozen virtual machine, it sends all until its next heartbeat.
 """
 
 from __future__ import annotations
