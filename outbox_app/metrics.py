@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import django.db
@@ -140,18 +141,17 @@ class OutboxCollector(Collector):
 
 
 def exposition(accept: str, *, using: str | None = None) -> tuple[bytes, str]:
-    """Return the metrics of an outbox as text.
+    """Return the metrics of an outbox as text, and the content type of the text.
 
     Args:
         accept: The header ``Accept`` of the request.
         using: Database alias. Default: the outbox's.
-
-    Returns:
-        The text, and its content type.
     """
     registry = CollectorRegistry()
     registry.register(OutboxCollector(*([using] if using else [])))
-    encode, content_type = choose_encoder(accept)
+    encode, content_type = choose_encoder("")
+    with suppress(TypeError):  # a version that is no number, such as "0.0.4" in quotes
+        encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 

@@ -138,3 +138,13 @@ def test_metrics_without_their_package_say_what_to_install(alias, client, monkey
     assert response.text == (
         "Metrics need prometheus_client: pip install 'outbox-app[prometheus]'.\n"
     )
+
+
+@pytest.mark.parametrize("alias", ["default"])
+@pytest.mark.parametrize("version", ['"0.0.4"', "x", ".", "1.x"])
+@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
+def test_any_version_that_is_asked_for_is_answered(alias, client, kind, version):
+    """The header comes from outside: an error would be mailed to the admins with each request."""
+    response = client.get("/outbox/metrics/", headers={"Accept": f"{kind}; version={version}"})
+    assert response.status_code == 200
+    assert b"outbox_up{" in response.content
