@@ -30,7 +30,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import QuerySet
 
 from ...aliases import outbox_alias
-from ...conf import MAX_DAYS
+from ...conf import MAX_DAYS, outbox_settings
 from ...exceptions import InvalidArgument, OutboxError
 from ...jobs import dead
 from ...jobs.bulk import BATCH_SIZE
@@ -132,7 +132,9 @@ class Command(TeachingCommand):
             self.write("No dead job matches.")
             raise SystemExit(EXIT_NOTHING)
         if options["dry_run"]:
-            self.write(f"Would {action} {_jobs(count)}. Nothing was done.")
+            blocks = action == "requeue" and outbox_settings().DEAD_KEY == "block"
+            later = ", and the later dead jobs of their ordering keys" * blocks
+            self.write(f"Would {action} {_jobs(count)}{later}. Nothing was done.")
             return
         decide = {"requeue": dead.requeue_dead, "discard": dead.discard_dead}[action]
         try:

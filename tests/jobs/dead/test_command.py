@@ -109,6 +109,17 @@ def test_a_dry_run_counts_and_touches_nothing(alias, action):
 
 
 @pytest.mark.django_db
+def test_a_dry_run_names_the_later_jobs_that_a_requeue_takes_along(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
+    first, *_ = dead_jobs(3, using=alias, ordering_key="order-17")
+    told = "Would requeue 1 dead job, and the later dead jobs of their ordering keys. Nothing"
+    assert run("requeue", "--id", str(first.pk), "--dry-run")[1].startswith(told)
+    discarded = run("discard", "--id", str(first.pk), "--dry-run")
+    assert discarded[1].startswith("Would discard 1 dead job. Nothing")
+    assert run("requeue", "--id", str(first.pk)) == (0, "Requeued 3 dead jobs.\n")
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize("action", ["requeue", "discard"])
 def test_without_a_selection_nothing_is_done(alias, action):
     dead_jobs(using=alias)
