@@ -11,7 +11,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from celery.exceptions import SoftTimeLimitExceeded
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
@@ -423,6 +423,23 @@ def test_sessions_of_two_tenants_do_not_share_a_batch(
         held.go.set()
         assert {future.result().version for future in (first, second, other)} == {2, 3, 4}
     assert batches == [1, 1, 1]
+
+
+def test_below_async_to_sync_a_tenant_has_a_line_of_its_own(
+    account, alias, fresh, settings, monkeypatch
+):
+    settings.OUTBOX = {**settings.OUTBOX, "ENTITY_SCOPE": "tests.entities.test_queue.tenant"}
+    enter, scopes = fresh.enter, []
+
+    def note(call, key):
+        scopes.append(key.scope)
+        return enter(call, key)
+
+    monkeypatch.setattr(fresh, "enter", note)
+    user.set("one")
+    ask = async_to_sync(Account.aexecute)
+    assert ask("a", "withdraw", {"amount": 0}, command_id="x", using=alias).version == 2
+    assert scopes == [("one", None)]
 
 
 def test_coroutines_share_batches_and_threads_end(account, alias, fresh, batches, rows):
