@@ -149,8 +149,8 @@ class Command(TeachingCommand):
             )
             if not lag.declared:
                 self.write("  not declared in the code")
-            if lag.fault:
-                self.write(f"  {one_line(lag.fault, 300)}")
+            if lag.error not in ("", *(each.cursor.error for each in lag.cursors)):
+                self.write(f"  {one_line(lag.error, 300)}")
             for cursor in (each.cursor for each in lag.cursors):
                 if cursor.error:
                     error = one_line(cursor.error, 300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from io import StringIO
 from uuid import uuid4
 
 import pytest
@@ -14,6 +15,7 @@ from outbox_app.eventlog.filter import EventFilter
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.unread import count_unread
 from outbox_app.eventlog.windows.time import TimeWindow
+from outbox_app.management.commands.outbox_subscriptions import Command
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
@@ -273,6 +275,8 @@ def test_what_only_its_processes_know(alias, published, seen_by):
         assert found.error.startswith("OperationalError")
         [problem] = [each for each in problems(outbox_status()) if each.code == "subscription"]
         assert "copy: OperationalError" in problem.detail
+        Command(stdout=(listed := StringIO()))._list("copy", using=alias, json=False)
+        assert "\n  OperationalError" in listed.getvalue()
         row = Process.objects.using(alias).get()
         row.pk, row.trouble = uuid4(), ""
         row.save(using=alias, force_insert=True)
