@@ -86,6 +86,15 @@ def test_a_hole_inside_a_page_and_two_of_them(reading, log, way):
     assert {state for *_, state in reader.gaps} == {"filled"}
 
 
+def test_a_stream_whose_row_was_deleted_makes_no_turn_without_a_pause(reading, log, way, alias):
+    reader = reading(**way)
+    log.add("a", 1, 3)
+    reader.poll()
+    ParkedStream.objects.using(alias).all().delete()
+    reader.later(1)
+    assert reader.partition.pause > 0
+
+
 def test_a_stream_that_waits_in_a_log_that_is_read_no_more(reading, log, way, alias):
     """It turned without a pause."""
     reader = reading(logs=["outbox_app.Event", Ledger], **way)
