@@ -55,6 +55,23 @@ def prune(*arguments: str) -> str:
     return output.getvalue()
 
 
+def test_what_another_run_has_just_removed_is_not_counted(alias, kept):
+    """As by run_outbox beside a cron job: both reported all rows."""
+    kept.fill(31, 32, 33)
+    counts = []
+
+    def meanwhile(execute, sql, *arguments):
+        if sql.startswith("DELETE") and not counts:
+            counts.append(0)
+            counts.append(prune_inbox(using=alias))
+        return execute(sql, *arguments)
+
+    with connections[alias].execute_wrapper(meanwhile):
+        counts.append(prune_inbox(using=alias))
+    assert counts == [0, 3, 0]
+    assert kept.inbox == []
+
+
 def test_by_default_the_settings_say_how_long(alias, settings, kept):
     settings.OUTBOX = {**settings.OUTBOX, "INCIDENT_RETENTION_DAYS": 60}
     kept.fill(0, 29.9, 30.1, 59.9, 60.1)
