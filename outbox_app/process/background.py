@@ -47,7 +47,7 @@ def at_end(call: Callable[[], object]) -> None:
 
 
 class Background:
-    """A queue of at most ``longest`` calls: those that wait are combined up to ``together`` items."""
+    """A queue of at most ``longest`` calls, which are combined up to ``together`` items."""
 
     def __init__(
         self, name: str, *, threads: int, longest: int, together: int, at_exit: float
