@@ -65,6 +65,7 @@ TAKEN_BY = {
     "log": ("replay", "reset", "skip", "discard"),
     "stream": ("release", "discard"),
     **{"position": ("skip",), "all": ("release",), "restart": ("count",)},
+    **{"json": ("list", "count"), "reason": ("skip", "discard", "skip-gap", "replay")},
 }
 
 

@@ -195,6 +195,8 @@ def test_what_cannot_be_done(alias, seen_by, arguments, code, command):
         ["forget", "shop", "--dry-run"],
         ["replay", "shop", "--from", "now", "--stream", "a"],
         ["list", "--restart"],
+        ["gaps", "--json"],
+        ["release", "shop", "--all", "--reason", "stock is back"],
     ],
     ids=" ".join,
 )
