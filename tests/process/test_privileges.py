@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -9,10 +11,12 @@ from django.apps import apps
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from outbox_app import subscriber
+from outbox_app import stage_many, subscriber
 from outbox_app.eventlog.reader import LogReader
+from outbox_app.eventlog.registry import all_logs
 from outbox_app.exceptions import UnsafeLog
-from outbox_app.models import Cursor, Event, StagedJob
+from outbox_app.models import Cursor, DeadJob, Event, StagedJob
+from outbox_app.monitoring.status import outbox_status
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import tasks
@@ -20,14 +24,22 @@ from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: What a process that runs subscriptions writes to, and what it reads.
-OF_SUBSCRIPTIONS = {
-    "SELECT": ("outbox_event", "outbox_gap"),
-    "SELECT, INSERT, UPDATE, DELETE": (
-        *("outbox_subscription", "outbox_cursor", "outbox_parked", "outbox_delivered"),
-        *("outbox_process", "outbox_lease", "outbox_statistic"),
-    ),
-}
+GUIDE = Path(__file__).parents[2] / "docs/howto/database-users.md"
+
+
+def of_guide(process):
+    """Return what the guide grants to a process: tables by privileges."""
+    granted, current = {}, ""
+    for line in GUIDE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and (tables := re.findall(r"`(outbox_\w+)`", cells[1])):
+            current = cells[0] or current
+            if current == process:
+                granted.setdefault(cells[2], []).extend(tables)
+    return granted
+
+
+OF_SUBSCRIPTIONS = of_guide("`run_subscriptions`")
 
 
 @pytest.fixture
@@ -173,3 +185,45 @@ def test_row_level_security_hides_no_event_unnoticed(alias, role, published, run
             cursor.execute("DROP POLICY IF EXISTS own ON outbox_event")
             cursor.execute("DROP POLICY IF EXISTS every ON outbox_event")
     assert [event.stream for event in seen] == ["a"]
+
+
+@on("postgres", "mariadb")
+class TestTheGuide:
+    """What it grants is enough. Subscriptions have a test above."""
+
+    @pytest.fixture
+    def note(self, make_app):
+        return make_app().task(name="note")(tasks.note)
+
+    def test_code_that_stages(self, alias, role, note):
+        role(of_guide("code that stages jobs"))
+        with transaction.atomic(using=alias):
+            note.delay("", 1)
+            stage_many(note.s("", i) for i in range(3))
+        role.undo()
+        assert StagedJob.objects.using(alias).count() == 4
+
+    def test_code_that_publishes(self, alias, role, published):
+        role(of_guide("code that publishes events"))
+        published("a", "b", "a")
+        published("b", expected_version=1)
+        role.undo()
+        assert Event.objects.using(alias).count() == 4
+
+    def test_a_drainer(self, alias, role, note, caplog):
+        with transaction.atomic(using=alias):
+            note.delay("", 1)
+            note.delay("", 2)
+        first = StagedJob.objects.using(alias).order_by("id")[:1].get()
+        StagedJob.objects.using(alias).filter(pk=first.pk).update(envelope="nonsense")
+        role(of_guide("`drain_outbox`"))
+        command("drain_outbox", alias)
+        role.undo()
+        assert not StagedJob.objects.using(alias).exists()
+        assert DeadJob.objects.using(alias).count() == 1
+        assert "denied" not in caplog.text
+
+    def test_a_reader_of_the_status(self, alias, role):
+        every = [model._meta.db_table for model in apps.get_app_config("outbox_app").get_models()]
+        role({"SELECT": {*every, *(log._meta.db_table for log in all_logs())}})
+        assert outbox_status(using=alias).backlog.rows == 0
