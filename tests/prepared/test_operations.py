@@ -148,6 +148,22 @@ def test_what_a_decision_risks_is_asked_first(
     assert in_log() == []
 
 
+def test_an_event_that_comes_after_the_question_is_not_decided(
+    alias: str, sender: str, states: Any, monkeypatch: Any
+) -> None:
+    """Its sender's transaction may be open: the answer was about the events that were counted."""
+    senders.prepare("order-1", "order.paid", using=sender)
+
+    def meanwhile(question: str) -> str:
+        assert "Cancel 1 prepared event?" in question
+        senders.prepare("order-2", "order.paid", using=sender)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", meanwhile)
+    assert run("cancel", "--state", "prepared", "--reason", "x")[0] == 0
+    assert states() == ["cancelled", "prepared"]
+
+
 def test_of_a_sender_only_the_undecided_ones_are_chosen(
     alias: str, sender: str, doubtful: Any, states: Any, monkeypatch: Any
 ) -> None:

@@ -167,7 +167,7 @@ class Command(TeachingCommand):
         prune("prepared", using, write=self.write)
 
     def _selected(
-        self, *, using: str, ids: list[UUID], sender: str | None, state: str | None, **_: Any
+        self, *, using: str, ids: list[UUID], sender: str | None, state: str | None, **options: Any
     ) -> Any:
         if not (ids or sender or state):
             raise InvalidArgument("Nothing is selected. Give ids, --sender or --state.")
@@ -177,6 +177,8 @@ class Command(TeachingCommand):
             raise CommandError("No open event matches. Nothing was changed.")
         if ids and not sender and counted(events) > len(set(ids)):
             raise InvalidArgument("Several senders have an event with this id. Add --sender.")
+        if options.get("interactive"):  # the answer is about these, and none that comes meanwhile
+            events = events.filter(pk__in=list(events.values_list("pk", flat=True)))
         return events
 
 
