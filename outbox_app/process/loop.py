@@ -33,13 +33,14 @@ def collection_paused() -> Iterator[None]:
 
     A batch has thousands of objects and no cycle: scanning them costs a tenth of its time.
     """
-    was_enabled = gc.isenabled()
+    if not gc.isenabled():  # the project's choice, or the block of another thread
+        yield
+        return
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
 
 
 def require_no_transaction(using: str) -> None:
