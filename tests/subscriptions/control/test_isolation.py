@@ -166,7 +166,10 @@ def a_session_waits(alias):
 
     def waits():
         with watcher.cursor() as cursor:
-            cursor.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+            cursor.execute(
+                "SELECT 1 FROM pg_stat_activity "
+                "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
             return cursor.fetchone()
 
     with closing(connections.create_connection(alias)) as watcher:
