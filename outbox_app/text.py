@@ -72,7 +72,7 @@ def storable(text: str) -> str:
 
 def without_passwords(text: str) -> str:
     """Return a text with the passwords of its addresses hidden: ``s3://key:**@bucket``."""
-    return re.sub(r"(://[^\s/@:\['\"]*:)(?!\d+[/?#])[^\s'\"]{0,200}@", r"\1**@", text)
+    return re.sub(r"(://[^\s/@:\['\"]*:)(?!\d+[/?#])(?:[^\s'\":]|:(?!//)){0,4000}@", r"\1**@", text)
 
 
 def per_second(count: int, seconds: float) -> float:

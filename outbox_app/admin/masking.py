@@ -10,6 +10,7 @@ values are masked if they are recognised. Positional arguments are not recognise
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 from ..conf import outbox_settings
@@ -58,15 +59,8 @@ def masked_text(text: str) -> str:
 
     ``password=x``, ``'token': 'x y'``, ``Authorization: Bearer x``. No promise: the text is free.
     """
-    names = "|".join(r"[\W_]?".join(map(re.escape, word)) for word in _words())
-    if not names:
-        return text
-    pattern = (
-        rf"(?P<key>(?:{names})[\w-]{{0,40}}\\*['\"]?\s{{0,3}}[:=]\s{{0,3}}\\*)"
-        r"(?:\"[^\"]*\"?|'[^']*'?|(?:(?:Bearer|Basic|Digest|Token) )?[^\s,;)}\]]+)"
-    )
-    text = without_passwords(text)
-    return re.sub(pattern, rf"\g<key>{MASK}", text, flags=re.IGNORECASE)
+    values = _values_of(tuple(outbox_settings().SENSITIVE_KEYS))
+    return values.sub(rf"\g<key>{MASK}", without_passwords(text)) if values else text
 
 
 def masked_line(text: str, limit: int) -> str:
@@ -77,6 +71,16 @@ def masked_line(text: str, limit: int) -> str:
 
 def _words() -> list[str]:
     return [plain for word in outbox_settings().SENSITIVE_KEYS if (plain := _plain(word))]
+
+
+@cache  # a message may have a hundred thousand texts
+def _values_of(keys: tuple[str, ...]) -> re.Pattern[str] | None:
+    names = "|".join(r"[\W_]?".join(map(re.escape, word)) for word in map(_plain, keys) if word)
+    pattern = (
+        rf"(?P<key>(?:{names})[\w-]{{0,40}}\\*['\"]?\s{{0,3}}[:=]+>?\s{{0,3}}\\*)"
+        r"(?:\"[^\"]*\"?|'[^']*'?|(?:(?:Bearer|Basic|Digest|Token) )?[^\s,;)}\]]+)"
+    )
+    return re.compile(pattern, re.IGNORECASE) if names else None
 
 
 def _plain(text: str) -> str:
