@@ -187,6 +187,41 @@ def test_row_level_security_hides_no_event_unnoticed(alias, role, published, run
     assert [event.stream for event in seen] == ["a"]
 
 
+@on("postgres")
+@pytest.mark.parametrize(
+    ("every", "own"),
+    [
+        ("FOR SELECT TO pg_monitor USING (true)", "USING (topic = 'mine')"),
+        ("USING (true)", "AS RESTRICTIVE FOR SELECT USING (topic = 'mine')"),
+    ],
+)
+def test_a_policy_that_shows_all_to_others_or_beside_a_restrictive_one(
+    alias, role, published, every, own
+):
+    """It was taken for one that shows all, and the cursor passed over the events."""
+    published("a")
+    reader = LogReader(Event, using=alias)
+    change = "ALTER TABLE outbox_event {} ROW LEVEL SECURITY"
+    role({"SELECT": ["outbox_event"]})
+    state = reader.window.start(0)
+    role.undo()
+    with connections[alias].cursor() as cursor:
+        cursor.execute(change.format("ENABLE"))
+        cursor.execute(f"CREATE POLICY every ON outbox_event {every}")
+        cursor.execute(f"CREATE POLICY own ON outbox_event {own}")
+    try:
+        role.again()
+        assert not Event.objects.using(alias).exists()
+        with pytest.raises(UnsafeLog, match="may hide events"):
+            reader.read(state, 10)
+    finally:
+        role.undo()
+        with connections[alias].cursor() as cursor:
+            cursor.execute(change.format("DISABLE"))
+            cursor.execute("DROP POLICY every ON outbox_event")
+            cursor.execute("DROP POLICY own ON outbox_event")
+
+
 @on("postgres", "mariadb")
 class TestTheGuide:
     """What it grants is enough. Subscriptions have a test above."""

@@ -191,13 +191,15 @@ class PostgresWindow(Window[PostgresState]):
 
     def _snapshot(self) -> tuple[Snapshot, str]:
         """Return the present snapshot and the cluster's identifier. Raises ``UnsafeLog``."""
-        # Row-level security hides rows, unless a policy shows all of them.
+        # Row-level security hides rows, unless a policy of the user's shows all of them.
         [(text, in_transaction, standby, cluster, hides)] = self.run(
             "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned() IS NOT NULL, "
             "pg_is_in_recovery(), (SELECT system_identifier::text FROM pg_control_system()), "
-            f"row_security_active('{self.source}'::regclass) AND NOT EXISTS (SELECT FROM pg_policy "
-            f"WHERE polrelid = '{self.source}'::regclass AND polpermissive "
-            "AND polcmd IN ('r', '*') AND pg_get_expr(polqual, polrelid) = 'true')",
+            f"row_security_active('{self.source}'::regclass) AND NOT coalesce((SELECT "
+            "bool_or(pg_get_expr(polqual, polrelid) = 'true') AND bool_and(polpermissive) "
+            f"FROM pg_policy WHERE polrelid = '{self.source}'::regclass AND polcmd IN ('r', '*') "
+            "AND EXISTS (SELECT FROM unnest(polroles) id WHERE id = 0 OR pg_has_role(id, 'USAGE')))"
+            ", FALSE)",
             [],
         )
         if standby:
@@ -208,8 +210,8 @@ class PostgresWindow(Window[PostgresState]):
         if hides:
             raise UnsafeLog(
                 f"Row-level security may hide events of {self.table} from this database user, and "
-                "they would be passed over. Let the user see all: CREATE POLICY all_events ON "
-                f"{self.source} FOR SELECT TO … USING (true)."
+                "they would be passed over. Let the user see all: no RESTRICTIVE policy, and "
+                f"CREATE POLICY all_events ON {self.source} FOR SELECT TO … USING (true)."
             )
         if in_transaction:
             raise UnsafeLog(
