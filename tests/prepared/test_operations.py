@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -162,6 +163,25 @@ def test_an_event_that_comes_after_the_question_is_not_decided(
     monkeypatch.setattr("builtins.input", meanwhile)
     assert run("cancel", "--state", "prepared", "--reason", "x")[0] == 0
     assert states() == ["cancelled", "prepared"]
+
+
+def test_the_question_may_be_about_more_events_than_a_statement_has_parameters(
+    alias: str, monkeypatch: Any
+) -> None:
+    """SQLite takes 32,766 unless built otherwise, PostgreSQL 65,535 from server-side binding."""
+    due = {"sender": "alias:billing", "decide_by": DatabaseNow()}
+    PreparedEvent.objects.using(alias).bulk_create(
+        [PreparedEvent(event_id=uuid4(), **due) for _ in range(70)], batch_size=10
+    )
+    connection, kind = connections[alias].connection, sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER
+    before = connection.setlimit(kind, 50) if alias == "default" else None
+    everything = ["--state", "prepared", "--reason", "x"]
+    try:
+        code, text = run("extend", *everything, answer="y", monkeypatch=monkeypatch)
+    finally:
+        if before is not None:
+            connection.setlimit(kind, before)
+    assert (code, "Extended 70 prepared events." in text) == (0, True)
 
 
 def test_of_a_sender_only_the_undecided_ones_are_chosen(

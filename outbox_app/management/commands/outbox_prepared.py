@@ -37,6 +37,7 @@ from typing import Any
 from uuid import UUID
 
 from django.core.management.base import CommandError, CommandParser
+from django.db.models.expressions import RawSQL
 
 from ...aliases import outbox_alias
 from ...exceptions import InvalidArgument
@@ -178,7 +179,8 @@ class Command(TeachingCommand):
         if ids and not sender and counted(events) > len(set(ids)):
             raise InvalidArgument("Several senders have an event with this id. Add --sender.")
         if options.get("interactive"):  # the answer is about these, and none that comes meanwhile
-            events = events.filter(pk__in=list(events.values_list("pk", flat=True)))
+            keys = ",".join(map(str, [0, *events.values_list("pk", flat=True)]))
+            events = events.filter(pk__in=RawSQL(keys, ()))  # parameters have a limit
         return events
 
 
