@@ -195,11 +195,10 @@ class PostgresWindow(Window[PostgresState]):
         [(text, in_transaction, standby, cluster, hides)] = self.run(
             "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned() IS NOT NULL, "
             "pg_is_in_recovery(), (SELECT system_identifier::text FROM pg_control_system()), "
-            f"row_security_active('{self.source}'::regclass) AND NOT coalesce((SELECT "
-            "bool_or(pg_get_expr(polqual, polrelid) = 'true') AND bool_and(polpermissive) "
-            f"FROM pg_policy WHERE polrelid = '{self.source}'::regclass AND polcmd IN ('r', '*') "
-            "AND EXISTS (SELECT FROM unnest(polroles) id WHERE id = 0 OR pg_has_role(id, 'USAGE')))"
-            ", FALSE)",
+            f"row_security_active('{self.source}'::regclass) AND NOT EXISTS (SELECT FROM pg_policy "
+            f"WHERE polrelid = '{self.source}'::regclass AND polcmd IN ('r', '*') AND EXISTS ("
+            "SELECT FROM unnest(polroles) id WHERE id = 0 OR pg_has_role(id, 'USAGE')) "
+            "HAVING bool_or(pg_get_expr(polqual, polrelid) = 'true') AND bool_and(polpermissive))",
             [],
         )
         if standby:
