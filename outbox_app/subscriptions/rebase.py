@@ -178,9 +178,9 @@ def _require_unhandled(reader: LogReader, cursor: Cursor, state: WindowState, la
     if newest is not None and newest <= cursor.moved_at:
         raise ReadRefused(
             f"{cursor} seems to have handled events after position {last} since the restore: the "
-            "newest is older than its last move. If it has not, because a clock was set back, move "
-            f"it: outbox_subscriptions replay {cursor.subscription} --log {reader.table} --from "
-            f"{last}. Nothing was changed."
+            "newest is older than its last move. If it ran before the first rebase, or a clock was "
+            "set back, it may have passed over some; then move it: outbox_subscriptions replay "
+            f"{cursor.subscription} --log {reader.table} --from {last}. Nothing was changed."
         )
 
 
