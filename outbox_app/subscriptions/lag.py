@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 import django.db
-from django.db.models import Count, OuterRef, QuerySet, Subquery
+from django.db.models import Count, Exists, OuterRef, QuerySet, Subquery
 from django.utils.connection import ConnectionDoesNotExist
 
 from ..aliases import log_alias
@@ -29,6 +29,7 @@ from ..models import (
     DatabaseNow,
     EventLog,
     Gap,
+    Lease,
     ParkedStream,
     Process,
     Subscription,
@@ -206,8 +207,10 @@ def served(names: list[str], using: str) -> dict[str, str]:
     """Return which of these subscriptions a process runs, and the trouble of those all in it."""
     resources = {f"subscription:{name}": name for name in names}
     found: dict[str, list[str]] = defaultdict(list)
-    for row in alive(Process.objects.using(using).filter(resource__in=list(resources))):
-        found[resources[row.resource]].append(row.trouble)
+    rows = Process.objects.using(using).filter(resource__in=list(resources))
+    leases = Lease.objects.filter(resource=OuterRef("resource"), owner=OuterRef("pk"))
+    for row in alive(rows.annotate(owns=Exists(leases))):  # a spare process meets no trouble
+        found[resources[row.resource]] += [row.trouble] * bool(row.owns or row.trouble)
     return {name: "; ".join(troubles) * all(troubles) for name, troubles in found.items()}
 
 

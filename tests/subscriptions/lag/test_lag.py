@@ -21,6 +21,7 @@ from outbox_app.models import (
     DatabaseNow,
     Event,
     Gap,
+    Lease,
     ParkedStream,
     Process,
     Subscription,
@@ -264,7 +265,7 @@ def test_what_only_its_processes_know(alias, published, seen_by):
     replica.settings_dict = {**replica.settings_dict, "HOST": "127.0.0.1", "PORT": "1"}
     seen_by("copy", by_time=True, on_gap="park", read_from="replica")
     published("a")
-    runner = Runner([subscriber_named("copy")])
+    runner, spare = (Runner([subscriber_named("copy")]) for _ in range(2))
     try:
         runner.run_once()
         [worker] = runner.workers
@@ -277,11 +278,13 @@ def test_what_only_its_processes_know(alias, published, seen_by):
         assert "copy: OperationalError" in problem.detail
         Command(stdout=(listed := StringIO()))._list("copy", using=alias, json=False)
         assert "\n  OperationalError" in listed.getvalue()
-        row = Process.objects.using(alias).get()
-        row.pk, row.trouble = uuid4(), ""
-        row.save(using=alias, force_insert=True)
+        spare.run_once()  # has no partition, so it meets no trouble, and handles nothing
+        row = Process.objects.using(alias).get(trouble="")
+        assert one(alias, "copy").state == "failing"
+        Lease.objects.using(alias).filter(resource=row.resource).update(owner=row.pk)
         assert (one(alias, "copy").state, one(alias, "copy").error) == ("waiting", "")
     finally:
+        spare._leave()
         runner._leave()
         replica.close()
         del connections["replica"], connections.settings["replica"]
