@@ -66,7 +66,7 @@ class Explained(PostgresWindow):
 
     def explain(self, sql, params):
         if "pg_current_snapshot" in sql:
-            return [(self.now, False, False, "1")]
+            return [(self.now, False, False, "1", False)]
         lines = run("postgres", f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) {sql}", params)
         plan = "\n".join(line for (line,) in lines)
         # The first line of buffers is the whole statement's.

@@ -88,7 +88,7 @@ class TestPostgres:
         def standby(sql, params):
             found = run(sql, params)
             if "pg_is_in_recovery" in sql:
-                found = [(row[0], row[1], True, row[3]) for row in found]
+                found = [(*row[:2], True, *row[3:]) for row in found]
             return found
 
         state = scan.beginning()
