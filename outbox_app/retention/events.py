@@ -229,14 +229,15 @@ def prune_steps(
                     missing = events[there]
                     free = free[: free.index(missing)]
                     held = f"position {missing[0]}, which is not archived"
+            count = len(free)
             if free:
                 ids = [id for id, *_ in free]
                 if not dry_run:
                     drop_pruned(log, ids, using=using)
                     with deleting_by_key(rows):
-                        rows.filter(pk__in=ids, recorded_at__lt=before)._raw_delete(using)
+                        count = rows.filter(pk__in=ids, recorded_at__lt=before)._raw_delete(using)
                 reached = ids[-1]
-        yield len(free), reached, held
+        yield count, reached, held
         if len(free) < batch_size:
             return
 

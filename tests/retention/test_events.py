@@ -103,6 +103,28 @@ def page(name: str, size: int, part: int = 0) -> None:
     partition.close()
 
 
+@on("postgres", "mariadb")
+def test_what_another_run_has_just_removed_is_not_counted(alias, old, left, monkeypatch):
+    """Without subscriptions, of which it locks the rows, both reported all rows."""
+    old("a", "b", "a")
+    deleting, said = event_retention.deleting_by_key, []
+
+    def run():
+        said.append(prune("--older-than=3"))
+        connections[alias].close()
+
+    def be_second(rows):
+        monkeypatch.setattr(event_retention, "deleting_by_key", deleting)
+        other = Thread(target=run)
+        other.start()
+        other.join(patience(30))
+        return deleting(rows)
+
+    monkeypatch.setattr(event_retention, "deleting_by_key", be_second)
+    said.append(prune("--older-than=3"))
+    assert ["removed=3" in said[0], "removed=0" in said[1], left()] == [True, True, []]
+
+
 def test_old_events_go_and_versions_go_on(alias, old, published, left):
     old("a", "b", "a")
     kept = old("a", days=2.9)
