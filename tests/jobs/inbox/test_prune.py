@@ -197,18 +197,3 @@ def test_a_statement_is_no_longer_for_all_that_went_before(alias, kept):
         assert prune_inbox(using=alias, batch_size=1) == 20
     sizes = [len(each["sql"]) for each in statements if each["sql"].startswith("DELETE")]
     assert max(sizes) < 2 * min(sizes)
-
-
-def test_what_another_process_has_removed_is_not_counted(alias, kept, monkeypatch):
-    """As with two of a cron job: the sum of what they say is what there was."""
-    kept.fill(40, 41, 42, 43)
-    deleting, others = retention.deleting_by_key, []
-
-    def be_second(rows):
-        monkeypatch.setattr(retention, "deleting_by_key", deleting)
-        others.append(prune_inbox(using=alias, batch_size=3))
-        return deleting(rows)
-
-    monkeypatch.setattr(retention, "deleting_by_key", be_second)
-    assert prune_inbox(using=alias, batch_size=3) == 0
-    assert (others, kept.inbox) == ([4], [])
