@@ -8,6 +8,7 @@ import celery
 import pytest
 from celery import Celery, chain, chord, group, shared_task
 from celery.result import GroupResult
+from celery.signals import import_modules
 from django.db import transaction
 from django.utils import timezone
 
@@ -183,4 +184,20 @@ def test_unknown_tasks_are_refused_in_strict_mode(alias, app, add, staged, setti
         with pytest.raises(UnknownTask):
             app.send_task("misspelt")
         stage("add", (1, 1), app=app)
+    assert staged() == [[1, 1]]
+
+
+@on_sqlite
+def test_strict_mode_knows_a_task_whose_module_was_not_imported(alias, app, staged, settings):
+    """As in a web process that calls tasks by name only: autodiscovery had not run."""
+    settings.OUTBOX = {**settings.OUTBOX, "STRICT_TASK_NAMES": True}
+
+    def discover(**kwargs):
+        app.task(name="found", shared=False)(tasks.add)
+
+    import_modules.connect(discover, sender=app)
+    with transaction.atomic(using=alias):
+        app.send_task("found", (1, 1))
+        with pytest.raises(UnknownTask):
+            app.send_task("misspelt")
     assert staged() == [[1, 1]]
