@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,14 +13,16 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from outbox_app import stage_many, subscriber
+from outbox_app.entities import Command
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.registry import all_logs
 from outbox_app.exceptions import UnsafeLog
-from outbox_app.models import Cursor, DeadJob, Event, StagedJob
+from outbox_app.models import Cursor, DatabaseNow, DeadJob, Event, StagedJob
 from outbox_app.monitoring.status import outbox_status
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import tasks
+from tests.entities.models import Account
 from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -76,7 +79,7 @@ def role(alias):
         own.close()
         own.settings_dict.update(before)
 
-    use.undo, use.again = undo, again
+    use.undo, use.again, use.name = undo, again, name
     yield use
     undo()
     if not mysql:
@@ -222,6 +225,27 @@ def test_a_policy_that_shows_all_to_others_or_beside_a_restrictive_one(
             cursor.execute("DROP POLICY own ON outbox_event")
 
 
+@on("postgres")
+def test_row_level_security_as_the_guide_sets_it(alias, role, published, run):
+    """Without a policy of its own, code that publishes was refused."""
+    seen = []
+    subscriber("one", start="beginning")(seen.extend)
+    sql = re.search(r"```sql\n(.*?)```", GUIDE.read_text(), re.DOTALL)[1]
+    role(OF_SUBSCRIPTIONS | of_guide("code that publishes events"))
+    role.undo()
+    try:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(re.sub(r"\bshop_\w+", role.name, sql))
+        role.again()
+        published("a", "b")
+        run("one")
+    finally:
+        role.undo()
+        with connections[alias].cursor() as cursor:
+            cursor.execute("ALTER TABLE outbox_event DISABLE ROW LEVEL SECURITY")
+    assert len(seen) == 2
+
+
 @on("postgres", "mariadb")
 class TestTheGuide:
     """What it grants is enough. Subscriptions have a test above."""
@@ -244,6 +268,45 @@ class TestTheGuide:
         published("b", expected_version=1)
         role.undo()
         assert Event.objects.using(alias).count() == 4
+
+    def test_commands_of_entities(self, alias, role):
+        granted = of_guide("commands of [entities](model-to-entity.md)")
+        granted["SELECT, INSERT, UPDATE"].append("account")
+        role({**granted, "SELECT, INSERT": ["account_version"]})  # as the guide says of a log
+        Account.execute("a", "open", {"owner": "ann"}, command_id="1", using=alias)
+        again = [Command("a", "date", command_id=id) for id in "223"]
+        assert {each.version for each in Account.execute_many(again, using=alias)} == {2, 3}
+
+    def test_a_subscription_with_a_task(self, alias, role, make_app, published):
+        def one(event): ...
+
+        subscriber("one", start="beginning", task=make_app().task(name="one")(one))
+        published("a")
+        role({**OF_SUBSCRIPTIONS, "INSERT": ["outbox_stagedjob"]})
+        command("run_subscriptions", alias)
+        role.undo()
+        assert StagedJob.objects.using(alias).count() == 1
+
+    def test_what_runs_everything(self, alias, role, note, published, caplog):
+        published("a")
+        long_ago = DatabaseNow() - timedelta(days=9)
+        Event.objects.using(alias).update(recorded_at=long_ago)
+        with transaction.atomic(using=alias):
+            note.delay("", 1)
+        every = [model._meta.db_table for model in apps.get_app_config("outbox_app").get_models()]
+        role(
+            {
+                "SELECT, INSERT, UPDATE, DELETE": {
+                    *every,
+                    *(log._meta.db_table for log in all_logs()),
+                }
+            }
+        )
+        command("run_outbox", alias)
+        call_command("outbox_prune", "--events", older_than=1, database=alias)
+        role.undo()
+        assert not Event.objects.using(alias).exists()
+        assert not re.search("denied|Grant", caplog.text)
 
     def test_a_drainer(self, alias, role, note, caplog):
         with transaction.atomic(using=alias):
