@@ -229,14 +229,12 @@ def prune_steps(
                     missing = events[there]
                     free = free[: free.index(missing)]
                     held = f"position {missing[0]}, which is not archived"
-            count = len(free)
-            if free:
-                ids = [id for id, *_ in free]
-                if not dry_run:
-                    drop_pruned(log, ids, using=using)
-                    with deleting_by_key(rows):
-                        count = rows.filter(pk__in=ids, recorded_at__lt=before)._raw_delete(using)
-                reached = ids[-1]
+            ids = [id for id, *_ in free]
+            count, reached = len(ids), max([reached, *ids])
+            if ids and not dry_run:
+                drop_pruned(log, ids, using=using)
+                with deleting_by_key(rows):
+                    count = rows.filter(pk__in=ids, recorded_at__lt=before)._raw_delete(using)
         yield count, reached, held
         if len(free) < batch_size:
             return
