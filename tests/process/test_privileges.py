@@ -87,8 +87,8 @@ def role(alias):
     execute(f"DROP USER {user}")
 
 
-def command(name, alias):
-    return call_command(name, "--once", database=alias, skip_checks=True)
+def command(name, alias, **options):
+    return call_command(name, "--once", database=alias, skip_checks=True, **options)
 
 
 @on("postgres", "mariadb")
@@ -108,9 +108,10 @@ def test_jobs_that_could_not_be_deleted_are_not_published(
             command(name, alias)
         assert "DELETE on outbox_stagedjob" in caplog.text
     else:
-        with pytest.raises(CommandError, match="DELETE on outbox_stagedjob") as refused:
-            command(name, alias)
-        assert refused.value.returncode == 2
+        for processes in [{}, {"processes": 2}]:
+            with pytest.raises(CommandError, match="DELETE on outbox_stagedjob") as refused:
+                command(name, alias, **processes)
+            assert refused.value.returncode == 2
     assert publishes == []
     assert StagedJob.objects.using(alias).count() == 1
 

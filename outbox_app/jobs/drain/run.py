@@ -62,6 +62,7 @@ def drain_outbox(
     )
     using = using or outbox_alias()
     prepare(using)
+    _require_deletes(using)  # before a fork: a worker that refuses would be started again and again
     options: dict[str, Any] = {"interval": interval, "batch_size": batch_size}
     work = partial(drain_here, using, once=once, max_jobs=max_jobs, **options)
     return run_workers(work, count=processes, restart=not once, final=EXIT_UNSAFE)
