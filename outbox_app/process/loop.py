@@ -20,7 +20,6 @@ from django.db import close_old_connections, connections
 
 from ..conf import outbox_settings
 from ..exceptions import LeaseLost, UnfitSession
-from ..transactions import is_in_test, open_transactions
 from .backoff import Backoff
 from .lease import LeaseHolder
 from .waiting import StopFlag, poll_interval, waiter
@@ -46,7 +45,12 @@ def collection_paused() -> Iterator[None]:
 
 def require_no_transaction(using: str) -> None:
     """Refuse to run inside a caller's transaction, where a loop sees what is not committed."""
-    if using in open_transactions() and not is_in_test(using):
+    connection: Any = connections[using]
+    if blocks := connection.atomic_blocks:
+        opened = not blocks[0]._from_testcase
+    else:
+        opened = connection.connection is not None and not connection.autocommit
+    if opened:
         raise UnfitSession(
             f"A transaction is open on {using!r}: its rows would be sent or handled before its "
             "commit, and in spite of a rollback. Call this outside atomic(), with autocommit on."
