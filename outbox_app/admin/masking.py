@@ -64,8 +64,7 @@ def masked_text(text: str) -> str:
 
 
 def masked_line(text: str, limit: int) -> str:
-    """Return the text of an exception, masked, on one line."""
-    # Cut before masking, too: the pattern may be slow on a megabyte of text.
+    """Return the text of an exception, masked, on one line; cut before, as masking takes time."""
     return one_line(masked_text(text[: 4 * limit]), limit)
 
 
@@ -100,8 +99,5 @@ def _is_pair(value: Any) -> bool:
 
 def _unescaped(text: str) -> str:
     r"""Return the text with ``\u0070`` as the letter it stands for."""
-    return re.sub(
-        r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))",
-        lambda found: chr(int(found[1] or found[2], 16)),
-        text,
-    )
+    code = r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))"
+    return re.sub(code, lambda found: chr(int(found[1] or found[2], 16)), text)

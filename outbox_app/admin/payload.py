@@ -150,10 +150,8 @@ def _cut(text: str) -> str:
 
 
 def _opaque(kind: str, size: int) -> str:
-    return _("Opaque: %(kind)s, %(size)d bytes, not decoded.") % {
-        "kind": shown(kind, 200),
-        "size": size,
-    }
+    given = {"kind": shown(kind, 200), "size": size}
+    return _("Opaque: %(kind)s, %(size)d bytes, not decoded.") % given
 
 
 def _text(value: Any) -> str:

@@ -118,9 +118,8 @@ class Command(TeachingCommand):
                 f"({each['policy']}); asked {each['asked']}, answered {each['answered']}, "
                 f"not answered {each['unreachable']}"
             )
-            for name in ("last_answer", "reason"):
-                if each[name]:
-                    self.write(f"           {name} {one_line(each[name], 200)}")
+            for name in filter(each.get, ("last_answer", "reason")):
+                self.write(f"           {name} {one_line(each[name], 200)}")
         for name, rows in zip(states, chosen_rows, strict=True):
             self.write(f"{name} {shown_count(counted(rows))}")
 
