@@ -98,7 +98,8 @@ TASKS = {
     "4-byte text": lambda t: t.add.delay("🎈", y="ß"),
     "send_task": lambda t: t.app.send_task("elsewhere", (1,), {"k": 2}),
     "send_task, positional": lambda t: t.app.send_task("elsewhere", (1,), None, 100, None, ID),
-    "send_task of a known task": lambda t: t.app.send_task("bound"),
+    # OutboxCelery takes in all declared tasks for this; Celery sends a task's limits if it has.
+    "send_task of a known task": lambda t: t.app.tasks and t.app.send_task("bound"),
     "exec options of a task": lambda t: t.app.task(
         name="own", serializer="pickle", compression="zlib", expires=3000, soft_time_limit=3
     )(tasks.own).delay(),
