@@ -62,7 +62,8 @@ def drain_outbox(
     )
     using = using or outbox_alias()
     prepare(using)
-    _require_deletes(using)  # before a fork: a worker that refuses would be started again and again
+    if processes > 1:  # a worker that refuses would be started again and again
+        _require_deletes(using)
     options: dict[str, Any] = {"interval": interval, "batch_size": batch_size}
     work = partial(drain_here, using, once=once, max_jobs=max_jobs, **options)
     return run_workers(work, count=processes, restart=not once, final=EXIT_UNSAFE)
@@ -79,7 +80,8 @@ def drain_here(
     """Run one drainer with ``options``; ``listen`` gets the function that stops it."""
     drainer = Drain(using=using, **options, on_turn=progress(_progress, parent=parent))
     listen(drainer.stop)
-    _require_deletes(using)
+    if parent is None:
+        _require_deletes(using)
     begun = "Drainer started database=%s batch_size=%d interval=%g"
     logger.info(begun, using, drainer.batch_size, drainer.interval)
     if slow := without_batches():

@@ -161,6 +161,15 @@ def test_a_stream_that_is_parked_while_the_number_of_partitions_changes(
 
 
 @pytest.fixture
+def has_run(published, run, seen_by):
+    """The subscription ``shop`` has run, and is declared no more."""
+    published("a")
+    seen_by("shop")
+    run("shop")
+    module._subscribers.pop("shop")
+
+
+@pytest.fixture
 def a_session_waits(alias):
     """``a_session_waits()``: whether one waits for a lock, seen from outside all transactions."""
 
@@ -177,14 +186,8 @@ def a_session_waits(alias):
 
 
 @on("postgres")
-def test_a_deletion_takes_the_cursor_that_another_act_is_making(
-    alias, published, run, seen_by, a_session_waits
-):
+def test_a_deletion_takes_the_cursor_that_another_act_is_making(alias, has_run, a_session_waits):
     """Left behind, it would keep events from being pruned for ever."""
-    published("a")
-    seen_by("shop")
-    run("shop")
-    module._subscribers.pop("shop")
 
     def delete():
         control.delete_subscription("shop", using=alias)
@@ -202,13 +205,9 @@ def test_a_deletion_takes_the_cursor_that_another_act_is_making(
 
 @on("postgres")
 def test_of_two_changes_of_the_number_of_partitions_the_second_sees_the_first(
-    alias, published, run, seen_by, a_session_waits
+    alias, has_run, seen_by, a_session_waits
 ):
     """Else the subscription has the number of one and the cursors of the other: neither runs."""
-    published("a")
-    seen_by("shop")
-    run("shop")
-    module._subscribers.pop("shop")
     seen_by("shop", partitions=3)
     errors = []
 

@@ -90,13 +90,19 @@ def cut(alias: str, position: int) -> None:
         cursor.execute(statement)
 
 
-@on("default", "mariadb")
-@pytest.mark.parametrize("published_before", [False, True])
-def test_the_log_alone_was_restored(alias, published, run, seen, published_before):
+def restored(alias, published, run):
+    """Have four events handled, and the log alone restored to the second; return its position."""
     events = published("a", "b", "a", "c")
     assert run("all") == 4
     last = events[1].pk or Event.objects.using(alias).order_by("id")[1].pk
     cut(alias, last)
+    return last
+
+
+@on("default", "mariadb")
+@pytest.mark.parametrize("published_before", [False, True])
+def test_the_log_alone_was_restored(alias, published, run, seen, published_before):
+    last = restored(alias, published, run)
     assert run("all") == 0
     assert "LogSetBack" in Cursor.objects.using(alias).get().error
     arguments = []
@@ -118,10 +124,7 @@ def test_the_log_alone_was_restored(alias, published, run, seen, published_befor
 @on("default", "mariadb")
 def test_a_second_run_with_the_last_position(alias, published, run, seen):
     """It moved the cursor back over what it had handled since: those events came twice."""
-    events = published("a", "b", "a", "c")
-    assert run("all") == 4
-    last = events[1].pk or Event.objects.using(alias).order_by("id")[1].pk
-    cut(alias, last)
+    last = restored(alias, published, run)
     published(*"uvwxyz")  # before any process has looked: nothing else would tell
     arguments = ["--log", "outbox_event", "--last-id", str(last)]
     assert "rebased log=outbox_event" in rebase(*arguments)
@@ -138,10 +141,7 @@ def test_a_second_run_with_the_last_position(alias, published, run, seen):
 @on("default", "mariadb")
 def test_a_subscription_that_ran_before_the_rebase(alias, published, run, seen):
     """It has passed over the first new events. A second run looks the same, so a person decides."""
-    events = published("a", "b", "a", "c")
-    assert run("all") == 4
-    last = events[1].pk or Event.objects.using(alias).order_by("id")[1].pk
-    cut(alias, last)
+    last = restored(alias, published, run)
     published(*"uvwxyz")
     assert run("all") == 4
     with pytest.raises(CommandError, match="may have passed over some; then move it") as raised:
