@@ -36,7 +36,7 @@ from ..subscriptions.counting import drop_pruned
 from ..subscriptions.lag import still_read
 from ..subscriptions.subscriber import all_subscribers
 from ..text import Write, get_logger
-from .prune import BATCH_SIZE, check_arguments, deleting_by_key, remove
+from .rows import BATCH_SIZE, check_arguments, deleting_by_key, remove
 
 logger = get_logger("outbox_app.retention")
 

@@ -27,7 +27,7 @@ from ..process.loop import LeasedLoop
 from ..subscriptions.runner import ONCE_FAILURES
 from ..text import get_logger
 from .events import prune_events, prune_steps
-from .prune import BATCH_SIZE, prune
+from .rows import BATCH_SIZE, prune
 
 logger = get_logger("outbox_app.retention")
 

@@ -18,7 +18,7 @@ from django.utils import timezone
 from outbox_app.jobs import staged
 from outbox_app.jobs.drain import incidents
 from outbox_app.models import DatabaseNow, InboxEntry, StagedJob, TaskResult
-from outbox_app.retention.prune import prune
+from outbox_app.retention.rows import prune
 from outbox_app.transactions import own_connection
 from tests import tasks
 from tests.patience import patience

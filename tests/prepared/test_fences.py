@@ -19,7 +19,7 @@ from outbox_app.models import Fence
 from outbox_app.prepared import fence, fences
 from outbox_app.prepared.fences import outcomes
 from outbox_app.prepared.questions import Question
-from outbox_app.retention.prune import prune
+from outbox_app.retention.rows import prune
 from tests.faults.tools import on
 from tests.patience import eventually
 

@@ -14,7 +14,7 @@ from django.utils import timezone
 from outbox_app.models import DatabaseNow, Fence, PreparedEvent
 from outbox_app.prepared.fences import outcomes
 from outbox_app.prepared.questions import Question
-from outbox_app.retention import prune as retention
+from outbox_app.retention import rows as retention
 
 pytestmark = pytest.mark.django_db
 

@@ -45,7 +45,7 @@ from ...models import PreparedEvent
 from ...models.counting import LISTED, counted, shown_count
 from ...prepared import operations
 from ...process.preflight import require_migrated
-from ...retention.prune import prune
+from ...retention.rows import prune
 from ...text import one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
 from .outbox_dead import age

@@ -29,7 +29,7 @@ from django.core.management.base import CommandParser
 
 from ...exceptions import InvalidArgument
 from ...retention.events import prune_events
-from ...retention.prune import BATCH_SIZE, KEPT, prune
+from ...retention.rows import BATCH_SIZE, KEPT, prune
 from ..teaching import TeachingCommand
 
 

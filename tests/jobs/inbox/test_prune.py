@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app import idempotent
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import DatabaseNow, InboxEntry, Incident
-from outbox_app.retention import prune as retention
-from outbox_app.retention.prune import prune_inbox, prune_incidents
+from outbox_app.retention import prune as prune_rows
+from outbox_app.retention.rows import _batches, database_time
 from tests.jobs.inbox.worker import deliver, effect
 
 pytestmark = pytest.mark.django_db
@@ -63,11 +63,11 @@ def test_what_another_run_has_just_removed_is_not_counted(alias, kept):
     def meanwhile(execute, sql, *arguments):
         if sql.startswith("DELETE") and not counts:
             counts.append(0)
-            counts.append(prune_inbox(using=alias))
+            counts.append(prune_rows("inbox", using=alias))
         return execute(sql, *arguments)
 
     with connections[alias].execute_wrapper(meanwhile):
-        counts.append(prune_inbox(using=alias))
+        counts.append(prune_rows("inbox", using=alias))
     assert counts == [0, 3, 0]
     assert kept.inbox == []
 
@@ -123,12 +123,12 @@ def test_rows_go_in_batches_oldest_first(alias, kept, django_assert_num_queries)
 
     # Are the tables there; the clock; for each batch a SELECT and a DELETE; a last look.
     with django_assert_num_queries(2 + 3 * 2 + 1, connection=connections[alias]):
-        assert prune_inbox(batch_size=3, write=lambda line: None) == 7
+        assert prune_rows("inbox", batch_size=3, write=lambda line: None) == 7
     assert kept.inbox == []
 
     rows = Incident.objects.using(alias).order_by("created_at")
-    before = retention.database_time(rows) - timedelta(days=30)
-    batches = retention._batches([rows], "created_at", before, 3, dry_run=False)
+    before = database_time(rows) - timedelta(days=30)
+    batches = _batches([rows], "created_at", before, 3, dry_run=False)
     assert next(batches)[0] == 3
     assert kept.incidents == [31, 32, 33, 34]
 
@@ -138,7 +138,7 @@ def test_it_tells_how_far_it_is(alias, settings, kept):
     kept.fill(31, 32, 33)
     lines: list[str] = []
 
-    prune_incidents(batch_size=2, write=lines.append)
+    prune_rows("incidents", batch_size=2, write=lines.append)
 
     assert [line.split(" rate")[0] for line in lines[:-1]] == [
         "pruning incidents removed=2",
@@ -171,8 +171,13 @@ def test_wrong_arguments_are_refused(alias, kept, arguments, message):
 def test_an_age_beyond_all_time_is_refused_by_the_function_too(alias, kept):
     kept.fill(99)
     with pytest.raises(InvalidArgument, match="at most 365000 days"):
-        prune_inbox(older_than=10**9)
+        prune_rows("inbox", older_than=10**9)
     assert kept.inbox == [99]
+
+
+def test_an_unknown_kind_is_refused_by_the_function():
+    with pytest.raises(InvalidArgument, match="One of inbox, incidents, .*; got 'events'"):
+        prune_rows("events")
 
 
 def test_a_pruned_id_is_forgotten(task, effects, kept, alias):
@@ -194,6 +199,6 @@ def test_a_pruned_id_is_forgotten(task, effects, kept, alias):
 def test_a_statement_is_no_longer_for_all_that_went_before(alias, kept):
     kept.fill(*range(40, 60))
     with CaptureQueriesContext(connections[alias]) as statements:
-        assert prune_inbox(using=alias, batch_size=1) == 20
+        assert prune_rows("inbox", using=alias, batch_size=1) == 20
     sizes = [len(each["sql"]) for each in statements if each["sql"].startswith("DELETE")]
     assert max(sizes) < 2 * min(sizes)

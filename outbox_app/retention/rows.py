@@ -66,48 +66,6 @@ KEPT = {
 }
 
 
-def prune_inbox(
-    *,
-    using: str | None = None,
-    older_than: int | None = None,
-    batch_size: int = BATCH_SIZE,
-    dry_run: bool = False,
-    write: Write = logger.info,
-) -> int:
-    """Remove ids of executed jobs that are older than the retention.
-
-    Args:
-        using: Database alias. Default: the inbox's.
-        older_than: Age in days. Default: the setting INBOX_RETENTION_DAYS.
-        batch_size: Rows removed at once.
-        dry_run: Remove nothing; report how many rows would be removed.
-        write: Takes progress lines.
-
-    Returns:
-        How many rows were removed.
-
-    Raises:
-        InvalidArgument: An argument is out of bounds, or the alias is unknown.
-        NotMigrated: The tables do not exist.
-    """
-    return prune("inbox", using, older_than, batch_size, dry_run=dry_run, write=write)
-
-
-def prune_incidents(
-    *,
-    using: str | None = None,
-    older_than: int | None = None,
-    batch_size: int = BATCH_SIZE,
-    dry_run: bool = False,
-    write: Write = logger.info,
-) -> int:
-    """Remove incidents that are older than the retention, as ``prune_inbox`` removes ids.
-
-    The default alias is the outbox's, the default age the setting INCIDENT_RETENTION_DAYS.
-    """
-    return prune("incidents", using, older_than, batch_size, dry_run=dry_run, write=write)
-
-
 def prune(
     kind: str,
     using: str | None = None,
@@ -117,7 +75,25 @@ def prune(
     dry_run: bool = False,
     write: Write = logger.info,
 ) -> int:
-    """Remove rows of one kind of ``KEPT``, older than so many days or its setting."""
+    """Remove rows of one kind that are older than its retention.
+
+    Args:
+        kind: ``inbox``, ``incidents``, ``counters``, ``results``, ``prepared`` or ``fences``.
+        using: Database alias. Default: that of the inbox, or of the outbox; fences need one.
+        older_than: Age in days. Default: the kind's setting, such as INBOX_RETENTION_DAYS.
+        batch_size: Rows removed at once.
+        dry_run: Remove nothing; report how many rows would be removed.
+        write: Takes progress lines.
+
+    Returns:
+        How many rows were removed.
+
+    Raises:
+        InvalidArgument: An argument is out of bounds, or the kind or the alias is unknown.
+        NotMigrated: The tables do not exist.
+    """
+    if kind not in KEPT:
+        raise InvalidArgument(f"Rows of what kind? One of {', '.join(KEPT)}; got {kind!r}.")
     kept = KEPT[kind]
     using = using or kept.alias()
     age = getattr(outbox_settings(), kept.setting) if older_than is None else older_than
