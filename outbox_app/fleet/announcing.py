@@ -71,8 +71,8 @@ class Announcement(RegistryThread):
             logger.warning("Not removed from the registry until the lease runs out error=%r", error)
 
     def step(self, registry: Registry) -> None:
-        if registry.beat(self.member):
-            self.member = registry.current(self.member)
+        if found := registry.beat(self.member):
+            self.member = found
             return
         # Use a new id, but keep the weight and the draining that were set from outside.
         self.member = replace(self.member, id=uuid4())

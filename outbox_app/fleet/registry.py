@@ -52,12 +52,8 @@ class Registry(ABC):
         """Enter a process. The entry is valid until no heartbeat has come for its lease."""
 
     @abstractmethod
-    def beat(self, member: Member) -> bool:
-        """Send a heartbeat. Return False if the process has no entry, and so has to register."""
-
-    def current(self, member: Member) -> Member:
-        """Return the entry of a process as it is now, if others can change it in this registry."""
-        return member
+    def beat(self, member: Member) -> Member | None:
+        """Send a heartbeat; return the entry of the process as it is now, or None without one."""
 
     @abstractmethod
     def leave(self, member: Member) -> None:

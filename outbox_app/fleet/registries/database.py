@@ -49,12 +49,11 @@ class DatabaseRegistry(Registry):
         self._rows.create(**asdict(member))
         self._wake_for(member)
 
-    def beat(self, member: Member) -> bool:
-        return bool(self._rows.filter(id=member.id).update(heartbeat_at=DatabaseNow()))
-
-    def current(self, member: Member) -> Member:
-        row = self._rows.filter(id=member.id).values("weight", "draining").first()
-        return replace(member, **row) if row else member
+    def beat(self, member: Member) -> Member | None:
+        row = self._rows.filter(id=member.id)
+        if not row.update(heartbeat_at=DatabaseNow()):
+            return None
+        return replace(member, **row.values("weight", "draining").get())
 
     def leave(self, member: Member) -> None:
         self._rows.filter(id=member.id).delete()

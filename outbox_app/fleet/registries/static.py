@@ -17,8 +17,8 @@ class StaticRegistry(Registry):
     def register(self, member: Member) -> None:
         """Nothing to do: the process is listed, or it is not."""
 
-    def beat(self, member: Member) -> bool:
-        return True
+    def beat(self, member: Member) -> Member:
+        return member
 
     def leave(self, member: Member) -> None:
         """Nothing to do: the process stays listed."""

@@ -44,18 +44,18 @@ class ToozRegistry(Registry):
             self._stop(member.id)
             raise
 
-    def beat(self, member: Member) -> bool:
+    def beat(self, member: Member) -> Member | None:
         if member.id not in self._coordinators:
-            return False
+            return None
         coordinator = self._coordinators[member.id]
         with suppress(coordination.GroupNotCreated):  # the backend has lost the groups
             # Ask for the members first: without ZooKeeper this times out, but a heartbeat hangs.
             found = _answer(coordinator.get_members(_group(member.service)))
             if str(member.id).encode() in found:
                 coordinator.heartbeat()
-                return True
+                return member
         self._stop(member.id)
-        return False
+        return None
 
     def leave(self, member: Member) -> None:
         if member.id in self._coordinators:
