@@ -26,8 +26,6 @@ logger = get_logger("outbox_app.fleet")
 
 #: Seconds for which no command is passed to a server that has not answered.
 AVOIDED = 5.0
-#: The number of servers that ``live_servers`` reads from the database's registry: the newest.
-LISTED = 256
 _avoided: dict[str, float] = {}
 
 
@@ -85,9 +83,8 @@ def avoid(address: str, commands: int, why: object) -> None:
 
 
 def live_servers(*, using: str) -> list[Server]:
-    """Return the newest servers in the database whose lease has not run out. Changes nothing."""
-    rows = Server.objects.using(using).filter(kind=Server.Kind.SERVER)
-    return alive(rows.order_by("-started_at")[:LISTED])
+    """Return the servers in the database whose lease has not run out. Changes nothing."""
+    return alive(Server.objects.using(using).filter(kind=Server.Kind.SERVER))
 
 
 def slices(members: Iterable[Member | Server]) -> dict[str, int]:

@@ -55,11 +55,8 @@ def test_drain_and_weight(two: list[Server], alias: str) -> None:
 
 
 def test_topology(two: list[Server], fleet: Any) -> None:
-    *lines, last = run("topology").splitlines()
+    lines = run("topology").splitlines()
     counts = {line.split()[2]: int(line.split()[0]) for line in lines}
-    assert last == (
-        "Last full minute: 0 commands, 0 of them passed on, 0 executed elsewhere, 0 conflicts"
-    )
     assert counts.keys() == {ONE, TWO}
     assert sum(counts.values()) == 1024
     assert run("topology", "--id", "a-17") in (f"a-17: {ONE}\n", f"a-17: {TWO}\n")

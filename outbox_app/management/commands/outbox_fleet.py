@@ -4,8 +4,7 @@
   drain NAME        send a server no more calls. It finishes the calls that it has
   weight NAME N     set the server's share of the calls, 0 to 100, relative to the weights of the
                     other servers. A drained server is no longer drained
-  topology          how many of the 1024 slices of entities of routed types each server leads,
-                    how many commands were passed on, and how many executed elsewhere
+  topology          how many of the 1024 slices of entities of routed types each server leads
 
 NAME is an address, a node (host:pid) or an id, as servers shows them. Clients learn of a change
 within two seconds. It lasts until the process ends: the next process starts with its settings.
@@ -25,14 +24,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...aliases import log_alias
 from ...conf import fleet_settings
-from ...entities.operations import entity_types
 from ...eventlog.newevent import slice_of
 from ...exceptions import InvalidArgument
 from ...fleet.registry import Registry, new_registry
 from ...fleet.topology import leaders_of, slices
-from ...monitoring.series import commands
 from ...process.preflight import require_migrated
 from ..teaching import TeachingCommand
 
@@ -85,12 +81,6 @@ class Command(TeachingCommand):
         else:
             for address, count in slices(members).items():
                 self.write(f"{count:4} slices  {address}")
-            counted = commands({log_alias(each.versions) for each in entity_types()})
-            self.write(
-                f"Last full minute: {counted.recorded:.0f} commands, {counted.passed_on:.0f} of "
-                f"them passed on, {counted.elsewhere:.0f} executed elsewhere, "
-                f"{counted.conflicts:.0f} conflicts"
-            )
 
     def _drain(self, registry: Registry, *, name: str, **_: Any) -> None:
         self._change(registry, name, draining=True)
