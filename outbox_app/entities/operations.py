@@ -96,11 +96,11 @@ def describe(entity: Any, id: str, *, version: int | None, using: str) -> dict[s
     }
 
 
-def import_commands(lines: Iterable[str], *, default: Any, using: str | None, write: Write) -> int:
+def import_commands(lines: Iterable[str], *, using: str | None, write: Write) -> int:
     """Execute a command for each line of JSON; return how many lines have failed.
 
-    A line holds the arguments of ``execute()``, and the type if it is not the default. A line that
-    fails does not end the import, but an error of an unreachable database is raised.
+    A line holds the type and the arguments of ``execute()``. A line that fails does not end the
+    import, but an error of an unreachable database is raised.
     """
     done = dict.fromkeys(("executed", "replayed", "rejected", "failed"), 0)
     tell = throttled(write)
@@ -109,10 +109,7 @@ def import_commands(lines: Iterable[str], *, default: Any, using: str | None, wr
             continue
         try:
             fields = json.loads(line)
-            entity = entity_named(str(fields.pop("type"))) if "type" in fields else default
-            if entity is None:
-                words = 'The line names no type. Add "type" to it, or give --type.'
-                raise errors.InvalidArgument(words)
+            entity = entity_named(str(fields.pop("type", "")))
             outcome = entity.execute(**fields, using=using)
         except (errors.OutcomeUnknown, *LOST):
             raise

@@ -437,16 +437,16 @@ BAD = [
 def test_an_import_is_repeated_without_harm(alias, command, tmp_path):
     file = tmp_path / "commands"
     withdraw = {**OPEN, "command": "withdraw", "arguments": {"amount": 1}, "command_id": "2"}
-    date = {"id": "i", "command": "date", "command_id": "3"}
+    date = {"type": TYPE, "id": "i", "command": "date", "command_id": "3"}
     text = lines(OPEN, withdraw, date) + "\n" + "\n".join(BAD) + "\n"
     file.write_bytes(text.encode() + b'{"id": "\xff"}\n')
-    code, out = command("import", str(file), "--type", TYPE)
+    code, out = command("import", str(file))
     assert code == 1
     assert f"imported executed=2 replayed=0 rejected=1 failed={len(BAD) + 1}" in out
     failed = [int(line.split("=")[1].split(":")[0]) for line in out.splitlines()[:-1]]
     assert failed == [*range(5, 15)]
     file.write_text(lines(OPEN, withdraw, date))
-    assert command("import", str(file), "--type", TYPE) == (
+    assert command("import", str(file)) == (
         0,
         "imported executed=0 replayed=3 rejected=0 failed=0\n",
     )
@@ -455,7 +455,7 @@ def test_an_import_is_repeated_without_harm(alias, command, tmp_path):
 def test_an_import_reads_no_input_that_is_closed(alias, command, monkeypatch):
     """The first connection that a process opens has its number then."""
     monkeypatch.setattr(sys, "stdin", None)
-    code, out = command("import", "-", "--type", TYPE)
+    code, out = command("import", "-")
     assert (code, "Standard input is closed" in out) == (2, True)
 
 
@@ -471,12 +471,12 @@ def test_an_import_that_is_broken_off_goes_on(alias, command, tmp_path):
     set_failpoint("entity_written", stop)
     try:
         with pytest.raises(KeyboardInterrupt):
-            command("import", str(file), "--type", TYPE)
+            command("import", str(file))
     finally:
         set_failpoint("entity_written", None)
     assert (
         "executed=2 replayed=2 rejected=0 failed=0"
-        in command("import", str(file), "--type", TYPE)[1]
+        in command("import", str(file))[1]
     )
 
 
@@ -484,7 +484,7 @@ def test_an_import_that_is_broken_off_goes_on(alias, command, tmp_path):
 def test_an_import_ends_where_the_database_is_away(alias, monkeypatch, error):
     monkeypatch.setattr(Account, "execute", Mock(side_effect=error("gone")))
     with pytest.raises(error):
-        operations.import_commands(["{}"], default=Account, using=alias, write=print)
+        operations.import_commands([json.dumps({"type": TYPE})], using=alias, write=print)
 
 
 def content(alias, id="a"):

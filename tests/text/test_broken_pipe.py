@@ -72,7 +72,7 @@ def test_a_rebuild_whose_last_line_is_not_read_has_not_failed(alias: str) -> Non
 def test_an_import_does_not_take_it_for_an_error_of_its_file(alias: str, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_text("{}\n" * 3)
-    arguments = ["--type", "account", "--database", alias]
+    arguments = ["--database", alias]
     with pytest.raises(SystemExit) as ended:
         call_command("outbox_entities", "import", str(file), *arguments, stdout=Head())
     assert ended.value.code == 141

@@ -56,7 +56,6 @@ class Command(TeachingCommand):
         repair = "write rows and heads from the newest versions"
         verified.add_argument("--repair", action="store_true", help=repair)
         imported.add_argument("file", metavar="FILE", help="lines of JSON; - is standard input")
-        imported.add_argument("--type", metavar="TYPE", help="type for lines without one")
         why = "why; kept with the versions"
         erased.add_argument("--reason", required=True, metavar="TEXT", help=why)
         self.add_no_input(erased)
@@ -117,15 +116,13 @@ class Command(TeachingCommand):
     def _import(
         self, types: dict[Any, str], *, database: str | None, file: str, **options: Any
     ) -> None:
-        [default] = types if len(types) == 1 else [None]
         if file == "-" and sys.stdin is None:  # descriptor 0 may be a connection by now
             raise InvalidArgument("-: Standard input is closed.")
         try:
             # Invalid UTF-8 makes only its own line fail.
             read: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
             with open(0 if file == "-" else file, closefd=file != "-", **read) as lines:
-                given: Any = {"default": default, "using": database, "write": self.write}
-                failed = operations.import_commands(lines, **given)
+                failed = operations.import_commands(lines, using=database, write=self.write)
         except OSError as error:
             raise InvalidArgument(f"{file}: {error.strerror}.") from error
         if failed:
