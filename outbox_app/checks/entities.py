@@ -19,7 +19,7 @@ from ..aliases import log_alias
 from ..entities.declaration import TypeSpec
 from ..entities.operations import declared_types
 from ..entities.request import MAX_TIMEOUT
-from ..models import EntityRow, EntityVersion
+from ..models import EntityVersion
 from .messages import listed
 
 
@@ -99,12 +99,6 @@ def _check_versions(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
             id="outbox.E034",
         )
         return
-    if any(issubclass(parent, EntityRow) for parent in entity._meta.parents):
-        yield Error(
-            "The type is derived from another type: its rows would be split between two tables.",
-            hint="Put what the types share into an abstract model, and give each its own versions.",
-            id="outbox.E034",
-        )
     shared = [e.__name__ for e in types if getattr(e, "versions", None) is log and e is not entity]
     if shared:
         yield Error(

@@ -29,9 +29,6 @@ from ..transactions import after_commit, named
 from .declaration import CommandSpec, Rejected, TypeSpec
 from .request import Call, Rejection
 
-#: The longest code of a rejection, in characters.
-MAX_CODE = 100
-
 
 class Gifts:
     """Holds the jobs, events and callbacks of handlers, in order; refuses their statements."""
@@ -248,10 +245,6 @@ def storable(name: str, what: str, value: Any) -> tuple[Any, str]:
 
 def stored_rejection(name: str, error: Rejected) -> tuple[Rejection, str]:
     """Return a rejection as it is stored, and its JSON. Raises ``InvalidCommand``."""
-    code = str(error.code or "")
-    if len(code) > MAX_CODE:
-        raise InvalidCommand(
-            f"{name}: the code of the rejection has more than {MAX_CODE} characters."
-        )
-    stored, text = storable(name, "the rejection", {"code": code, "text": str(error.text)})
+    told = {"code": str(error.code or ""), "text": str(error.text)}
+    stored, text = storable(name, "the rejection", told)
     return Rejection(**stored), text

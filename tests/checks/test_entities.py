@@ -53,24 +53,6 @@ def test_two_types_with_one_log(found):
 
 
 @isolate_apps("tests.entities")
-def test_a_type_that_is_derived_from_another(found):
-    class SavingsVersion(EntityVersion):
-        class Meta(EntityVersion.Meta):
-            abstract = False
-            app_label = "entities"
-
-    class Savings(Account):
-        versions = SavingsVersion
-
-        class Meta:
-            app_label = "entities"
-
-    [(id, text)] = found(Savings)
-    assert id == "outbox.E034"
-    assert "derived from another type" in text
-
-
-@isolate_apps("tests.entities")
 def test_a_proxy_is_no_type_of_its_own(found):
     class Shown(Account):
         class Meta:

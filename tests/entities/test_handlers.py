@@ -71,7 +71,6 @@ def test_callbacks_of_a_rejected_command_are_dropped(alias, account, ask, declar
     [
         (Rejected("\x00"), "the rejection holds a NUL"),
         (Rejected("no", code="\ud800"), "the rejection cannot be stored as JSON"),
-        (Rejected("no", code="x" * 101), "more than 100 characters"),
     ],
 )
 def test_a_rejection_that_cannot_be_stored(account, ask, rows, declare, error, expected):
