@@ -27,10 +27,8 @@ from uuid import uuid4
 
 import django.db
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.core.validators import MinValueValidator
 from django.db import connections, models
-from django.dispatch import receiver
 
 from .aliases import chosen, outbox_alias
 from .conf import fleet_settings
@@ -337,10 +335,3 @@ def _all_taken(wanted: int | None, count: int, using: str) -> str:
 _ids = Snowflakes()
 os.register_at_fork(after_in_child=_ids.begin)
 at_end(_ids.give_back)
-
-
-@receiver(setting_changed, dispatch_uid="outbox_app.ids")
-def _move(*, setting: str, **kwargs: Any) -> None:
-    """Give the node back: its table may be on another alias now. Only tests change settings."""
-    if setting == "OUTBOX":
-        _ids.give_back()
