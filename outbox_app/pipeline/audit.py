@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from .audit_checks import STREAM, SUSPECTED, compare, same_ids, settled, versions
+from .audit_checks import STREAM, compare, settled, versions
 from .defects import KINDS, MISSING, Audit, Defect
 
 #: How many defects of each kind are brought to the driver.
@@ -58,8 +58,7 @@ def audit(
         # Rows that are pruned during the reading are missing in the middle of the result. So read
         # the rows first, then the lowest position: no row at or above that was pruned.
         events = kept(events.select("id", "stream", "version"))
-        found = kept(same_ids(events))
-        found.count()
+        events.count()
         if archived:
             database, archive = archived
             differing = kept(compare(database, archive, lowest=_lowest(lowest)))
@@ -68,18 +67,18 @@ def audit(
         rows = events.where(F.col("id") >= floor)
         if archived:
             differing = differing.where(f"kind != 'only_in_archive' or position >= {floor}")
-            found = found.unionByName(differing)
             # Report a defect once: a row that one of the stores has is not missing in its stream.
             lost = differing.where("kind = 'only_in_archive'")
             rows = rows.unionByName(
                 archive.where(F.col("id") < floor).select(events.columns)
             ).unionByName(lost.selectExpr("position as id", "stream", "first as version"))
-        found = kept(found.unionByName(versions(rows, heads, whole=whole)))
+        found = versions(rows, heads, whole=whole)
+        found = kept(found.unionByName(differing) if archived else found)
         counts = _counts(found)
         found = found.where(F.col("kind") != STREAM)
         of_streams = counts.pop(STREAM, 0)
-        if counts.keys() & set(SUSPECTED):
-            found = kept(settled(found, events, rows))
+        if "order" in counts:
+            found = kept(settled(found, rows))
             counts = _counts(found)
         if look_again and "low_head" in counts:
             moved = look_again().where(F.col("log") == log)

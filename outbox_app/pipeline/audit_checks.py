@@ -1,8 +1,8 @@
 """The checks of an audit, each a function from frames to a frame with the columns of ``Defect``.
 
 Each stream is read in the order of its versions; sums would not do (the versions 1, 1, 4, 4 have
-the sum of 1 to 4). Kinds that comparing neighbours cannot prove (``SUSPECTED``) are only suspected
-at first; if there are suspects, ``settled`` checks them exactly.
+the sum of 1 to 4). Comparing neighbours cannot prove the kind ``order``: it is only suspected at
+first, and if there are suspects, ``settled`` checks them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ from .schema import COLUMNS
 EVENTS_SCHEMA = "id bigint, stream string, version bigint"
 #: A row of this kind is not a defect, but counts a stream that was checked.
 STREAM = "stream"
-#: Kinds that are only suspected at first, see ``settled``.
-SUSPECTED = ("duplicate_id", "order")
-
-_BLOCK = "id & -64"
 
 #: All columns but ``txid``, which ``outbox_rebase`` changes.
 _COMPARED = tuple(name for name in COLUMNS if name != "txid")
@@ -52,7 +48,7 @@ def versions(events: DataFrame, heads: DataFrame, *, whole: bool) -> DataFrame:
     reached = F.greatest(F.coalesce(previous, F.lit(0)), F.lit(0))
     late, after = reached == 0, F.try_add(reached, F.lit(1))  # null above the largest
     skips = ~head & (version > after)
-    double = (previous == version) & (F.col("previous_id") != id)
+    double = ~head & (previous == version)
     falls = id < F.col("previous_id")
     ends = F.col("head_next").isNull()
     # If the front was pruned, all events of a stream may be gone.
@@ -72,35 +68,17 @@ def versions(events: DataFrame, heads: DataFrame, *, whole: bool) -> DataFrame:
     return _found(rows, cases)
 
 
-def same_ids(events: DataFrame) -> DataFrame:
-    """Return the blocks of 64 positions, by their first, in which a position occurs twice.
+def settled(found: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return the defects of ``versions(rows)``, each suspected ``order`` checked exactly.
 
-    A block has a bit for each position: if it has fewer bits than rows, a position occurs twice.
-    Neighbours are in one block, so tasks exchange almost nothing.
+    If a version occurs twice, its lower position counts: the other row is the duplicate.
     """
-    bits = F.expr("bit_count(bit_or(shiftleft(1L, cast(id & 63 as int))))")
-    by_block = events.groupBy(F.expr(_BLOCK).alias("block"))
-    blocks = by_block.agg(bits.alias("bits"), F.count(F.lit(1)).alias("rows"))
-    suspect = _Case("duplicate_id", F.col("bits") < F.col("rows"), position=F.col("block"))
-    return _found(blocks.withColumn("stream", F.lit("")), [suspect])
-
-
-def settled(found: DataFrame, events: DataFrame, rows: DataFrame) -> DataFrame:
-    """Return the defects of ``same_ids(events)`` and ``versions(rows)``, with suspects checked."""
-    suspected = found.where(F.col("kind") == "duplicate_id").selectExpr("position as block")
-    ids = events.withColumn("block", F.expr(_BLOCK)).join(suspected, "block", "left_semi")
-    ids = ids.groupBy("id").agg(F.count(F.lit(1)).alias("number"))
-    ids = ids.withColumn("stream", F.lit(""))
-    number = F.col("number")
-    twice = _Case("duplicate_id", number > 1, position=F.col("id"), detail=number.cast("string"))
-    # If a version occurs twice, its lower position counts: the other row is the duplicate.
-    order = found.where(F.col("kind") == "order")
+    order = found.where("kind = 'order'")
     before = rows.join(order.selectExpr("stream", "first as version"), ["stream", "version"])
     before = before.groupBy("stream", F.col("version").alias("first")).agg(F.min("id").alias("id"))
     order = order.join(before, ["stream", "first"]).where("position < id")
     order = order.withColumn("first", F.col("last")).select(found.columns)
-    exact = found.where(~F.col("kind").isin(*SUSPECTED))
-    return exact.unionByName(_found(ids, [twice])).unionByName(order)
+    return found.where("kind != 'order'").unionByName(order)
 
 
 def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFrame:

@@ -50,13 +50,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "duplicate_version": Kind(
         "Versions that occur more than once",
-        "The unique constraint of the log prevents this: check that it exists. Delete the wrong "
-        "row.",
-    ),
-    "duplicate_id": Kind(
-        "Positions that occur more than once",
-        "The primary key of the log prevents this: check that it exists, and REINDEX. Delete the "
-        "wrong row.",
+        "The unique constraint of the log prevents this: check that it exists, and REINDEX. Delete "
+        "the wrong row.",
     ),
     "order": Kind(
         "Out of order",
@@ -131,8 +126,6 @@ class Defect(NamedTuple):
             case "duplicate_version":
                 again = f"again at position {position}"
                 return f"{stream}: version {first} occurs more than once, {again}"
-            case "duplicate_id":
-                return f"position {position} occurs {detail} times"
             case "order":
                 return f"{event} has a lower position than the version before it"
             case "invalid_version":

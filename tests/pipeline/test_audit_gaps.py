@@ -62,7 +62,7 @@ def test_missing_versions_become_rows(alias, found, rows):
         gap("b", 1, 2, "late_start"),
         gap("c", 7, 7, "tail"),
         Defect("order", "d", 2, 2, 9, ""),
-        Defect("duplicate_id", "", None, None, 9, "2"),
+        Defect("duplicate_version", "d", 3, 3, 10, ""),
     )
     assert (outcome.written, outcome.unchanged, outcome.filled, outcome.left_out) == (3, 0, 0, 0)
     assert rows() == [("a", 4, 6, "open"), ("b", 1, 2, "open"), ("c", 7, 7, "open")]
