@@ -10,7 +10,7 @@ from .dead import DeadJobAdmin
 from .entity import EntityAdmin, VersionAdmin
 from .event import EventAdmin
 from .gap import GapAdmin
-from .prepared import FenceAdmin, PeerAdmin, PreparedEventAdmin
+from .prepared import PeerAdmin, PreparedEventAdmin
 from .process import (
     IncidentAdmin,
     OverviewAdmin,
@@ -22,7 +22,7 @@ from .process import (
 from .staged import StagedJobAdmin
 from .subscription import ParkedStreamAdmin, SubscriptionAdmin
 
-__all__ = ["DeadJobAdmin", "EntityAdmin", "EventAdmin", "FenceAdmin", "GapAdmin", "IncidentAdmin",
+__all__ = ["DeadJobAdmin", "EntityAdmin", "EventAdmin", "GapAdmin", "IncidentAdmin",
            "OverviewAdmin", "ParkedStreamAdmin", "PeerAdmin", "PreparedEventAdmin", "ProcessAdmin",
            "ServerAdmin", "StagedJobAdmin", "StatisticAdmin", "SubscriptionAdmin",
            "TaskResultAdmin", "VersionAdmin"]  # fmt: skip

@@ -1,9 +1,8 @@
-"""Prepared events: what their senders said, and what a person decides; fences; peers.
+"""Prepared events: what their senders said, and what a person decides; peers.
 
 Confirm and cancel are guesses unless a person knows the outcome of the sender's transaction; the
-question names the risk. Fences are in the databases of senders: the list shows those of one alias
-at a time. Only the peers in the table are edited by a form. It refuses what ``manage.py check``
-would refuse, such as a secret that is not a reference.
+question names the risk. Only the peers in the table are edited by a form. It refuses what
+``manage.py check`` would refuse, such as a secret that is not a reference.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin import SimpleListFilter
-from django.db import connections
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext, ngettext_lazy
@@ -21,12 +18,11 @@ from django.utils.translation import gettext_lazy as _
 
 from ..aliases import outbox_alias
 from ..door.peers import FIELDS, peer_faults
-from ..models import Fence, Peer, PreparedEvent
+from ..models import Peer, PreparedEvent
 from ..prepared import operations
-from ..process.preflight import usable_aliases
 from ..text import shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason
-from .base import DatabaseAdmin, OutboxAdmin, column
+from .base import DatabaseAdmin, column
 from .filters import AgeFilter, ColumnFilter, by_index, column_filter
 from .job import carried_column
 from .payload import data_of
@@ -154,34 +150,6 @@ class PreparedEventAdmin(ConfirmedActionsAdmin):
         (_("Decision"), {"fields": ["policy", "decide_by", "decided_at", "decided_by", "reason"]}),
         (_("Content"), {"fields": ["shown_content"]}),
     ]  # fmt: skip
-
-
-class DatabaseFilter(SimpleListFilter):
-    """Offers all aliases except an empty "default", and connects to the chosen one only."""
-
-    title = _("database")
-    parameter_name = "database"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(alias, alias) for alias in usable_aliases()]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        if (alias := self.value()) is None:
-            return None
-        usable = alias in usable_aliases()
-        tables = connections[alias].introspection.table_names() if usable else ()
-        return queryset.using(alias) if Fence._meta.db_table in tables else queryset.none()
-
-
-@admin.register(Fence)
-class FenceAdmin(OutboxAdmin):
-    list_display = ["event_id", "outcome", "keeper", "written_at"]
-    list_display_links = None
-    list_filter = [DatabaseFilter]
-    ordering = ("-written_at",)
-    actions = None
-    search_fields = ["event_id"]
-    search_help_text = _("The whole event id.")
 
 
 class PeerForm(forms.ModelForm):  # type: ignore[type-arg]

@@ -11,7 +11,6 @@ from django.urls import get_resolver, reverse
 from outbox_app.models import (
     DeadJob,
     Event,
-    Fence,
     Gap,
     Incident,
     ParkedStream,
@@ -193,7 +192,7 @@ def test_the_matrix_knows_every_address():
         if (inner.name or "").startswith("outbox_app_")
     }
     above = (StagedJob, DeadJob, Process, Server, Incident, TaskResult)
-    of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic, PreparedEvent, Fence, Peer)
+    of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic, PreparedEvent, Peer)
     models = [model._meta.model_name for model in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")
     assert names == {

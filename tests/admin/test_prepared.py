@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from uuid import uuid4
 
 import pytest
-from django.conf import settings as django_settings
 from django.contrib.admin.models import LogEntry
-from django.db import connections
 from django.urls import reverse
 
 from outbox_app.admin import filters
-from outbox_app.models import DatabaseNow, Event, Fence, PreparedEvent, Statistic, counting
+from outbox_app.models import DatabaseNow, Event, PreparedEvent, Statistic, counting
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.request import checked
 from outbox_app.process import counters
@@ -21,7 +18,6 @@ from outbox_app.process import counters
 from .pages import OVERVIEW, body, hidden, page, said, selection, text
 
 EVENTS = reverse("admin:outbox_app_preparedevent_changelist")
-FENCES = reverse("admin:outbox_app_fence_changelist")
 State = PreparedEvent.State
 
 
@@ -156,29 +152,6 @@ def test_each_action_takes_its_permission(alias, log_in, undecided, action):
     ask(viewer, f"{action}_selected", undecided, confirmed="yes", reason="x")
     assert PreparedEvent.objects.using(alias).get().state == "undecided"
     assert not LogEntry.objects.exists()
-
-
-def test_fences_of_one_database_at_a_time(alias, superuser):
-    fence = Fence.objects.using(alias).create(event_id=uuid4(), outcome="rolled_back")
-    shown = text(superuser.get(FENCES, {"database": alias}))
-    assert str(fence.event_id) in shown
-    assert all(each in shown for each in django_settings.DATABASES)
-    for query in ({"q": str(fence.event_id)}, {}):
-        assert str(fence.event_id) in text(superuser.get(FENCES, query))
-    assert str(fence.event_id) not in text(superuser.get(FENCES, {"q": "not one"}))
-    others = [each for each in django_settings.DATABASES if each != alias]
-    for other in others[:1]:
-        assert str(fence.event_id) not in text(superuser.get(FENCES, {"database": other}))
-    for unknown in ("no such alias", ""):
-        assert str(fence.event_id) not in text(superuser.get(FENCES, {"database": unknown}))
-
-
-def test_fences_beside_an_empty_default(superuser, monkeypatch):
-    empty = connections.configure_settings({"default": {}})["default"]
-    monkeypatch.setitem(connections.settings, "empty", empty)
-    page = superuser.get(FENCES, {"database": "empty"})
-    assert page.status_code == 200
-    assert "database=empty" not in body(page)
 
 
 class TestOverview:

@@ -17,7 +17,6 @@ from django.utils.timezone import now
 from outbox_app import publish
 from outbox_app.models import (
     Event,
-    Fence,
     Gap,
     Incident,
     Peer,
@@ -32,8 +31,6 @@ from .data import MINUTE, die, gap, hold, wait_for
 from .poison import POISON
 
 ORDERS = 12
-#: The event id of a fence.
-FENCE = UUID(int=7 << 76 | 9)
 #: Dead jobs: task, error, reason, how many, and how many minutes ago the newest of them died.
 DEAD = (
     ("shop.tasks.send_receipt", "amqp.exceptions.ChannelError",
@@ -115,7 +112,7 @@ def _log() -> None:
 
 
 def _in_doubt() -> None:
-    """An undecided event, one that was confirmed, a fence, a peer, a server, a task's result."""
+    """An undecided event, one that was confirmed, a peer, a server, a task's result."""
     for number, columns in enumerate((
         {"state": "confirmed", "decided_at": now() - 30 * MINUTE, "decided_by": "call"},
         {"state": "undecided", "asked": 290, "answered": 12, "unreachable": 278,
@@ -128,7 +125,6 @@ def _in_doubt() -> None:
             content={"data": {"total": 30}, "metadata": {}},
             decide_by=now() - 60 * MINUTE, **columns)  # fmt: skip
         PreparedEvent.objects.filter(pk=event.pk).update(prepared_at=now() - 1500 * MINUTE)
-    Fence.objects.create(event_id=FENCE, outcome="committed", written_at=now() - 30 * MINUTE)
     keys = [{"id": "shop-1", "private": "file:/run/secrets/shop-1.key"},
             {"id": "billing-1", "public": "file:/etc/shop/billing-1.pub"}]  # fmt: skip
     Peer.objects.create(

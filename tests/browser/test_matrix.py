@@ -23,7 +23,6 @@ from django.utils.timezone import now
 from outbox_app.models import (
     DeadJob,
     Event,
-    Fence,
     Gap,
     Incident,
     Overview,
@@ -49,7 +48,6 @@ MODELS = (
     ParkedStream,
     Peer,
     PreparedEvent,
-    Fence,
     Server,
     StagedJob,
     Statistic,
@@ -160,7 +158,6 @@ def one_of_each() -> dict[str, Any]:
                            first=1, last=1),
         Statistic.objects.create(source="x", minute=now(), name="published", value=1),
         PreparedEvent.objects.create(sender="alias:billing", event_id=uuid4(), decide_by=now()),
-        Fence.objects.create(event_id=uuid4(), outcome="committed"),
         Peer.objects.create(name="billing", direction="sender", address="https://a.example/"),
         Server.objects.create(service="shop", node="web-1:7", version="1", lease_seconds=10),
         TaskResult.objects.create(task_id="x", task="shop.tasks.pack", call="{}", status="READY",

@@ -83,8 +83,6 @@ PICTURES: dict[str, Any] = {
     "gap": lambda page: _row(page, "gap", "order-2001"),
     "prepared-events": lambda page: opened(page, LIST.format("preparedevent")),
     "prepared-event": lambda page: _row(page, "preparedevent", "invoice.paid"),
-    "fences": lambda page: opened(page, LIST.format("fence")),
-    "fence": lambda page: opened(page, LIST.format("fence") + f"{FENCE}/change/"),
     "peers": lambda page: opened(page, LIST.format("peer")),
     "peer": lambda page: _row(page, "peer", "billing"),
     "servers": lambda page: opened(page, LIST.format("server")),
