@@ -18,7 +18,6 @@ from playwright.sync_api import Page, expect
 
 from . import data
 from .poison import POISON
-from .prepared import FENCE
 from .project import ROOT, Project
 from .test_pages import GO, OVERVIEW, opened
 
