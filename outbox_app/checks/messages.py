@@ -1,7 +1,7 @@
 """How messages of checks are written: long lists are cut, and each message names a page.
 
-A hint ends with the page of the documentation that says more: its address, if it is published.
-Every id has a page: the page of its subject, or the list of all checks.
+A hint ends with the page of the documentation that lists all checks: its address, if it is
+published. Its rows link to the pages of their subjects.
 """
 
 from __future__ import annotations
@@ -19,29 +19,8 @@ from .values import check_settings
 
 #: How many names a message lists.
 LISTED = 5
-#: Pages by the ids that they explain, without "outbox.".
-PAGES = {
-    "docs/reference/settings.md": ("E001", "E002", "E003", "E004", "E043", "E044", "E046", "E047"),
-    "docs/reference/staging.md": ("E048", "W039"),
-    "docs/howto/models.md": ("E005", "E006", "W005"),
-    "docs/howto/several-databases.md": ("E007", "E011", "E023", "E024"),
-    "docs/howto/restore.md": ("E012",),
-    "docs/howto/own-log.md": ("E019", "E020", "E021", "E022"),
-    "docs/howto/gaps.md": ("W013", "W014"),
-    "docs/howto/hot-entity.md": ("W034",),
-    "docs/howto/rotate-keys.md": ("W035",),
-    "docs/reference/door.md": ("E045", "W036"),
-    "docs/howto/fleet.md": ("W037", "W040", "W041"),
-    "docs/howto/unique-entities.md": ("E042", "W033"),
-    "docs/howto/redis.md": ("E030", "W016", "W017", "W018", "W020"),
-    "docs/howto/rabbitmq.md": ("E029", "W019"),
-    "docs/howto/poolers.md": ("W022",),
-    "docs/howto/preflight.md": ("E028", "W015", "W023", "W024"),
-}
 #: Errors in settings that may make another check raise: it reports nothing until they are gone.
 UNREADABLE = {"outbox.E001", "outbox.E002", "outbox.E003"}
-#: The page that lists every id.
-EVERYWHERE = "docs/reference/checks.md"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -50,11 +29,10 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def page_of(id: str) -> str:
-    number = id.removeprefix("outbox.")
-    page = next((page for page, numbers in PAGES.items() if number in numbers), EVERYWHERE)
+def checks_page() -> str:
+    """Return the page that lists every id."""
     site = URLS["Documentation"]
-    return f"{site}{page.removeprefix('docs/').removesuffix('.md')}.html" if site else page
+    return f"{site}reference/checks.html" if site else "docs/reference/checks.md"
 
 
 def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
@@ -69,7 +47,7 @@ def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[C
             messages = []
         for message in messages:
             message.msg = escaped(without_passwords(message.msg))
-            message.hint = f"{escaped(message.hint)}\n\tSee {page_of(str(message.id))}."
+            message.hint = f"{escaped(message.hint)}\n\tSee {checks_page()}."
         return messages
 
     return with_pages

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import outbox_app
-from outbox_app.checks.messages import page_of
+from outbox_app.checks.messages import checks_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "outbox_app"
@@ -100,6 +100,6 @@ class TestAddresses:
         assert runpy.run_path(str(ROOT / "setup.py"))["addresses"]() == outbox_app.URLS
 
     def test_hints_of_checks_lead_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert page_of("outbox.E030") == "docs/howto/redis.md"
+        assert checks_page() == "docs/reference/checks.md"
         monkeypatch.setitem(outbox_app.URLS, "Documentation", self.URLS["Documentation"])
-        assert page_of("outbox.E030") == "https://docs.example/en/howto/redis.html"
+        assert checks_page() == "https://docs.example/en/reference/checks.html"
