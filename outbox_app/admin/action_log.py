@@ -1,7 +1,7 @@
 """Which rows an action is about, and its line in the admin's log: who, why, with what outcome.
 
-A batched action writes its line before the first batch, and rewrites it with each POST, so closing
-the page half-way leaves a line that says so.
+A batched action writes a line for each POST. If the web server's process is killed during a POST,
+that POST has no line.
 """
 
 from __future__ import annotations
@@ -39,38 +39,22 @@ class Selection:
         return (self.query or "-") if self.across else ", ".join(self.ids)
 
 
-def log(request: HttpRequest, rows: Any, action: BulkAction, outcome: str, reason: str) -> int:
+def log(request: HttpRequest, rows: Any, action: BulkAction, outcome: str, reason: str) -> None:
     selection = Selection.of(request)
     single = len(selection.ids) == 1 and not selection.across
-    written = LogEntry.objects.create(
-        user_id=request.user.pk,  # type: ignore[misc]
-        content_type=get_content_type_for_model(rows.model),
-        # The history page of a row finds the line by this id.
-        object_id=selection.ids[0] if single else None,
-        action_flag=DELETION if action.destroys else CHANGE,
-        **_logged(request, action, outcome, reason),
-    )
-    return int(written.pk)
-
-
-def log_anew(
-    request: HttpRequest, action: BulkAction, outcome: str, reason: str, *, entry: int, before: str
-) -> bool:
-    """Rewrite the line ``entry`` if its outcome is still ``before``; return whether it was."""
-    lines = LogEntry.objects.filter(
-        pk=entry,
-        user_id=request.user.pk,  # type: ignore[misc]
-        object_repr=before[:200],
-    )
-    return bool(lines.update(**_logged(request, action, outcome, reason)))
-
-
-def _logged(request: HttpRequest, action: BulkAction, outcome: str, reason: str) -> dict[str, str]:
     alias = getattr(request, "outbox_database", "")  # of several databases with such an id
     message = _("%(outcome)s Action: %(action)s. Rows: %(rows)s. Reason: %(reason)s") % {
         "outcome": outcome,
         "action": action.name,
-        "rows": f"{Selection.of(request)}{alias and f' on {alias!r}'}",
+        "rows": f"{selection}{alias and f' on {alias!r}'}",
         "reason": reason or "-",
     }
-    return {"object_repr": outcome[:200], "change_message": shown(message)}
+    LogEntry.objects.create(
+        user_id=request.user.pk,  # type: ignore[misc]
+        content_type=get_content_type_for_model(rows.model),
+        # The history page of a row finds the line by this id.
+        object_id=selection.ids[0] if single else None,
+        object_repr=outcome[:200],
+        action_flag=DELETION if action.destroys else CHANGE,
+        change_message=shown(message),
+    )

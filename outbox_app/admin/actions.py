@@ -1,16 +1,15 @@
 """Actions on rows of a list: each needs its permission, asks first, and writes a line to the log.
 
 An action on any number of rows is batched, as a web server waits for 30 seconds only: each POST
-works for ``SECONDS``, rewrites the log line, and returns a page whose form posts the rest. The
-form holds the progress, signed for one person, one action and one selection. If a form is posted
-twice, no row is changed twice; a second POST that changed rows writes a log line of its own. Such
-an action changes only rows that existed when its question was asked.
+works for ``SECONDS``, writes a line to the log, and returns a page whose form posts the rest. If a
+form is posted twice, no row is changed twice. Such an action changes only rows that existed when
+its question was asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -18,10 +17,8 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.core import signing
 from django.core.exceptions import BadRequest
 from django.db import models
-from django.db.models import Max, Min
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils import timezone
@@ -30,17 +27,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..exceptions import OutboxError
-from ..jobs.bulk import START, BulkResult, up_to
+from ..jobs.bulk import START, BulkResult
 from ..models import DatabaseNow, counting
 from ..text import one_line, shown
-from .action_log import Selection, log, log_anew
+from .action_log import Selection, log
 from .base import OutboxAdmin, is_few
 from .row_range import id_in, number, row_range
 
 #: How long one POST works, in seconds.
-SECONDS = 3.0
-#: The maximum age of a form that posts the rest, in seconds.
-MAX_AGE = 24 * 3600
+SECONDS = 10.0
 
 
 def _reason(*, required: bool) -> forms.CharField:
@@ -58,6 +53,20 @@ class RequiredReason(Reason):
     reason = _reason(required=True)
 
 
+def _hidden(lowest: int) -> forms.IntegerField:
+    return forms.IntegerField(min_value=lowest, max_value=2**63 - 1, widget=forms.HiddenInput)
+
+
+class BatchForm(RequiredReason):
+    """The form that posts the rest."""
+
+    #: The highest id that the action may change.
+    until = _hidden(0)
+    #: The place at which the action resumes, and how many rows it has changed.
+    after = _hidden(START)
+    done = _hidden(0)
+
+
 @dataclass(frozen=True, slots=True)
 class BulkAction:
     name: str
@@ -71,7 +80,7 @@ class BulkAction:
     #: or the number of rows for ``outcome``.
     run: Callable[[Any, dict[str, Any], str], Any] | None = None
     #: Replaces ``run`` if there may be many rows. It takes the arguments of
-    #: ``jobs.dead.requeue_for``, and ``reason``.
+    #: ``jobs.dead.requeue_dead``.
     run_for: Callable[..., BulkResult] | None = None
     #: Text of the outcome, with a place for the number of rows: an ``ngettext_lazy``, for example.
     outcome: Any = "%s"
@@ -84,8 +93,6 @@ class BulkAction:
 
 class ConfirmedActionsAdmin(OutboxAdmin):
     bulk_actions: ClassVar[tuple[BulkAction, ...]] = ()
-    #: The column in whose order batched actions go through the rows.
-    batch_order: ClassVar[str] = "id"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -120,13 +127,11 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         return super().render_change_form(request, context, *args, **kw)
 
     def answer(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
-        if action.run_for and "state" in request.POST:
-            return self.resume(request, rows, action)
         form = action.form(request.POST if "confirmed" in request.POST else None)
         if not form.is_valid():  # or not sent yet
             return self.ask(request, rows, action, form)
         if action.run_for:
-            return self.begin(request, rows, action, form.cleaned_data["reason"])
+            return self.run_batches(request, rows, action)
         return self.run(request, rows, action, form.cleaned_data)
 
     def ask(
@@ -181,60 +186,33 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         log(request, rows, action, outcome, values["reason"])
         self.message_user(request, outcome, level)
 
-    def begin(self, request: HttpRequest, rows: Any, action: BulkAction, reason: str) -> Any:
-        until = number(request.POST.get("until", ""))
-        if until is None:
+    def run_batches(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
+        given = BatchForm({"after": START, "done": 0, **request.POST.dict()})
+        if not given.is_valid():
             raise BadRequest("The form lacks the highest id that the action may change.")
-        outcome = _("Started, but not finished.")
-        entry = log(request, rows, action, outcome, reason)
-        order = self.batch_order
-        ends = self.get_queryset(request).aggregate(first=Min(order), last=Max(order))
-        state = State(reason, until, entry, outcome, ends["first"] or 0, ends["last"] or 0)
-        return self._run_batches(request, rows, action, state)
-
-    def resume(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
-        salt = _salt(request, action)
-        try:
-            given = signing.loads(request.POST["state"], salt=salt, max_age=MAX_AGE)
-        except signing.BadSignature as error:
-            text = "This form was not made for this person and these rows, or it is too old."
-            raise BadRequest(text) from error
-        return self._run_batches(request, rows, action, State(**given))
-
-    def _run_batches(
-        self, request: HttpRequest, rows: Any, action: BulkAction, state: State
-    ) -> Any:
+        values = given.cleaned_data
         assert action.run_for
         found = action.run_for(
             rows,
-            reason=state.reason,
-            until=state.until,
+            reason=values["reason"],
+            until=values["until"],
             asked=asked_at(request),
             by=request.user.get_username(),
-            after=state.after,
+            after=values["after"],
             seconds=SECONDS,
             whole=is_few(request) or not Selection.of(request).across,
         )
-        state = replace(state, done=state.done + found.done, after=found.after or 0)
-        outcome, note = _outcome(action, found, state.done)
-        before, reason = state.noted, state.reason
-        if not log_anew(request, action, note, reason, entry=state.entry, before=before):
-            # Another POST of this form has rewritten the line: each counts its own rows from here.
-            outcome, note = _outcome(action, found, found.done)
-            state = replace(state, done=found.done)
-            if found.done or found.error:
-                state = replace(state, entry=log(request, rows, action, note, reason))
-        if _is_over(found):
+        done = values["done"] + found.done
+        is_over = found.after is None or found.error is not None
+        if found.done or found.error or (is_over and not done):
+            note = _outcome(action, found.done, found.error)
+            log(request, rows, action, note, values["reason"])
+        outcome = _outcome(action, done, found.error)
+        if is_over:
             self.message_user(request, outcome, messages.ERROR if found.error else messages.SUCCESS)
             return None
-        state = replace(state, noted=note)
-        context = {
-            "outcome": outcome,
-            "left": left(rows, self.batch_order, state),
-            "percent": state.percent,
-            "state": signing.dumps(asdict(state), salt=_salt(request, action), compress=True),
-            "asked": request.POST.get("asked", ""),
-        }
+        form = BatchForm(initial={**values, "after": found.after, "done": done})
+        context = {"form": form, "outcome": outcome, "asked": request.POST.get("asked", "")}
         return self._page(request, "progress", action, context)
 
     def _page(
@@ -263,42 +241,6 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         return [each for each in self.bulk_actions if may(f"outbox_app.{each.permission}")]
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """The progress of a batched action."""
-
-    reason: str
-    #: The highest id that the action may change.
-    until: int
-    #: Id of the line in the admin's log, and the outcome that it had last.
-    entry: int
-    noted: str
-    #: Lowest and highest value of the order column when the action began.
-    first: int = 0
-    last: int = 0
-    after: int = START
-    done: int = 0
-
-    @property
-    def percent(self) -> int:
-        """The progress through the table, estimated from the values of the order column."""
-        part = (self.after - self.first) / max(1, self.last - self.first)
-        return int(100 * min(1.0, max(0.0, part)))
-
-
-def left(rows: Any, order: str, state: State) -> str:
-    """Return how many rows are left, counted in the next ``counting.MANY`` rows of the table."""
-    after = {f"{order}__gt": state.after}
-    table = rows.model._default_manager.using(rows.db).filter(**after)
-    values = table.order_by(order).values_list(order, flat=True)
-    beyond = list(values[counting.MANY : counting.MANY + 1])
-    part = up_to(state.until, rows, order).filter(**after)
-    if beyond:
-        part = part.filter(**{f"{order}__lt": beyond[0]})
-    count = counting.counted(part)
-    return f"{min(count, counting.MANY)}+" if beyond else counting.shown_count(count)
-
-
 def asked_at(request: HttpRequest) -> datetime | DatabaseNow:
     """Return the time from which a filter by age counts: when the question was shown, or now.
 
@@ -314,22 +256,12 @@ def asked_at(request: HttpRequest) -> datetime | DatabaseNow:
     return DatabaseNow()
 
 
-def _salt(request: HttpRequest, action: BulkAction) -> str:
-    """Return what makes a signature valid for one person, one action and one selection only."""
-    return repr(("outbox_app.admin.progress", request.user.pk, action.name, Selection.of(request)))
-
-
-def _is_over(found: BulkResult) -> bool:
-    return found.after is None or found.error is not None
-
-
-def _outcome(action: BulkAction, found: BulkResult, done: int) -> tuple[str, str]:
-    """Return the outcome so far for the page, and for the admin's log."""
-    outcome = action.outcome % done
-    if found.error:
-        error = shown(found.error, 1000)
-        outcome = _("%(done)s Stopped half-way: %(error)s") % {"done": outcome, "error": error}
-    return outcome, outcome if _is_over(found) else _("%(done)s Not finished.") % {"done": outcome}
+def _outcome(action: BulkAction, done: int, error: Exception | None) -> str:
+    outcome = str(action.outcome % done)
+    if error is None:
+        return outcome
+    words = _("%(done)s Stopped half-way: %(error)s")
+    return words % {"done": outcome, "error": shown(error, 1000)}
 
 
 def _django_action(action: BulkAction) -> Callable[[Any, HttpRequest, Any], Any]:

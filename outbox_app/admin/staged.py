@@ -81,7 +81,6 @@ class StagedJobAdmin(JobAdmin):
     sortable_by = ["id"]
     payload_permission = "view_payload_stagedjob"
     bulk_actions = (CANCEL, RELEASE, BURY)
-    batch_order = staged.ORDER
     blocked_reason = column(_("what it waits for"), lambda job: blocked_reason(job))
     fieldsets = [
         (None, {"fields": ["blocked_reason", "task", "task_id", "queue", "ordering_key", "app",

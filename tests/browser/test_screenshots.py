@@ -56,7 +56,7 @@ def _progress(page: Page) -> None:
     page.get_by_role("button", name=GO).click()
     page.get_by_label("Reason").fill("The export of last night was repeated by hand.")
     page.locator("#content input[type=submit]").click()
-    expect(page.get_by_role("progressbar")).to_be_visible()
+    expect(page.get_by_role("button", name="Continue")).to_be_visible()
 
 
 PICTURES: dict[str, Any] = {
