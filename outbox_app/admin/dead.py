@@ -6,7 +6,6 @@ take jobs that died after that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
@@ -14,7 +13,6 @@ from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..jobs import dead
-from ..jobs.bulk import BulkResult
 from ..jobs.dead_summary import WINDOWS, DeadMatrix, DeadRow, dead_groups
 from ..models import DeadJob, counting
 from ..text import one_line, shown
@@ -25,13 +23,6 @@ from .job import MESSAGE_FIELDS, JobAdmin
 from .masking import masked_line
 from .tables import COUNT, SHORT, WORDS, Group, Table, link
 
-
-def _decided(decide: Callable[..., BulkResult]) -> Callable[..., BulkResult]:
-    return lambda rows, *, reason, by, **options: decide(
-        rows, by=dead.decided(by, reason), **options
-    )
-
-
 REQUEUE = BulkAction(
     "requeue_selected",
     "requeue_deadjob",
@@ -41,7 +32,7 @@ REQUEUE = BulkAction(
         "The jobs are staged again with the same task ids, in the order in which they were first "
         "staged. A worker may receive a job that it has already executed."
     ),
-    run_for=_decided(dead.requeue_for),
+    run_for=dead.requeue_dead,
     outcome=ngettext_lazy("%d dead job was requeued.", "%d dead jobs were requeued."),
 )
 DISCARD = BulkAction(
@@ -50,7 +41,7 @@ DISCARD = BulkAction(
     _("Discard dead jobs for good"),
     _("Discard the job for good"),
     _("The jobs are deleted and never sent. This cannot be undone."),
-    run_for=_decided(dead.discard_for),
+    run_for=dead.discard_dead,
     outcome=ngettext_lazy("%d dead job was discarded.", "%d dead jobs were discarded."),
     destroys=True,
 )
@@ -69,7 +60,6 @@ class DeadJobAdmin(JobAdmin):
     payload_permission = "view_payload_deadjob"
     short_reason = column(_("reason"), lambda job: shown(job.reason, 120))
     bulk_actions = (REQUEUE, DISCARD)
-    batch_order = dead.ORDER
     fieldsets = [
         (_("Why it is dead"), {"fields": ["error", "reason", "died_at"]}),
         (_("Job"), {"fields": ["task", "task_id", "queue", "ordering_key", "app", "shard",

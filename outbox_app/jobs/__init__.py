@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ..exports import lazy
 
 if TYPE_CHECKING:
+    from .bulk import BulkResult as BulkResult
     from .dead import discard_dead as discard_dead
-    from .dead import find_dead as find_dead
     from .dead import requeue_dead as requeue_dead
     from .drain.drain import Drain as Drain
     from .drain.drain import DrainStats as DrainStats
@@ -20,7 +20,8 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".dead": ["discard_dead", "find_dead", "requeue_dead"],
+            ".bulk": ["BulkResult"],
+            ".dead": ["discard_dead", "requeue_dead"],
             ".drain.drain": ["Drain", "DrainStats"],
             ".drain.run": ["drain_outbox"],
             ".drain.status": ["backlog", "drainers", "held"],

@@ -58,7 +58,6 @@ def run_for(
     after: int = START,
     seconds: float = float("inf"),
     whole: bool = False,
-    batch_size: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> BulkResult:
     """Decide on rows of a table of jobs, in the order of an indexed column, for ``seconds``.
@@ -72,8 +71,7 @@ def run_for(
     while True:
         edge = None if whole else _edge(rows, order, after)
         found = _look(rows, order, after, edge, until)
-        rows_at_once = batch_size or BATCH_SIZE
-        batches = [*chunks(found, rows=rows_at_once, bytes=BUDGET_BYTES, size=itemgetter(2))]
+        batches = [*chunks(found, rows=BATCH_SIZE, bytes=BUDGET_BYTES, size=itemgetter(2))]
         # A value may span two batches, so resume before it. Rows that are done no longer match.
         places = [*(batch[0][0] - 1 for batch in batches[1:]), edge]
         for batch, place in zip(batches or [[]], places, strict=True):
@@ -91,15 +89,6 @@ def run_for(
             after = place
 
 
-def up_to(until: int, rows: QuerySet[Any], order: str) -> QuerySet[Any]:
-    """Return the rows whose id is at most ``until``, for a query along the index of ``order``.
-
-    A plain condition on the id would let MariaDB read the table by its primary key.
-    """
-    plain: QuerySet[Any] = rows.alias(plain_id=F("id") + 0)
-    return rows.filter(id__lte=until) if order == "id" else plain.filter(plain_id__lte=until)
-
-
 def _edge(rows: QuerySet[Any], order: str, after: int) -> int | None:
     """Return the last value that the next query covers; None: it covers the rest of the table."""
     table = rows.model._default_manager.using(rows.db).filter(**{f"{order}__gt": after})
@@ -111,7 +100,9 @@ def _look(
     rows: QuerySet[Any], order: str, after: int, edge: int | None, until: int
 ) -> list[tuple[int, int, int]]:
     """Return the value of ``order``, the id and the size of each matching row."""
-    part = up_to(until, rows, order).filter(**{f"{order}__gt": after})
+    # A plain condition on the id would let MariaDB read the table by its primary key.
+    ids = {"id__lte": until} if order == "id" else {"plain_id__lte": until}
+    part = rows.alias(plain_id=F("id") + 0).filter(**ids, **{f"{order}__gt": after})
     if edge is not None:
         part = part.filter(**{f"{order}__lte": edge})
     sizes = part.annotate(bytes=Length("body") + Length("envelope"))

@@ -10,8 +10,8 @@ requeued job is a new row with the same message and task id; the drain treats it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..models.counting import counted
 from ..process.lock_wait import atomic_with_lock_wait
 from ..text import get_logger
 from . import bulk
-from .bulk import BATCH_SIZE, BulkResult, Moment, run_for
+from .bulk import BulkResult, Moment, run_for
 from .drain.incidents import LOCK_SECONDS, record_requeue
 from .message import Message, moment
 from .staging import insert
@@ -37,120 +37,78 @@ logger = get_logger("outbox_app.dead")
 ORDER = "staged_id"
 
 
-def find_dead(
-    *,
-    using: str,
-    ids: Iterable[int] | None = None,
-    task: str | None = None,
-    error: str | None = None,
-    reason: str | None = None,
-    queue: str | None = None,
-    ordering_key: str | None = None,
-    app: str | None = None,
-    older_than: timedelta | None = None,
-    newer_than: timedelta | None = None,
-) -> QuerySet[DeadJob]:
-    """Return the dead jobs that match all of the given conditions.
-
-    Args:
-        using: Database alias.
-        ids: Ids of dead jobs.
-        task, error, queue, ordering_key, app: The exact value of the column.
-        reason: A part of the reason.
-        older_than, newer_than: Bounds of the time since the job died, by the database's clock.
-    """
-    wanted: dict[str, Any] = {
-        "id__in": None if ids is None else list(ids),
-        "task": task,
-        "error": error,
-        "reason__contains": reason,
-        "queue": queue,
-        "ordering_key": ordering_key,
-        "app": app,
-        "died_at__lt": None if older_than is None else DatabaseNow() - older_than,
-        "died_at__gte": None if newer_than is None else DatabaseNow() - newer_than,
-    }
-    given = {name: value for name, value in wanted.items() if value is not None}
-    return DeadJob.objects.using(using).filter(**given)
-
-
-def decided(by: str, reason: str) -> str:
-    return f"{by} (reason: {reason})" if reason else by
-
-
 def requeue_dead(
-    jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
-) -> int:
+    jobs: QuerySet[DeadJob], *, by: str = "", reason: str = "", **options: Any
+) -> BulkResult:
     """Stage dead jobs again, and record an incident: they may have been published before.
 
     If dead jobs block their ordering key (``OUTBOX["DEAD_KEY"]``), the later dead jobs of the key
     are requeued in the same transaction: if they stayed dead, they would block the key.
 
     Args:
-        jobs: The dead jobs, for example from ``find_dead``.
-        using: Database alias.
-        batch_size: Rows of one transaction.
-        by: Who decided, and why, for the incident: see ``decided``.
+        jobs: The dead jobs, on the outbox's alias:
+            ``DeadJob.objects.using(alias).filter(task="shop.send")``.
+        by: Who decided, for the incident.
+        reason: Why, for the incident.
+        options: For a part of a decision: ``until``, the highest id that belongs to it; ``asked``,
+            the time by which the jobs had died; and those of ``bulk.run_for``, with the time limit.
 
     Returns:
-        How many jobs were requeued, without those that were gone by then.
+        ``done``, the number of jobs that were requeued, without those that were gone by then; with
+        ``until`` also the place where the next call resumes, and the error that stopped this one.
 
     Raises:
         InvalidJob: A message does not fit the database's packet any more. The earlier batches are
             requeued.
     """
-    return _to_the_end(requeue_for, jobs.using(using), batch_size=batch_size, by=by)
+    act = partial(_requeue_batch, incidents=[])
+    return _decide(act, jobs, by=by, reason=reason, **options)
 
 
 def discard_dead(
-    jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
-) -> int:
-    """Delete dead jobs, which are then never sent; return how many were deleted.
-
-    Takes the arguments of ``requeue_dead``; ``by`` goes to the log.
-    """
-    return _to_the_end(discard_for, jobs.using(using), batch_size=batch_size, by=by)
-
-
-def requeue_for(
-    jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **options: Any
+    jobs: QuerySet[DeadJob], *, by: str = "", reason: str = "", **options: Any
 ) -> BulkResult:
-    """Stage the dead jobs again whose id is at most ``until`` and that had died by ``asked``.
+    """Delete dead jobs, which are then never sent.
 
-    ``options`` (the time limit, the place to resume at) go to ``bulk.run_for``.
+    Takes the arguments of ``requeue_dead``; ``by`` and ``reason`` go to the log.
     """
-    act = partial(_requeue_batch, until=until, asked=asked, using=jobs.db, by=by, incidents=[])
-    return run_for(jobs, act, order=ORDER, until=until, **options)
+    return _decide(_discard_batch, jobs, by=by, reason=reason, **options)
 
 
-def discard_for(
-    jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **options: Any
+def _decide(
+    act: Callable[..., int],
+    jobs: QuerySet[DeadJob],
+    *,
+    by: str,
+    reason: str,
+    until: int | None = None,
+    asked: Moment | None = None,
+    **options: Any,
 ) -> BulkResult:
-    """Delete dead jobs. Takes what ``requeue_for`` takes."""
-    act = partial(_discard_batch, asked=asked, using=jobs.db)
+    is_part = until is not None
+    if until is None:
+        newest = DeadJob.objects.using(jobs.db).order_by("-id").annotate(now=DatabaseNow())
+        until, asked = newest.values_list("id", "now").first() or (0, DatabaseNow())
+        options["whole"] = counted(jobs, limit=bulk.STEP) <= bulk.STEP
+    rows = DeadJob.objects.using(jobs.db).filter(id__lte=until, died_at__lte=asked)
+    # If two people act at the same moment, the second one waits here, and then finds the rows gone.
+    # The order by id makes deadlocks between two batches rare. SQLite locks at BEGIN.
+    locked = rows.order_by("id").select_for_update()
+    act = partial(act, locked, by=f"{by} (reason: {reason})" if reason else by)
     found = run_for(jobs, act, order=ORDER, until=until, **options)
-    if found.done:
-        logger.warning("Dead jobs discarded database=%s jobs=%d by=%s", jobs.db, found.done, by)
+    if found.error and not is_part:
+        raise found.error
     return found
 
 
-def _to_the_end(decide: Callable[..., BulkResult], jobs: QuerySet[DeadJob], **options: Any) -> int:
-    newest = DeadJob.objects.using(jobs.db).order_by("-id").annotate(now=DatabaseNow())
-    until, asked = newest.values_list("id", "now").first() or (0, DatabaseNow())
-    few = counted(jobs, limit=bulk.STEP) <= bulk.STEP
-    found = decide(jobs, until=until, asked=asked, whole=few, **options)
-    if found.error:
-        raise found.error
-    return found.done
-
-
 def _requeue_batch(
-    ids: list[int], *, until: int, asked: Moment, using: str, by: str, incidents: list[int]
+    locked: QuerySet[DeadJob], ids: list[int], *, by: str, incidents: list[int]
 ) -> int:
+    using = locked.db
     with atomic_with_lock_wait(LOCK_SECONDS, using=using):
-        jobs = list(_locked(asked, using=using).filter(pk__in=ids))
+        jobs = list(locked.filter(pk__in=ids))
         if outbox_settings().DEAD_KEY == "block":
-            jobs += _followers(jobs, until=until, asked=asked, using=using)
+            jobs += _followers(jobs, locked)
         if not jobs:
             return 0
         jobs.sort(key=lambda job: (job.staged_id, job.pk))
@@ -182,20 +140,17 @@ def _held_until(job: StagedJob, *, using: str) -> datetime | None:
     return held_until(eta, app, using=using)
 
 
-def _discard_batch(ids: list[int], *, asked: Moment, using: str) -> int:
+def _discard_batch(locked: QuerySet[DeadJob], ids: list[int], *, by: str) -> int:
+    using = locked.db
     with atomic_with_lock_wait(LOCK_SECONDS, using=using):
-        locked = list(_locked(asked, using=using).filter(pk__in=ids).values_list("pk", flat=True))
-        return DeadJob.objects.using(using).filter(pk__in=locked).delete()[0]
+        found = list(locked.filter(pk__in=ids).values_list("pk", flat=True))
+        done = DeadJob.objects.using(using).filter(pk__in=found).delete()[0]
+    if done:
+        logger.warning("Dead jobs discarded database=%s jobs=%d by=%s", using, done, by)
+    return done
 
 
-def _locked(asked: Moment, *, using: str) -> QuerySet[DeadJob]:
-    # If two people act at the same moment, the second one waits here, and then finds the rows gone.
-    # The order by id makes deadlocks between two batches rare. SQLite locks at BEGIN.
-    jobs = DeadJob.objects.using(using).filter(died_at__lte=asked)
-    return jobs.order_by("id").select_for_update()
-
-
-def _followers(jobs: list[DeadJob], *, until: int, asked: Moment, using: str) -> list[DeadJob]:
+def _followers(jobs: list[DeadJob], locked: QuerySet[DeadJob]) -> list[DeadJob]:
     """Return the dead jobs of the same ordering keys that were staged after ``jobs``."""
     first: dict[str, int] = {}
     for job in jobs:
@@ -203,7 +158,7 @@ def _followers(jobs: list[DeadJob], *, until: int, asked: Moment, using: str) ->
             key = job.ordering_key
             first[key] = min(job.staged_id, first.get(key, job.staged_id))
     taken = {job.pk for job in jobs}
-    of_keys = _locked(asked, using=using).filter(ordering_key__in=first, id__lte=until)
+    of_keys = locked.filter(ordering_key__in=first)
     return [
         job for job in of_keys if job.pk not in taken and job.staged_id > first[job.ordering_key]
     ]

@@ -11,7 +11,7 @@ from django.db import transaction
 from outbox_app.admin import filters
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import bulk, staged
-from outbox_app.jobs.dead import find_dead, requeue_dead
+from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.staging.insert import shard_of
 from outbox_app.models import DatabaseNow, DeadJob, Lease, Process, StagedJob, counting
@@ -169,7 +169,7 @@ def test_move_to_dead_and_back(alias, superuser):
     assert row.staged_at is not None
     assert row.reason == "wrong <i>price (<b>superuser</b>)"
     assert [(each["using"], each["dead"].staged_id) for each in heard] == [(alias, job.pk)]
-    assert requeue_dead(find_dead(using=alias, error=staged.MOVED), using=alias) == 1
+    assert requeue_dead(DeadJob.objects.using(alias).filter(error=staged.MOVED)).done == 1
     assert left(alias) == sorted([job.task_id, other.task_id])
 
 

@@ -18,7 +18,7 @@ from outbox_app import cancel, reschedule, stage
 from outbox_app.exceptions import InvalidJob
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import Drain, backlog
-from outbox_app.jobs.dead import requeue_dead, requeue_for
+from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.staged import move_to_dead_for, release_for
 from outbox_app.models import DatabaseNow, DeadJob, StagedJob, counting
 from tests import tasks
@@ -276,7 +276,7 @@ def test_a_held_job_that_comes_back_from_the_dead_is_held_again(alias, staged):
     before = rows(alias)
     jobs = StagedJob.objects.using(alias).all()
     move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="not before I say so")
-    assert requeue_dead(DeadJob.objects.all(), using=alias) == 3
+    assert requeue_dead(DeadJob.objects.using(alias).all()).done == 3
     after = rows(alias)
     assert [job.task_id for job in after] == [job.task_id for job in before]
     assert [job.available_at for job in after] == [job.available_at for job in before]
@@ -291,7 +291,7 @@ def test_a_person_waits_shortly_for_a_transaction_that_cancels(alias, staged, ta
     jobs, decide = StagedJob.objects.using(alias).all(), release_for
     if is_dead:
         move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why")
-        jobs, decide = DeadJob.objects.using(alias).all(), requeue_for
+        jobs, decide = DeadJob.objects.using(alias).all(), requeue_dead
     found = []
 
     def press():
@@ -315,7 +315,7 @@ def test_a_dead_job_is_taken_back(alias, staged, revoked, task):
     assert cancel(taken, using=alias, app=task.app)
     assert revoked == [taken]
     assert not cancel(taken, using=alias, app=task.app)
-    assert requeue_dead(DeadJob.objects.all(), using=alias) == 1
+    assert requeue_dead(DeadJob.objects.using(alias).all()).done == 1
     assert [job.task_id for job in rows(alias)] == [other]
 
 

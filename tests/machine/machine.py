@@ -227,9 +227,10 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.none() | st.integers(0, 9), requeue=mostly)
     def decide(self, which: int | None, requeue: bool) -> None:
         before = dict(DeadJob.objects.using(self.using).order_by("id").values_list("id", "task_id"))
-        ids = None if which is None else [list(before)[which % len(before)]]
-        chosen = dead.find_dead(using=self.using, ids=ids)
-        (dead.requeue_dead if requeue else dead.discard_dead)(chosen, using=self.using)
+        chosen = DeadJob.objects.using(self.using).all()
+        if which is not None:
+            chosen = chosen.filter(pk=list(before)[which % len(before)])
+        (dead.requeue_dead if requeue else dead.discard_dead)(chosen)
         after = DeadJob.objects.using(self.using).values_list("id", flat=True)
         decided = [before[id] for id in before.keys() - set(after)]
         if requeue:

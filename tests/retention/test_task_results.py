@@ -109,7 +109,7 @@ def test_what_was_requeued_or_put_off_is_kept_as_if_it_had_been_called_then(
     DeadJob.objects.using(alias).create(task_id=requeued, staged_id=1, error="e", **job)
     held = StagedJob(task_id=put_off, available_at=now() + timedelta(hours=5), **job)
     held.save(using=alias)
-    requeue_dead(DeadJob.objects.using(alias).all(), using=alias, by="ann")
+    requeue_dead(DeadJob.objects.using(alias).all(), by="ann")
     assert reschedule(put_off, eta=now() + timedelta(hours=4), using=alias)
     StagedJob.objects.using(alias).all().delete()  # they have left
     call_command("outbox_prune", "--results")

@@ -33,15 +33,26 @@ from ...aliases import outbox_alias
 from ...conf import MAX_DAYS, outbox_settings
 from ...exceptions import InvalidArgument, OutboxError
 from ...jobs import dead
-from ...jobs.bulk import BATCH_SIZE
 from ...jobs.dead_summary import dead_groups
-from ...models import DeadJob
+from ...models import DatabaseNow, DeadJob
 from ...models.counting import MANY
 from ...process.preflight import require_migrated
 from ...text import one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
 
 EXIT_NOTHING = 1
+#: By option, what it selects.
+LOOKUPS = {
+    "ids": "id__in",
+    "task": "task",
+    "error": "error",
+    "reason": "reason__contains",
+    "queue": "queue",
+    "key": "ordering_key",
+    "app": "app",
+    "older_than": "died_at__lt",
+    "newer_than": "died_at__gte",
+}
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -80,37 +91,34 @@ class Command(TeachingCommand):
 
         add = parser.add_argument
         add("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
-        batch = f"jobs of one transaction (default {BATCH_SIZE})"
-        add("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=batch)
         add("--dry-run", action="store_true", help="print how many, and change nothing")
         why = "why: kept in the incident of a requeue, and in the log of a discard"
         add("--because", default="", metavar="TEXT", help=why)
 
     def handle(self, *, action: str, **options: Any) -> None:
         using = options["database"] or outbox_alias()
-        if options["batch_size"] < 1:
-            raise InvalidArgument("--batch-size must be at least 1.")
-        names = ("ids", "task", "error", "reason", "queue", "app", "older_than", "newer_than")
-        selection = {name: options[name] for name in names}
-        selection["ordering_key"] = options["key"]
-        given = any(value is not None for value in selection.values())
-        if given and options["all"]:
+        selection = {
+            lookup: DatabaseNow() - value if isinstance(value, timedelta) else value
+            for name, lookup in LOOKUPS.items()
+            if (value := options[name]) is not None
+        }
+        if selection and options["all"]:
             raise InvalidArgument(
                 "--all selects every dead job, so no other selection may be given."
             )
         if options["reason"] == "":  # as from a script's unset variable
             raise InvalidArgument("--reason is empty, which would match every reason.")
         require_migrated(using)
-        jobs = dead.find_dead(using=using, **selection)
+        jobs = DeadJob.objects.using(using).filter(**selection)
         if action == "list":
             self._list(jobs)
             return
-        if not given and not options["all"]:
+        if not selection and not options["all"]:
             raise InvalidArgument(
                 f"Nothing is selected, so nothing was done. Say which dead jobs to {action} "
                 "(--task, --error, --id …), or --all for every one."
             )
-        self._decide(action, jobs, using=using, **options)
+        self._decide(action, jobs, **options)
 
     def _list(self, jobs: QuerySet[DeadJob]) -> None:
         groups, is_all = dead_groups(jobs)
@@ -126,7 +134,7 @@ class Command(TeachingCommand):
         if not is_all:
             self.write(f"There are more. Shown: the most frequent of the newest {MANY} dead jobs.")
 
-    def _decide(self, action: str, jobs: QuerySet[DeadJob], *, using: str, **options: Any) -> None:
+    def _decide(self, action: str, jobs: QuerySet[DeadJob], **options: Any) -> None:
         count = jobs.count()
         if not count:
             self.write("No dead job matches.")
@@ -138,8 +146,7 @@ class Command(TeachingCommand):
             return
         decide = {"requeue": dead.requeue_dead, "discard": dead.discard_dead}[action]
         try:
-            by = dead.decided(self.user, options["because"])
-            done = decide(jobs, using=using, batch_size=options["batch_size"], by=by)
+            done = decide(jobs, by=self.user, reason=options["because"]).done
         except OutboxError as error:
             raise CommandError(f"Stopped half-way: {error} Run it again to continue.") from error
         past = {"requeue": "Requeued", "discard": "Discarded"}[action]

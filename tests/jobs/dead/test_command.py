@@ -90,7 +90,7 @@ def test_what_is_selected_is_decided_on(alias, action, rows):
     dead_jobs(2, using=alias, task="a")
     dead_jobs(1, using=alias, task="b")
 
-    code, out = run(action, "--task", "a", "--batch-size", "1")
+    code, out = run(action, "--task", "a")
 
     assert code == 0
     assert "2 dead jobs" in out
@@ -176,7 +176,6 @@ def test_an_empty_list_is_good_news(alias):
     "arguments",
     [
         ("requeue", "--all", "--task", "a"),
-        ("requeue", "--all", "--batch-size", "0"),
         ("requeue", "--all", "--database", "nowhere"),
         ("requeue", "--reason", ""),
         ("discard", "--reason="),

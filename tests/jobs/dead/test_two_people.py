@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from outbox_app.jobs import dead
+from outbox_app.jobs import bulk, dead
 from outbox_app.jobs.dead import discard_dead, requeue_dead
 from outbox_app.models import DeadJob, Incident, StagedJob
 from outbox_app.signals import jobs_staged
@@ -64,7 +64,7 @@ def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, secon
 
     @in_thread
     def first():
-        return requeue_dead(DeadJob.objects.using(alias).all(), using=alias)
+        return requeue_dead(DeadJob.objects.using(alias).all())
 
     @in_thread
     def second():
@@ -74,7 +74,7 @@ def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, secon
             return execute(sql, *args)
 
         with connections[alias].execute_wrapper(notice):
-            return second_decision(DeadJob.objects.using(alias).all(), using=alias)
+            return second_decision(DeadJob.objects.using(alias).all())
 
     jobs_staged.connect(hold_the_first, weak=False, dispatch_uid="hold")
     try:
@@ -89,24 +89,25 @@ def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, secon
                     eventually(waits_for_a_lock, alias)
             finally:
                 first_may_commit.set()
-            assert (one.result(patience()), two.result(patience())) == (3, 0)
+            assert [each.result(patience()).done for each in (one, two)] == [3, 0]
     finally:
         jobs_staged.disconnect(dispatch_uid="hold")
     assert StagedJob.objects.using(alias).count() == 3
     assert not DeadJob.objects.using(alias).exists()
 
 
-def test_many_batches_at_once_requeue_each_job_once(alias):
+def test_many_batches_at_once_requeue_each_job_once(alias, monkeypatch):
+    monkeypatch.setattr(bulk, "BATCH_SIZE", 5)
     jobs = dead_jobs(60, using=alias)
     start = threading.Barrier(2)
 
     @in_thread
     def run():
         start.wait(patience())
-        return requeue_dead(DeadJob.objects.using(alias).all(), using=alias, batch_size=5)
+        return requeue_dead(DeadJob.objects.using(alias).all())
 
     with ThreadPoolExecutor() as threads:
-        counts = [future.result() for future in [threads.submit(run), threads.submit(run)]]
+        counts = [future.result().done for future in [threads.submit(run), threads.submit(run)]]
 
     assert sum(counts) == 60
     staged = StagedJob.objects.using(alias)
@@ -133,10 +134,10 @@ def test_a_batch_that_a_deadlock_has_ended_is_done_anew(alias, monkeypatch, fail
 
     monkeypatch.setattr(dead, "record_requeue", fail)
     if expected:
-        assert requeue_dead(DeadJob.objects.using(alias).all(), using=alias) == expected
+        assert requeue_dead(DeadJob.objects.using(alias).all()).done == expected
     else:
         with pytest.raises(OperationalError):
-            requeue_dead(DeadJob.objects.using(alias).all(), using=alias)
+            requeue_dead(DeadJob.objects.using(alias).all())
     assert StagedJob.objects.using(alias).count() == (expected or 0)
     assert DeadJob.objects.using(alias).count() == 3 - (expected or 0)
 
@@ -152,5 +153,5 @@ def test_inside_a_transaction_of_the_caller_a_deadlock_is_the_callers(alias, mon
 
     monkeypatch.setattr(dead, "record_requeue", fail)
     with pytest.raises(OperationalError), transaction.atomic(using=alias):
-        requeue_dead(DeadJob.objects.using(alias).all(), using=alias)
+        requeue_dead(DeadJob.objects.using(alias).all())
     assert len(asked) == 1

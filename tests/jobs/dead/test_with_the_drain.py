@@ -7,7 +7,8 @@ import json
 import pytest
 from django.db import transaction
 
-from outbox_app.jobs.dead import find_dead, requeue_dead
+from outbox_app.jobs import bulk
+from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
 from tests import tasks
@@ -43,14 +44,15 @@ def test_a_dead_job_that_is_requeued_leaves_with_its_task_id(alias, make_app):
     assert [number for _, number in sent(app)] == [0, 1, 3, 4]
     DeadJob.objects.using(alias).update(envelope=envelope)
 
-    assert requeue_dead(find_dead(using=alias, task="note"), using=alias) == 1
+    assert requeue_dead(DeadJob.objects.using(alias).filter(task="note")).done == 1
     Drain(using=alias).run(once=True)
 
     assert sent(app) == [("id-2", 2)]
     assert not DeadJob.objects.using(alias).exists()
 
 
-def test_a_blocked_key_that_is_requeued_leaves_in_order(alias, make_app, settings):
+def test_a_blocked_key_that_is_requeued_leaves_in_order(alias, make_app, settings, monkeypatch):
+    monkeypatch.setattr(bulk, "BATCH_SIZE", 1)
     settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
     app = make_app()
     envelope = stage_with_a_damaged_one(alias, app, 1)
@@ -61,7 +63,7 @@ def test_a_blocked_key_that_is_requeued_leaves_in_order(alias, make_app, setting
     DeadJob.objects.using(alias).filter(pk=first.pk).update(envelope=envelope)
 
     # Requeued alone, it would be blocked by those that it had blocked.
-    assert requeue_dead(find_dead(using=alias, ids=[first.pk]), using=alias, batch_size=1) == 4
+    assert requeue_dead(DeadJob.objects.using(alias).filter(pk=first.pk)).done == 4
     Drain(using=alias, batch_size=1).run(once=True)
 
     assert [number for _, number in sent(app)] == [0, 1, 2, 3, 4]

@@ -6,7 +6,7 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.failpoints import set_failpoint
-from outbox_app.jobs import dead, staged
+from outbox_app.jobs import bulk, dead, staged
 from outbox_app.jobs.drain import batch
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.incidents import move_to_dead
@@ -148,7 +148,7 @@ def test_each_row_is_looked_up_by_its_id(alias, note, there, count):
         assert any(looked_up[alias] in line for line in plans), plans
 
 
-@pytest.mark.parametrize("decide", ["requeue_for", "discard_for"])
+@pytest.mark.parametrize("decide", ["requeue_dead", "discard_dead"])
 def test_a_decision_on_dead_jobs_is_about_those_that_were_there(alias, note, decide):
     asked = _now(alias)
     make_dead(note, alias)  # what it was about is gone; this one has its id
@@ -176,20 +176,21 @@ def test_a_call_that_loses_the_table_half_way(alias, note, decide, monkeypatch):
     act = getattr(dead, f"_{decide}_batch")
     batches = []
 
-    def lose_the_table(ids, **options):
+    def lose_the_table(locked, ids, **options):
         batches.append(ids)
         if len(batches) == 2:
             truncate(alias, "outbox_deadjob")
             for _ in range(3):
                 make_dead(note, alias)
-        return act(ids, **options)
+        return act(locked, ids, **options)
 
     truncate(alias, "outbox_deadjob")
     for _ in range(2):
         make_dead(note, alias)
     monkeypatch.setattr(dead, f"_{decide}_batch", lose_the_table)
+    monkeypatch.setattr(bulk, "BATCH_SIZE", 1)
     jobs = DeadJob.objects.using(alias).all()
-    assert getattr(dead, f"{decide}_dead")(jobs, using=alias, batch_size=1) == 1
+    assert getattr(dead, f"{decide}_dead")(jobs).done == 1
     assert batches == [[1], [2]]
     assert set(jobs.values_list("id", flat=True)) >= {1, 2, 3}
 

@@ -166,7 +166,7 @@ def test_a_task_that_is_to_run_later_is_held(alias: str) -> None:
 
     jobs = StagedJob.objects.using(alias).all()
     move_to_dead_for(jobs, until=job.pk, asked=DatabaseNow(), reason="not yet")
-    requeue_dead(DeadJob.objects.using(alias).all(), using=alias)
+    requeue_dead(DeadJob.objects.using(alias).all())
     assert StagedJob.objects.using(alias).get().available_at == due
     assert TaskResult.objects.using(alias).get().kept_from == due
 
