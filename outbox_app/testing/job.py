@@ -17,7 +17,7 @@ from unittest.mock import patch
 from celery import _state, states
 from celery.app.trace import build_tracer
 from celery.canvas import Signature
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 from kombu import serialization
 from kombu.message import Message as KombuMessage
@@ -132,22 +132,19 @@ class Job:
         request = {**self.request, "hostname": gethostname(), "is_eager": True}
         trace = build_tracer(self.task, task, app=app, eager=not request.get("chord"))
         replacements: list[Signature[Any]] = []
-        retries: list[Any] = []
         # In a worker, tasks that are sent without naming an app go to the worker's own app.
         with patch.object(_state._tls, "current_app", app):  # type: ignore[attr-defined]
-            with (
-                patch.object(task, "on_replace", partial(_keep, replacements)),
-                patch.object(task, "retry", partial(_note, retries, task.retry)),
-            ):
+            with patch.object(task, "on_replace", partial(_keep, replacements)):
                 info = trace(self.task_id, self.args, self.kwargs, request).info
             for signature in replacements:
                 # After the task has ended, as it may have called replace() inside a transaction.
                 signature.delay()
         if info and info.state not in (states.IGNORED, states.REJECTED, states.RETRY):
             raise info.retval
-        if not retries:
+        # None: the task has ended, or has raised a Retry of its own making.
+        retry = info.retval.sig if info and info.state == states.RETRY else None
+        if retry is None:
             return None
-        retry = retries[-1].sig
         request["retries"] = retry.options["retries"]
         return replace(self, args=retry.args, kwargs=retry.kwargs, request=request)
 
@@ -168,12 +165,3 @@ class Job:
 def _keep(signatures: list[Signature[Any]], signature: Signature[Any]) -> None:
     signatures.append(signature)
     raise Ignore("Replaced by new task")
-
-
-def _note(retries: list[Any], retry: Any, *args: Any, **options: Any) -> Any:
-    try:
-        retries.append(retry(*args, **options))
-    except Retry as raised:
-        retries.append(raised)
-        raise
-    return retries[-1]

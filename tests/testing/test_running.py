@@ -145,19 +145,6 @@ def test_retry_runs_again_after_the_others(alias, app, note, ran):
     assert ran == [(0, 0), "other", (1, 1), (2, 2)]
 
 
-def test_retry_that_lets_the_task_go_on(alias, app, note, ran):
-    @app.task(bind=True, shared=False)
-    def goes_on(self):
-        if not self.request.retries:
-            self.retry(throw=False)
-        ran.append(self.request.retries)
-
-    stage(goes_on, using=alias)
-    stage(note, ("other",), using=alias)
-    run_staged(using=alias)
-    assert ran == [0, "other", 1]
-
-
 def test_retries_end(alias, app):
     @app.task(bind=True, max_retries=2, shared=False)
     def hopeless(self):
