@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import astuple, replace
 from itertools import islice
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.registry import log_named
 from ..eventlog.window import TOMBSTONE
+from ..eventlog.windows.time import TimeState
 from ..exceptions import ReplayRefused, TransactionEnded, UnknownSubscription
 from ..models import (
     Cursor,
@@ -149,11 +151,18 @@ def _plan(
             "one log. Name that log, or give a time."
         )
     positions = [(each, position_of(each, place, using=using)) for each in logs]
-    return [_plan_log(row, cursors, *each, using=using) for each in positions]
+    only = EventFilter(**reads_of(name, using))
+    return [_plan_log(row, cursors, *each, only, using=using) for each in positions]
 
 
 def _plan_log(
-    row: Subscription, cursors: list[Cursor], log: type[EventLog], after: int | None, *, using: str
+    row: Subscription,
+    cursors: list[Cursor],
+    log: type[EventLog],
+    after: int | None,
+    only: EventFilter,
+    *,
+    using: str,
 ) -> Move:
     """Return where the cursors of a log go, and which unhandled events they would pass over.
 
@@ -163,7 +172,6 @@ def _plan_log(
     name, subscriber, table = row.name, _declared(row.name), log._meta.db_table
     begins = subscriber is not None and subscriber.start == "beginning"
     by_part = {each.partition: each for each in cursors if each.log == table}
-    reads = reads_of(name, using)
     make = subscriber.reader if subscriber else LogReader
     reader = make(log, using=using)
     held = ParkedStream.objects.using(using).filter(subscription=name, log=table)
@@ -184,13 +192,15 @@ def _plan_log(
             else:  # of a damaged cursor only the position is left; none if the log was emptied
                 handled = 0 if cursor is None or cursor.was_set_back else cursor.position
                 unread = f"(id > {handled if handled <= last else 0})"
-            wanted, params = EventFilter(**reads, parts=number, part=part).sql()
+            wanted, params = replace(only, parts=number, part=part).sql()
             between = f"{unread} AND NOT {reader.window.unread(state)}"
             rows = _events(reader, f"{between} {wanted and f'AND {wanted}'}", params)
             # Those of parked streams are not lost: they are handled when the stream is released.
             passed += islice((row for row in rows if row[2] not in parked), counting.MANY + 1)
     before = max((each.position for each in by_part.values()), default=None)
-    return Move(log, before, after, state.dump(), last, sorted(passed)[: counting.MANY + 1])
+    passed = sorted(passed)[: counting.MANY + 1]
+    refused = sorted(set(range(number)) - states.keys())
+    return Move(log, before, after, state.dump(), last, passed, refused)
 
 
 def _events(
@@ -258,17 +268,38 @@ def release(name: str, streams: Sequence[str] | None = None, *, using: str | Non
 def repartition(name: str, *, using: str | None = None) -> tuple[int, int]:
     """Change to the number of partitions that the code declares, even if it is no multiple.
 
-    Returns the numbers before and after. Raises ``PartitionsDiffer`` if the partitions have not
-    reached one common place yet.
+    Returns the numbers before and after. If it is no multiple, all partitions go on from the end of
+    the log; raises ``ReplayRefused`` if one of them has not handled all that is committed.
     """
     subscriber = subscriber_named(name)
-    using = using or subscriber.using
-    row = Subscription.objects.using(using).filter(pk=name).first()
-    if row is None:  # it has never run, and will begin with the declared number
+    using, wanted = using or subscriber.using, subscriber.partitions
+    if not Subscription.objects.using(using).filter(pk=name).exists():
+        # It has never run, and will begin with the declared number.
         return (_declared_partitions(name, using),) * 2
-    with _refusing_locked(name):
-        adopt_partitions(subscriber, using=using, merge=True)
-    return row.partitions, subscriber.partitions
+    ends = {}
+    with locked(name, using) as (row, cursors):
+        for log in subscriber.logs:
+            table = log._meta.db_table
+            old = [each for each in cursors if each.log == table and wanted % each.partitions]
+            if old and subscriber.by_time:
+                # Handled versions are recorded by stream: begin at the place furthest behind.
+                least = min(old, key=lambda each: astuple(TimeState.load(each.state)))
+                ends[table] = least.state, least.position
+            elif old:
+                move = _plan_log(row, old, log, None, subscriber.only(0), using=using)
+                if move.refused:
+                    raise ReplayRefused(
+                        f"Nothing was changed: {table} refuses the cursor of partition "
+                        f"{move.refused[0]} of {name!r}. Replay or reset the subscription."
+                    )
+                if move.passed:
+                    raise ReplayRefused(
+                        f"Nothing was changed: {name!r} would pass over {move.passes} in {table}. "
+                        f"Let all {old[0].partitions} partitions catch up, and try again."
+                    )
+                ends[table] = move.state, move.before or 0
+        adopt_partitions(subscriber, using=using, ends=ends)
+    return row.partitions, wanted
 
 
 def delete_subscription(name: str, *, using: str | None = None) -> None:
@@ -334,18 +365,12 @@ def record_skip(*, by: str, using: str, **columns: Any) -> Gap:
 def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]:
     """Lock the rows of a subscription, in the same order as ``subscriptions.cursors``."""
     rows = Subscription.objects.using(using)
-    # A snapshot from before the locks would not show streams that the awaited page has parked.
-    opened = atomic_with_lock_wait(LOCK_SECONDS, using=using, read_committed=True)
-    with _refusing_locked(name), opened:
-        partitions = {"partitions": lambda: _declared_partitions(name, using)}
-        row, _ = rows.select_for_update().get_or_create(name=name, defaults=partitions)
-        yield row, lock_cursors(name, using=using)
-
-
-@contextmanager
-def _refusing_locked(name: str) -> Iterator[None]:
+    partitions = {"partitions": lambda: _declared_partitions(name, using)}
     try:
-        yield
+        # A snapshot from before the locks would not show streams that the awaited page has parked.
+        with atomic_with_lock_wait(LOCK_SECONDS, using=using, read_committed=True):
+            row, _ = rows.select_for_update().get_or_create(name=name, defaults=partitions)
+            yield row, lock_cursors(name, using=using)
     except django.db.OperationalError as error:
         if not is_conflict(error):  # the database is away
             raise

@@ -81,6 +81,8 @@ class Move:
     last: int
     #: Position, type and stream of the events passed over, in order; at most ``MANY + 1``.
     passed: list[tuple[int, str, str]]
+    #: Partitions without a cursor, or whose cursor is damaged or refused by the log.
+    refused: list[int]
 
     @property
     def table(self) -> str:

@@ -19,7 +19,7 @@ from outbox_app.eventlog.windows.time import TimeState, TimeWindow
 from outbox_app.exceptions import DamagedCursor, InvalidSubscriber
 from outbox_app.models import Cursor, DatabaseNow, DeliveredVersion, Event
 from outbox_app.subscriptions import subscriber as declared
-from outbox_app.subscriptions.repartition import adopt_partitions
+from outbox_app.subscriptions.control import repartition
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.skips import skip_event
 from outbox_app.subscriptions.subscriber import subscriber_named
@@ -276,7 +276,8 @@ def test_another_number_of_partitions_with_late_commits(alias, reading, before, 
         soon.commit()
         Runner([declare(before)]).run(once=True)
         late.commit()
-    adopt_partitions(declare(after), using=alias, merge=True)
+    declare(after)
+    assert repartition("parts", using=alias) == (before, after)
     with transaction.atomic(using=alias):
         publish_many(NewEvent(stream, "made") for stream in [*streams, "t"])
     Runner([subscriber_named("parts")]).run(once=True)

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 
 from outbox_app import subscriber
-from outbox_app.models import Cursor, Gap, Lease, ParkedStream, Subscription
+from outbox_app.models import Cursor, Event, Gap, Lease, ParkedStream, Subscription
 from outbox_app.process.lease import LeaseHolder
 from outbox_app.subscriptions import subscriber as declared
 
@@ -147,11 +147,15 @@ def test_an_id_with_a_digit_too_many_is_not_that_of_another_gap(alias, command):
 
 
 def test_repartition(alias, published, run, seen_by, command):
-    seen_by("shop", partitions=2)
+    seen_by("shop", partitions=3)
     published(*"abcd")
     run("shop")
-    Subscription.objects.using(alias).update(partitions=3)
-    Cursor.objects.using(alias).update(partitions=3)
+    seen_by("shop", partitions=2)
+    published(*"ab")
+    code, out = command("repartition", "shop")
+    assert code == 1
+    assert "pass over 2 events that it has not handled" in out
+    Event.objects.using(alias).filter(version=2).delete()
     assert command("repartition", "shop") == (0, "shop has 2 partitions (before: 3).\n")
     assert command("repartition", "shop") == (0, "shop has 2 partitions (before: 2).\n")
 

@@ -12,15 +12,15 @@ from django.db import connections
 
 from outbox_app import subscriber
 from outbox_app.eventlog.newevent import slice_of
-from outbox_app.exceptions import OutboxError
+from outbox_app.exceptions import OutboxError, ReplayRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, Incident, ParkedStream, Subscription
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
-from outbox_app.subscriptions.cursors import PartitionsDiffer
 from outbox_app.subscriptions.runner import Runner
 from tests.eventlog.own_log.models import Ledger
-from tests.faults.tools import eventually
+from tests.eventlog.sessions import Session
+from tests.faults.tools import eventually, on
 from tests.one_database import no_statement
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -109,30 +109,123 @@ def test_parked_streams_go_to_their_new_partitions(alias, published, run, declar
     assert not parked.exists()
 
 
-def test_events_that_are_handled_while_the_end_of_the_log_is_read(
-    alias, published, run, declare, at_failpoint
+def test_nothing_moves_before_all_partitions_of_all_logs_have_caught_up(
+    alias, published, run, declare
 ):
+    both = {"logs": [Event, Ledger]}
+    declare(4, **both)
+    published(*STREAMS)
+    published(*STREAMS, log=Ledger)
+    run("counted")
+    published("s1", log=Ledger)
+    cursors = Cursor.objects.using(alias).order_by("pk")
+    before = list(cursors.values())
+    declare(3, **both)
+    wanted = r"pass over 1 event .* Let all 4 partitions catch up"
+    with pytest.raises(ReplayRefused, match=wanted):
+        control.repartition("counted")
+    assert list(cursors.values()) == before
+    assert Subscription.objects.using(alias).get().partitions == 4
+    declare(4, **both)
+    run("counted")
+    declare(3, **both)
+    assert control.repartition("counted") == (4, 3)
+    published(*STREAMS)
+    published(*STREAMS, log=Ledger)
+    run("counted")
+    versions = handled(alias)
+    assert versions.pop(("s1", 3)) == 1
+    assert versions == Counter({(s, v): 2 for s in STREAMS for v in (1, 2)})
+
+
+@on("postgres", "mariadb")
+def test_events_that_are_committed_while_the_command_looks(
+    alias, published, run, declare, monkeypatch
+):
+    """They come after the end of the log that was read, or they refuse the change."""
     declare(4)
     published(*STREAMS)
     run("counted")
+    events = control._events
 
-    def more():
-        declare(4)
-        published(*STREAMS)
-        run("counted")
-        declare(2)
+    def publish():
+        with Session(alias) as session:
+            session.begin()
+            for stream in STREAMS:
+                session.publish(stream)
+            session.commit()
 
-    declare(3)
-    at_failpoint("ends_read", more)
-    with pytest.raises(PartitionsDiffer, match="has handled events of outbox_event meanwhile"):
-        control.repartition("counted")
-    assert Subscription.objects.using(alias).get().partitions == 4
-    assert Cursor.objects.using(alias).count() == 4
-    declare(3)
-    assert control.repartition("counted") == (4, 3)
+    with Session(alias) as late:
+        late.begin()
+        late.publish("late")
+
+        def publish_first(*args):
+            monkeypatch.setattr(control, "_events", events)
+            publish()
+            late.commit()
+            return events(*args)
+
+        monkeypatch.setattr(control, "_events", publish_first)
+        declare(3)
+        assert control.repartition("counted") == (4, 3)
+    run("counted")
+    versions = handled(alias)
+    assert versions.pop(("late", 1)) == 1
+    assert versions == Counter({(s, v): 1 for s in STREAMS for v in (1, 2)})
+
+
+@pytest.mark.parametrize("damage", ["is damaged", "is gone"])
+def test_a_cursor_that_cannot_tell_its_place_is_not_passed_over(
+    alias, published, run, declare, damage
+):
+    declare(2)
     published(*STREAMS)
     run("counted")
-    assert handled(alias) == Counter({(s, v): 1 for s in STREAMS for v in (1, 2, 3)})
+    cursor = Cursor.objects.using(alias).filter(partition=1)
+    if damage == "is gone":
+        cursor.delete()
+    else:
+        cursor.update(state="{}")
+    declare(3)
+    with pytest.raises(ReplayRefused, match="refuses the cursor of partition 1 of"):
+        control.repartition("counted")
+    assert Subscription.objects.using(alias).get().partitions == 2
+    control.replay("counted", "beginning")
+    Incident.objects.using(alias).all().delete()
+    declare(2)
+    run("counted")
+    declare(3)
+    assert control.repartition("counted") == (2, 3)
+    published(*STREAMS)
+    run("counted")
+    assert handled(alias) == Counter({(s, v): 1 for s in STREAMS for v in (1, 2)})
+
+
+def test_events_that_the_partitions_do_not_read(alias, published, run, declare):
+    """They do not hold up the change, unless the subscription looks for gaps of versions."""
+    other = {"types": ["other"]}
+    declare(2, **other)
+    run("counted")
+    published(*STREAMS)
+    declare(3, **other)
+    assert control.repartition("counted") == (2, 3)
+    declare(2, **other, on_gap="park")
+    published("s1")
+    with pytest.raises(ReplayRefused, match="pass over 1 event "):
+        control.repartition("counted")
+
+
+def test_the_position_stays_though_all_events_were_pruned(alias, published, run, declare):
+    declare(2)
+    published(*STREAMS)
+    run("counted")
+    last = Event.objects.using(alias).last().pk
+    Event.objects.using(alias).all().delete()
+    declare(3)
+    assert control.repartition("counted") == (2, 3)
+    assert {each.position for each in Cursor.objects.using(alias)} == {last}
+    published(*STREAMS)
+    assert run("counted") == len(STREAMS)
 
 
 @pytest.mark.parametrize("point", ["page_read", "handled"])
@@ -169,7 +262,7 @@ def test_a_page_of_the_old_partitions_in_flight(
     for thread in threads:
         thread.join()
     old._leave()
-    assert all("is behind" in why for why in refused)
+    assert all("catch up" in why for why in refused)
     declare(4)
     if refused:
         run("counted")
@@ -261,7 +354,7 @@ def test_a_log_that_was_left_out_when_the_number_was_changed(alias, published, r
     assert control.repartition("counted") == (2, 1)
     declare(back, **both)
     if back == 1:
-        with pytest.raises(PartitionsDiffer, match=r"behind in .*: let all 2 partitions catch up"):
+        with pytest.raises(ReplayRefused, match=r"6 events .* Let all 2 partitions catch up"):
             control.repartition("counted")
         declare(2, **both)
         run("counted")
