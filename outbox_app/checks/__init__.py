@@ -16,7 +16,7 @@ from .brokers import check_brokers, check_transports
 from .databases import check_databases, check_sessions, check_sqlite_settings
 from .entities import check_entities, check_requests
 from .fleet import check_fleet, check_reach, check_routed
-from .logs import check_declared_logs, check_log_tables, check_logs, check_time_readers
+from .logs import check_declared_logs, check_log_tables, check_logs
 from .messages import linked
 from .models import check_models
 from .peers import check_peer_table, check_peers
@@ -37,7 +37,6 @@ ALWAYS = (
     check_logs,
     check_entities,
     check_declared_logs,
-    check_time_readers,
 )
 #: These matter in production, and hardly on a developer's machine.
 DEPLOY = (check_business, check_connections, check_requests, check_reach, check_brokers)

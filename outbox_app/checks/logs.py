@@ -3,7 +3,7 @@
 Models and subscriptions are checked without a database. The tables of logs, their servers and their
 cursors are checked for the aliases that ``--database`` names; ``eventlog.requirements`` has the
 requirements. (Django's own ``models.E028`` reports two models with one table.) The check does not
-see an index that was made by hand and is not in the model's ``Meta``: silence its warning.
+see an index that was made by hand and is not in the model's ``Meta``: silence its error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..eventlog.requirements import violations
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import Cursor, EventLog, StagedJob
 from ..projections.projection import Projection
-from ..subscriptions.subscriber import Subscriber, all_subscribers
+from ..subscriptions.subscriber import all_subscribers
 from .aliases import is_migrated, written_aliases
 from .messages import LISTED
 
@@ -157,32 +157,3 @@ def check_declared_logs(**kwargs: Any) -> Iterator[CheckMessage]:
                 hint = f"Route the model to {using!r}. Silence this if you read it by using()."
         if fault:
             yield Warning(fault, hint=hint, obj=each.name, id="outbox.W030")
-
-
-def check_time_readers(**kwargs: Any) -> Iterator[CheckMessage]:
-    for subscriber in all_subscribers():
-        if not subscriber.by_time or subscriber.fault:
-            continue
-        if subscriber.read_from is not None and subscriber.read_from not in connections:
-            yield Warning(
-                f"Subscription {subscriber.name!r} reads from the database "
-                f"{subscriber.read_from!r}, which does not exist.",
-                hint=f"Name one of DATABASES: {', '.join(connections)}.",
-                id="outbox.W014",
-            )
-        yield from _check_index(subscriber)
-
-
-def _check_index(subscriber: Subscriber) -> Iterator[CheckMessage]:
-    for log in subscriber.logs:
-        indexes = [*log._meta.indexes, *log._meta.total_unique_constraints]
-        first = [["id" if name == "pk" else name for name in each.fields[:2]] for each in indexes]
-        if ["recorded_at", "id"] not in first:
-            yield Warning(
-                f"Subscription {subscriber.name!r} reads the log by time, and the log has no index "
-                "on recorded_at and id: each page would sort the whole table.",
-                hint='Add models.Index(fields=["recorded_at", "id"]) to the indexes of its Meta, '
-                "and migrate. (Read outbox_event without by_time: it has no such index.)",
-                obj=log,
-                id="outbox.W013",
-            )
