@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -23,12 +23,11 @@ from django.db import IntegrityError, models, transaction
 
 from ...conf import outbox_settings
 from ...eventlog.filter import EventFilter
-from ...eventlog.reader import LogReader
 from ...eventlog.state import WindowState
-from ...exceptions import PipelineError, ReadRefused, RebuildRefused, TooManyGaps
+from ...exceptions import PipelineError, RebuildRefused, TooManyGaps
 from ...failpoints import failpoint
-from ...models import Cursor, EventLog
-from ...projections.comparison import DIFFERING, compare
+from ...models import EventLog
+from ...projections.comparison import compare
 from ...projections.projection import Projection
 from ...projections.rebuild import Rebuild, failing_as_one, rebuildable, require_whole
 from ...projections.shadow_table import shadow_table
@@ -53,8 +52,6 @@ PLANS = 3
 ROWS = 1_000
 #: Rows between two progress lines.
 PROGRESS_ROWS = 50_000
-#: The most events that one side may lack for a comparison to be useful.
-MAX_UNSETTLED = 50_000
 
 
 def log_of(name: str) -> tuple[type[EventLog], str]:
@@ -133,7 +130,7 @@ class SparkRebuild(Rebuild):
         return self._caught_up()
 
     def finish(self, states: list[WindowState]) -> int:
-        differing = self._compare(states)
+        differing = self._compare()
         failpoint("rebuild_compared")
         if self.compare_only:
             return differing
@@ -231,53 +228,13 @@ class SparkRebuild(Rebuild):
                 time.sleep(0.1)
         return self.replay([state])
 
-    def _compare(self, states: list[WindowState]) -> int:
-        cursors = self.ask(list, Cursor.objects.using(self.using).filter(subscription=self.name))
-        try:
-            found = compare(
-                self.live,
-                self.shadow,
-                using=self.using,
-                unsettled=lambda: self.ask(self._unsettled, states, cursors),
-            )
-        except (ReadRefused, PipelineError) as error:
-            if self.compare_only:
-                raise
-            self.write(f"not compared name={self.name}: {error}")
-            return 0
-        counts = " ".join(f"{kind}={found.counts[kind]}" for kind in ("same", *DIFFERING))
-        self.write(f"compared name={self.name} {counts} unsettled={found.unsettled}")
-        for line in found.examples:
+    def _compare(self) -> int:
+        counts, examples = compare(self.live, self.shadow, using=self.using)
+        numbers = " ".join(f"{kind}={count}" for kind, count in counts.items())
+        self.write(f"compared name={self.name} {numbers}")
+        for line in examples:
             self.write(f"  {line}")
-        return sum(found.counts[kind] for kind in DIFFERING)
-
-    def _unsettled(self, states: list[WindowState], cursors: list[Cursor]) -> set[Any]:
-        """Return the keys of the events after any of these states and cursors."""
-        keys: set[Any] = set()
-        seen, limit = 0, outbox_settings().PAGE_SIZE
-        for reader, state in self._places(states, cursors):
-            more = True
-            while more:
-                found, page = reader.read(state, limit)
-                state, more = page.state, page.more
-                keys.update(self.view.key(event) for event in found)
-                seen += len(found)
-                if seen > MAX_UNSETTLED:
-                    raise PipelineError(
-                        f"the subscription is more than {MAX_UNSETTLED} events behind, so other "
-                        "differences cannot be found. Let the subscription catch up"
-                    )
-        return keys
-
-    def _places(
-        self, states: list[WindowState], cursors: list[Cursor]
-    ) -> Iterator[tuple[LogReader, WindowState]]:
-        [own], [state] = self.readers, states
-        yield own, state
-        for cursor in cursors:
-            only = replace(own.only, parts=cursor.partitions, part=cursor.partition)
-            with closing(LogReader(own.log, using=self.using, only=only)) as reader:
-                yield reader, reader.load(cursor.state)
+        return counts["old"] + counts["new"]
 
 
 def require_same_database(log: type[EventLog], end: Offset, *, using: str) -> None:
