@@ -20,10 +20,12 @@ LINES = """cells => cells.map(cell => {
 def test_numbers_are_not_broken_into_lines(tmp_path: Path, chromium: Browser, width: int) -> None:
     pytest.importorskip("pyarrow")
     from outbox_app.pipeline.defects import Audit
-    from outbox_app.pipeline.report import write_report
+    from outbox_app.pipeline.driver.report import write_report
+    from outbox_app.pipeline.figures import Figures
 
     counts = {"tail": 12_345_678, "gap": 1}
-    write_report(tmp_path / "audit.html", Audit("outbox_event", counts, [], 1, 1, 1.0))
+    audit = Audit("outbox_event", counts, [], 1, 1, 1.0)
+    write_report(tmp_path / "audit.html", audit, figures=Figures([], [], []))
 
     def lines() -> list[int]:
         with chromium.context("", viewport={"width": width, "height": 900}) as context:

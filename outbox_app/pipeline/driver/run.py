@@ -29,7 +29,6 @@ from ..database import connect
 from ..defects import ENTITY_KINDS, Audit, Defect
 from ..figures import figures
 from ..offset import Offsets
-from ..report import write_report
 from ..schema import some
 from ..statistic_names import COLUMNS, NAMES
 from ..statistics import (
@@ -43,6 +42,7 @@ from ..statistics import (
 from .audit_gaps import accepted_gaps, record
 from .pipeline import Pipeline, disconnect
 from .rebuild_fold import as_stored
+from .report import write_report
 
 #: How many audits are made in a row if the archive grows and the log is pruned meanwhile.
 PLANS = 3
