@@ -82,10 +82,7 @@ class TeachingCommand(BaseCommand):
             text = one_line(f"{type(error).__name__}: {error}", 1000)
             raise CommandError(text) from error
         except OutboxError as error:
-            raise CommandError(escaped(error), returncode=self.exit_code(error)) from error
-
-    def exit_code(self, error: OutboxError) -> int:
-        return error.returncode
+            raise CommandError(escaped(error), returncode=error.returncode) from error
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         """Check no database: Django 6.1 checks all, and an unreachable one ends the command."""

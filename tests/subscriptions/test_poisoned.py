@@ -271,8 +271,8 @@ def test_the_command(alias, published, run, shop):
     assert f"fails at position {place}: made s1 version 1" in command("list")[1]
     assert '"position": ' + place in command("list", "--json")[1]
     assert "hunter2" not in command("list", "--json")[1].partition("failed_event")[2]
-    assert command("skip", "shop", "--position", place)[0] == 2
-    assert command("skip", "shop", "--reason", "why")[0] == 2
+    assert "--reason" in command("skip", "shop", "--position", place)[1]
+    assert "--position" in command("skip", "shop", "--reason", "why")[1]
     assert command("skip", "shop", "--position", "1" * 15, "--reason", "why")[0] == 1
     assert command("skip", "shop", "--position", place, "--reason", "why")[0] == 0
     assert "(skipped)" in command("list")[1]
@@ -282,7 +282,7 @@ def test_the_command(alias, published, run, shop):
         subscription="shop", partition=0, log="outbox_event", stream="s0", version=1, position=1,
         error="",
     )  # fmt: skip
-    assert command("discard", "shop", "--stream", "s0")[0] == 2
+    assert "--reason" in command("discard", "shop", "--stream", "s0")[1]
     assert command("discard", "shop", "--stream", "s9", "--reason", "why")[0] == 1
     assert command("discard", "shop", "--stream", "s0", "--reason", "why")[0] == 0
 

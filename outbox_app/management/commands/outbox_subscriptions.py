@@ -31,19 +31,18 @@ streams whose events are all replayed are no longer parked, the others stay park
 stop processes that run: they notice the change within a fifth of their lease.
 
 Exit codes: 0 done; 1 refused, or nothing matched, and nothing was changed; or count found a
-difference; 2 wrong arguments, no such subscription or log, or no tables.
+difference; 2 wrong arguments, no such subscription or log, a log that cannot be read, or no tables.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from ...aliases import log_alias
-from ...exceptions import InvalidArgument, InvalidSubscriber, OutboxError, ReadRefused
+from ...exceptions import InvalidArgument, OutboxError
 from ...models import Event
 from ...models.counting import LISTED
 from ...process.preflight import require_migrated
@@ -55,78 +54,62 @@ from ...text import one_line
 from ..teaching import TeachingCommand, when
 
 EXIT_REFUSED = 1
-ACTIONS = (
-    *("list", "pause", "resume", "replay", "reset", "release", "skip", "discard", "count"),
-    *("gaps", "skip-gap", "repartition", "forget"),
-)
-#: By option, the actions that take it. Every other action refuses it.
-TAKEN_BY = {
-    **dict.fromkeys(("dry_run", "skip_ahead"), ("replay", "reset")),
-    "log": ("replay", "reset", "skip", "discard"),
-    "stream": ("release", "discard"),
-    **{"position": ("skip",), "all": ("release",), "restart": ("count",)},
-    **{"json": ("list", "count"), "reason": ("skip", "discard", "skip-gap", "replay")},
-}
 
 
 class Command(TeachingCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        add = parser.add_argument
-        add("action", choices=ACTIONS, help="see above")
-        add("name", nargs="?", metavar="NAME", help="the subscription, or a gap's ID")
-        add("--from", dest="place", metavar="PLACE", help="where to replay from")
-        add("--log", help="in this log only (default: all that it reads)")
-        ahead = "replay: pass over events that were not handled; asks first, and records a gap"
-        add("--skip-ahead", action="store_true", help=ahead)
-        self.add_no_input(parser)
-        add("--stream", metavar="S", help="release, or discard, this stream")
-        add("--position", type=int, metavar="N", help="position of the event to skip")
-        add("--all", action="store_true", help="release all parked streams")
-        add("--reason", metavar="TEXT", help="why something is skipped; kept with it")
-        add("--restart", action="store_true", help="count: the next count begins with this one")
-        add("--json", action="store_true", help="list, or count, as JSON")
-        add("--dry-run", action="store_true", help="print the moves, and change nothing")
-        alias = "alias of the logs (default: the subscription's; for list: that of Event)"
-        add("--database", metavar="ALIAS", help=alias)
+        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        named = "pause resume replay reset release skip discard count repartition forget"
+        every = f"list gaps skip-gap {named}"
+        parsers = {name: actions.add_parser(name) for name in every.split()}
 
-    def handle(self, *, action: str, name: str | None, **options: Any) -> None:
-        using = options["database"]
-        for option, actions in TAKEN_BY.items():
-            if options[option] and action not in actions:
-                raise InvalidArgument(f"{action} takes no --{option.replace('_', '-')}.")
-        if action not in ("list", "gaps") and not name:
-            raise InvalidArgument(f"Which one? {action} needs a NAME, or an ID.")
-        if (action == "replay") != (options["place"] is not None):
-            raise InvalidArgument("replay needs --from, and no other action takes it.")
-        if action == "release" and (options["stream"] is None) != options["all"]:
-            raise InvalidArgument("release needs --stream or --all.")
-        if action == "skip-gap" and not (
-            re.fullmatch(r"[0-9]{1,19}", name or "") and options["reason"]
-        ):
-            raise InvalidArgument("skip-gap needs the ID of a gap, a whole number, and a --reason.")
-        needed = {"skip": "position", "discard": "stream"}.get(action)
-        if needed and (options[needed] is None or not options["reason"]):
-            raise InvalidArgument(f"{action} needs --{needed} and --reason.")
-        using = using or (control.alias_of(name) if name else log_alias(Event))
+        def add(actions: str, *names: str, **options: Any) -> None:
+            for each in actions.split():
+                parsers[each].add_argument(*names, **options)
+
+        add(named, "name", metavar="NAME", help="the subscription")
+        add("list gaps", "name", nargs="?", metavar="NAME", help="only this subscription")
+        add("skip-gap", "gap_id", type=int, metavar="ID", help="id of a gap, as gaps shows it")
+        place = "where to replay from"
+        add("replay", "--from", dest="place", required=True, metavar="PLACE", help=place)
+        parsers["reset"].set_defaults(place="beginning", reason="")
+        add("replay reset skip discard", "--log", help="in this log only (default: all)")
+        ahead = "pass over events that were not handled; asks first, and records a gap"
+        add("replay reset", "--skip-ahead", action="store_true", help=ahead)
+        for each in ("replay", "reset"):
+            self.add_no_input(parsers[each])
+        dry = "print the moves, and change nothing"
+        add("replay reset", "--dry-run", action="store_true", help=dry)
+        streams = parsers["release"].add_mutually_exclusive_group(required=True)
+        streams.add_argument("--stream", metavar="S", help="release this stream")
+        streams.add_argument("--all", action="store_true", help="release all parked streams")
+        position = "position of the event to skip"
+        add("skip", "--position", type=int, required=True, metavar="N", help=position)
+        add("discard", "--stream", required=True, metavar="S", help="discard this stream")
+        why = {"metavar": "TEXT", "help": "why something is skipped; kept with it"}
+        add("skip discard skip-gap", "--reason", required=True, **why)
+        add("replay", "--reason", default="", **why)
+        add("count", "--restart", action="store_true", help="the next count begins with this one")
+        add("list count", "--json", action="store_true", help="as JSON")
+        alias = "alias of the logs (default: the subscription's, or that of Event)"
+        add(every, "--database", metavar="ALIAS", help=alias)
+
+    def handle(self, *, action: str, database: str | None, **options: Any) -> None:
+        name = options.get("name")
+        using = database or (control.alias_of(name) if name else log_alias(Event))
         require_migrated(using)
-        getattr(self, f"_{action.replace('-', '_')}")(name, using=using, **options)
+        getattr(self, f"_{action.replace('-', '_')}")(using=using, **options)
 
-    def exit_code(self, error: OutboxError) -> int:
-        """Return 1 also if a log cannot be read or a subscription cannot run: nothing has moved."""
-        if isinstance(error, ReadRefused | InvalidSubscriber):
-            return EXIT_REFUSED
-        return error.returncode
-
-    def _list(self, name: str | None, *, using: str, **options: Any) -> None:
+    def _list(self, *, name: str | None, using: str, json: bool, **_: Any) -> None:
         found = lags(using=using, names=[name] if name else None)
         if name and not found:
             raise InvalidArgument(
                 f"No subscription {name!r} is declared on {using!r}, and none has run."
             )
         flight = in_flight(using=using)
-        if options["json"]:
+        if json:
             holders = {
                 table: {"denied": each.denied, "holders": [asdict(h) for h in each.transactions]}
                 for table, each in flight.items()
@@ -168,17 +151,17 @@ class Command(TeachingCommand):
             if held.denied:
                 self.write(f"in flight on {table}: not permitted to see. {held.denied}")
 
-    def _pause(self, name: str, *, using: str, **options: Any) -> None:
+    def _pause(self, *, name: str, using: str, **options: Any) -> None:
         control.pause(name, using=using)
         self.write(f"Paused {name}: it handles no event.")
 
-    def _resume(self, name: str, *, using: str, **options: Any) -> None:
+    def _resume(self, *, name: str, using: str, **options: Any) -> None:
         control.resume(name, using=using)
         self.write(f"Resumed {name}.")
 
-    def _replay(self, name: str, *, place: str | None, using: str, **options: Any) -> None:
+    def _replay(self, *, name: str, place: str, using: str, **options: Any) -> None:
         try:
-            where = parse_start_point("beginning" if place is None else place)
+            where = parse_start_point(place)
         except OutboxError as error:
             raise InvalidArgument(str(error)) from error
         moves = control.plan(name, where, log=options["log"], using=using)
@@ -189,31 +172,30 @@ class Command(TeachingCommand):
             return
         if options["skip_ahead"] and options["interactive"] and any(each.passes for each in moves):
             self.confirm("Skip these events?")
-        given = {key: options[key] for key in ("log", "skip_ahead")}
-        reason = options["reason"] or ""
-        control.replay(name, where, by=self.user, reason=reason, using=using, **given)
+        given = {key: options[key] for key in ("log", "skip_ahead", "reason")}
+        control.replay(name, where, by=self.user, using=using, **given)
         self.write("Done.")
 
     _reset = _replay
 
-    def _release(self, name: str, *, using: str, **options: Any) -> None:
+    def _release(self, *, name: str, using: str, **options: Any) -> None:
         streams = None if options["all"] else [options["stream"]]
         count = control.release(name, streams, using=using)
         self.write(f"Released {count} {'stream' if count == 1 else 'streams'}.")
         if not count:
             raise SystemExit(EXIT_REFUSED)
 
-    def _skip(self, name: str, *, using: str, position: int, **options: Any) -> None:
+    def _skip(self, *, name: str, using: str, position: int, **options: Any) -> None:
         given = {key: options[key] for key in ("reason", "log")}
         skip_event(name, position, by=self.user, using=using, **given)
         self.write(f"{name} skips position {position}.")
 
-    def _discard(self, name: str, *, using: str, stream: str, **options: Any) -> None:
+    def _discard(self, *, name: str, using: str, stream: str, **options: Any) -> None:
         given = {key: options[key] for key in ("reason", "log")}
         gap = discard_stream(name, stream, by=self.user, using=using, **given)
         self.write(f"{name} skips {one_line(gap, 300)}.")
 
-    def _count(self, name: str, *, using: str, restart: bool, json: bool, **options: Any) -> None:
+    def _count(self, *, name: str, using: str, restart: bool, json: bool, **options: Any) -> None:
         counts = counting.count_events(name, restart=restart, using=using)
         if json:
             self.write_json([asdict(each) | {"difference": each.difference} for each in counts])
@@ -231,7 +213,7 @@ class Command(TeachingCommand):
         if any(each.uneven for each in counts):
             raise SystemExit(EXIT_REFUSED)
 
-    def _gaps(self, name: str | None, *, using: str, **options: Any) -> None:
+    def _gaps(self, *, name: str | None, using: str, **options: Any) -> None:
         found = list(list_gaps(using=using, subscription=name)[: LISTED + 1])
         if not found:
             self.write("No gap is open.")
@@ -245,16 +227,16 @@ class Command(TeachingCommand):
         if len(found) > LISTED:
             self.write(f"There are more. Shown: the oldest {LISTED}.")
 
-    def _skip_gap(self, id: str, *, using: str, **options: Any) -> None:
-        gap = skip_gap(int(id), by=self.user, reason=options["reason"], using=using)
+    def _skip_gap(self, *, gap_id: int, reason: str, using: str, **options: Any) -> None:
+        gap = skip_gap(gap_id, by=self.user, reason=reason, using=using)
         self.write(f"Skipped: {one_line(gap, 300)}")
 
-    def _repartition(self, name: str, *, using: str, **options: Any) -> None:
+    def _repartition(self, *, name: str, using: str, **options: Any) -> None:
         before, after = control.repartition(name, using=using)
         noun = "partition" if after == 1 else "partitions"
         self.write(f"{name} has {after} {noun} (before: {before}).")
 
-    def _forget(self, name: str, *, using: str, **options: Any) -> None:
+    def _forget(self, *, name: str, using: str, **options: Any) -> None:
         control.delete_subscription(name, using=using)
         self.write(f"Forgotten: {name}.")
 

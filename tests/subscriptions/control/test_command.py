@@ -127,8 +127,9 @@ def test_gaps(alias, command):
     assert f"{gap.pk}  " in out
     assert r"shop outbox_event a\x07 2-3" in out
     assert command("gaps", "other")[1] == "No gap is open.\n"
-    assert command("skip-gap", str(gap.pk))[0] == 2
-    assert command("skip-gap", "x", "--reason", "lost")[0] == 2
+    assert "--reason" in command("skip-gap", str(gap.pk))[1]
+    assert "invalid int value: 'x'" in command("skip-gap", "x", "--reason", "lost")[1]
+    assert command("skip-gap", str(gap.pk), "--reason", " ")[0] == 1
     assert command("skip-gap", "9" * 19, "--reason", "lost")[0] == 1
     code, out = command("skip-gap", str(gap.pk), "--reason", "lost by the import")
     assert (code, out.startswith("Skipped: ")) == (0, True)
@@ -142,7 +143,7 @@ def test_an_id_with_a_digit_too_many_is_not_that_of_another_gap(alias, command):
     gap = Gap.objects.using(alias).create(
         kind="version", subscription="", log="outbox_event", stream="a", first=2, last=3
     )
-    assert command("skip-gap", f"{gap.pk:019}0", "--reason", "lost")[0] == 2
+    assert command("skip-gap", f"{gap.pk:019}0", "--reason", "lost")[0] == 1
     assert command("skip-gap", f"{gap.pk:019}", "--reason", "lost")[0] == 0
 
 
@@ -163,19 +164,19 @@ def test_repartition(alias, published, run, seen_by, command):
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["pause"], 2),
         (["pause", "nobody"], 2),
         (["reset", "nobody"], 2),
         (["repartition", "nobody"], 2),
-        (["replay", "shop"], 2),
-        (["reset", "shop", "--from", "now"], 2),
         (["replay", "shop", "--from", "yesterday"], 2),
         (["replay", "shop", "--from", ""], 2),
         (["replay", "shop", "--from", "now", "--log", "nowhere"], 2),
         (["replay", "shop", "--from", "77"], 1),
-        (["release", "shop"], 2),
-        (["release", "shop", "--all", "--stream", "a"], 2),
         (["list", "--database", "nowhere"], 2),
+        # Wrong arguments are 2 on the command line; call_command gives 1 for them.
+        (["pause"], 1),
+        (["replay", "shop"], 1),
+        (["release", "shop"], 1),
+        (["release", "shop", "--all", "--stream", "a"], 1),
         (["bury", "shop"], 1),
     ],
 )
@@ -198,6 +199,7 @@ def test_what_cannot_be_done(alias, seen_by, arguments, code, command):
         ["repartition", "shop", "--dry-run"],
         ["forget", "shop", "--dry-run"],
         ["replay", "shop", "--from", "now", "--stream", "a"],
+        ["reset", "shop", "--from", "now"],
         ["list", "--restart"],
         ["gaps", "--json"],
         ["release", "shop", "--all", "--reason", "stock is back"],
@@ -212,7 +214,7 @@ def test_what_an_action_does_not_know_is_refused(alias, published, run, argument
     tables = (Subscription, Cursor, ParkedStream, Gap)
     before = [list(table.objects.using(alias).values()) for table in tables]
     code, out = command(*arguments)
-    assert (code, f"{arguments[0]} takes no --" in out) == (2, True)
+    assert (code, "unrecognized arguments: --" in out) == (1, True)
     assert [list(table.objects.using(alias).values()) for table in tables] == before
 
 
@@ -252,6 +254,9 @@ def test_help_teaches(capsys):
     out = capsys.readouterr().out
     for word in ("pause", "replay", "--from PLACE", "beginning", "Exit codes", "--dry-run"):
         assert word in out
+    with pytest.raises(SystemExit):
+        call_command("outbox_subscriptions", "replay", "--help")
+    assert "--skip-ahead" in capsys.readouterr().out
 
 
 def test_forget(alias, published, run, seen_by, command):

@@ -276,7 +276,7 @@ def test_what_only_its_processes_know(alias, published, seen_by):
         assert found.error.startswith("OperationalError")
         [problem] = [each for each in problems(outbox_status()) if each.code == "subscription"]
         assert "copy: OperationalError" in problem.detail
-        Command(stdout=(listed := StringIO()))._list("copy", using=alias, json=False)
+        Command(stdout=(listed := StringIO()))._list(name="copy", using=alias, json=False)
         assert "\n  OperationalError" in listed.getvalue()
         spare.run_once()  # has no partition, so it meets no trouble, and handles nothing
         row = Process.objects.using(alias).get(trouble="")
