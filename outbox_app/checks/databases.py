@@ -15,7 +15,6 @@ from uuid import uuid4
 
 import django.db
 from django.apps import apps
-from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 from django.db.models import JSONField
@@ -24,7 +23,7 @@ from ..entities.operations import declared_types
 from ..eventlog.registry import all_logs
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
-from ..models import DatabaseNow, EntityVersion, StagedJob
+from ..models import EntityVersion, StagedJob
 from ..models.collation import COLLATIONS
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.wakeup import JOBS
@@ -47,7 +46,7 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
     for connection, tables in _holding(databases):
         if connection.vendor == "mysql":
             ours = [model for model in models if model._meta.db_table in tables]
-            found += [*_check_mysql(connection, ours), *_check_defaults(connection, ours)]
+            found += _check_mysql(connection, ours)
         found += [*_check_primary(connection.alias), *_check_tasks(connection.alias)]
     return found
 
@@ -124,31 +123,6 @@ def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
             "not fit, without an error.",
             hint="DATABASES[…]['OPTIONS']['init_command'] = \"SET sql_mode='STRICT_TRANS_TABLES'\"",
             id="outbox.E025",
-        )
-
-
-def _check_defaults(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
-    """Report columns whose default is not ``DatabaseNow``: USE_TZ has changed since."""
-    fields = [field for model in models for field in model._meta.local_fields]
-    timed = [each for each in fields if isinstance(each.db_default, DatabaseNow)]
-    of_clock = {(each.model._meta.db_table, each.column) for each in timed}
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = "
-            "DATABASE() AND (column_default LIKE 'utc%%') <> %s ORDER BY table_name, column_name",
-            [settings.USE_TZ],
-        )
-        wrong = [".".join(each) for each in cursor.fetchall() if each in of_clock]
-    if wrong:
-        altered = wrong[0].replace(".", " ALTER COLUMN ")
-        now = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
-        yield Warning(
-            f"Tables on {connection.alias!r} were made while USE_TZ was {not settings.USE_TZ}. "
-            "Unless its sessions are in UTC, new rows have wrong times: events, jobs and processes "
-            f"seem to be hours old, or to come from the future. Columns: {listed(wrong)}.",
-            hint="Stop all processes, convert the times, and for each column (here the first): "
-            f"ALTER TABLE {altered} SET DEFAULT ({now})",
-            id="outbox.W046",
         )
 
 

@@ -155,18 +155,6 @@ class TestMySQL:
         assert "compare_bytes('account')" in message.msg
         assert "apply it with migrate --skip-checks" in message.msg
 
-    def test_use_tz_has_changed_since_the_tables_were_made(self, alias, run, settings):
-        for use_tz in (False, True):  # the second time, one column has the other default
-            settings.USE_TZ = use_tz
-            [message] = check_databases(databases=[alias])
-            assert message.id == "outbox.W046"
-            assert f"made while USE_TZ was {not use_tz}." in message.msg
-            alter = message.hint.partition("(here the first): ")[2]
-            run(alter)
-        assert alter.split()[2] in message.msg
-        assert "more" not in message.msg
-        assert check_databases(databases=[alias]) == []
-
     def test_sql_mode(self, alias, run):
         run("SET sql_mode = ''")
         try:
