@@ -15,7 +15,7 @@ from .apps import check_apps
 from .brokers import check_brokers, check_transports
 from .databases import check_databases, check_sessions, check_sqlite_settings
 from .entities import check_entities, check_requests
-from .fleet import check_fleet, check_reach, check_routed
+from .fleet import check_fleet, check_reach
 from .logs import check_declared_logs, check_log_tables, check_logs
 from .messages import linked
 from .models import check_models
@@ -41,7 +41,7 @@ ALWAYS = (
 #: These matter in production, and hardly on a developer's machine.
 DEPLOY = (check_business, check_connections, check_requests, check_reach, check_brokers)
 #: These open connections.
-DATABASE = (check_databases, check_log_tables, check_peer_table, check_routed)
+DATABASE = (check_databases, check_log_tables, check_peer_table)
 DEPLOY_DATABASE = (check_sessions, check_servers)
 
 

@@ -1,14 +1,12 @@
 """The dictionary ``OUTBOX["FLEET"]``, and servers and entity types that no server can call.
 
 ``manage.py outbox_fleet servers`` shows whether the registry answers, and which servers it lists. A
-command that cannot be passed on is not lost: it is executed where it arrives. The peer with which
-the servers of a service call one another may be in the table, so its absence is reported only if
-the outbox's database is among those being checked.
+command that cannot be passed on is not lost: it is executed where it arrives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,14 +15,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ..conf import FleetSettings, fleet_settings, outbox_settings
-from ..door.peers import address_fault, is_name, is_this_host, peer_named
+from ..door.peers import address_fault, is_name, is_this_host
 from ..entities.operations import entity_types
-from ..exceptions import InvalidPeer
 from ..fleet.cluster import CHOICES
 from ..fleet.registry import Registry
-from ..models import Peer
 from ..models.fleet import DATACENTRES
-from .aliases import is_checked
 from .messages import listed
 
 HINT = "docs/reference/settings.md has the keys of FLEET."
@@ -108,8 +103,9 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
 
 def check_reach(**kwargs: Any) -> Iterator[CheckMessage]:
     """Report, before a deploy, settings that keep servers from being called."""
-    if (conf := _sound()) is None:
+    if any(isinstance(each, Error) for each in check_fleet()):
         return
+    conf = fleet_settings()
     host = urlsplit(conf.ADDRESS).hostname
     if host and is_this_host(host):
         yield Warning(
@@ -117,38 +113,11 @@ def check_reach(**kwargs: Any) -> Iterator[CheckMessage]:
             hint="Give each server the address at which the other servers reach it.",
             id="outbox.W041",
         )
-    if not conf.SERVICE and (names := _routed()):
+    names = [each._meta.label for each in entity_types() if each.routed]
+    if names and not conf.SERVICE:
         yield Warning(
             f"{listed(names)} is routed, but OUTBOX['FLEET'] has no SERVICE: no server can be "
             "found, so commands are executed where they arrive.",
             hint="Set SERVICE and ADDRESS, or remove routed = True.",
             id="outbox.W040",
         )
-
-
-def check_routed(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Report that commands cannot be passed on: neither the setting nor the table has the peer."""
-    conf, names = _sound(), _routed()
-    if not (conf and conf.SERVICE and conf.TOPOLOGY and names and is_checked(Peer, databases)):
-        return
-    try:
-        peer_named(conf.SERVICE, Peer.Direction.BOTH)
-    except InvalidPeer:
-        yield Warning(
-            f"{listed(names)} is routed, but no peer {conf.SERVICE!r} has the direction 'both': "
-            "servers of this service cannot call one another, so commands are executed where they "
-            "arrive.",
-            hint="Add the peer to OUTBOX['PEERS'], with a key that all servers have.",
-            id="outbox.W040",
-        )
-
-
-def _sound() -> FleetSettings | None:
-    """Return the fleet's settings, or None if they have errors."""
-    if any(isinstance(each, Error) for each in check_fleet()):
-        return None
-    return fleet_settings()
-
-
-def _routed() -> list[str]:
-    return [each._meta.label for each in entity_types() if each.routed]

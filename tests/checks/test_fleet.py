@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from outbox_app.checks.fleet import check_fleet, check_reach, check_routed
+from outbox_app.checks.fleet import check_fleet, check_reach
 from outbox_app.checks.values import check_settings
 from outbox_app.fleet.registries import StaticRegistry
-from outbox_app.models import Peer
 from tests.entities.models import Account
 
 URL = "http://127.0.0.1:1/outbox/"
@@ -117,20 +116,12 @@ def test_an_address_of_this_host(settings: Any, host: str) -> None:
     assert list(check_reach()) == []
 
 
-@pytest.mark.django_db
-def test_a_routed_type_whose_commands_cannot_be_passed_on(
-    alias: str, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_routed_type_without_a_service(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def ids(**given: Any) -> list[str | None]:
-        settings.OUTBOX = {"DATABASE": alias, "FLEET": given}
-        assert list(check_routed()) == []  # no database is asked
-        return [each.id for each in (*check_routed(databases=[alias]), *check_reach())]
+        settings.OUTBOX = {"FLEET": given}
+        return [each.id for each in check_reach()]
 
-    assert ids() == ids(SERVICE="shop") == []
+    assert ids() == []
     monkeypatch.setattr(Account, "routed", True)
-    assert ids() == ids(SERVICE="shop") == ["outbox.W040"]
-    assert ids(SERVICE="shop", TOPOLOGY=None) == []
-    peer = Peer.objects.using(alias).create(name="shop", direction="keeper", address="service:shop")
-    assert ids(SERVICE="shop") == ["outbox.W040"]
-    Peer.objects.using(alias).filter(pk=peer.pk).update(direction="both")
+    assert ids() == ["outbox.W040"]
     assert ids(SERVICE="shop") == []
