@@ -27,7 +27,7 @@ from celery.exceptions import (
     WorkerShutdown,
     WorkerTerminate,
 )
-from django.core.checks import CheckMessage, Error, Warning
+from django.core.checks import CheckMessage, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
@@ -72,7 +72,6 @@ MOST_ATTEMPTS = 10
 MOST_CHARACTERS = 100_000
 #: The exit codes of pool processes that a signal has ended.
 _TERMINATED = range(-255, -191)
-SEE = "\n\tSee docs/howto/django-tasks.md."
 
 
 class OutboxBackend(BaseTaskBackend):
@@ -82,12 +81,6 @@ class OutboxBackend(BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
-    #: Whether a task with a priority was declared, so that the broker should support priorities.
-    has_priorities = False
-
-    def validate_task(self, task: Task[..., Any]) -> None:
-        super().validate_task(task)
-        self.has_priorities |= bool(task.priority)
 
     def enqueue(
         self, task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -311,26 +304,14 @@ def _result(row: Row, task: Task[..., Any]) -> TaskResult[..., Any]:
 
 
 def _faults(backend: OutboxBackend) -> Iterator[CheckMessage]:
-    conf = current_app.conf
-    if backend.options:
-        text = f"TASKS[{backend.alias!r}] has OPTIONS, and OutboxBackend takes none."
-        yield Warning(text, hint=f"Leave them out.{SEE}", id="outbox.W042")
-    declared = {getattr(queue, "name", queue) for queue in conf.task_queues or ()}
+    declared = {getattr(queue, "name", queue) for queue in current_app.conf.task_queues or ()}
     missing = sorted(backend.queues - declared - {DEFAULT_TASK_QUEUE_NAME})
     if declared and missing:
-        kind = Warning if conf.task_create_missing_queues else Error
-        yield kind(
+        yield Warning(
             f"TASKS[{backend.alias!r}] has the queues {', '.join(missing)}, which the setting "
             f"task_queues of Celery app {current_app.main!r} does not declare.",
-            hint=f"Add them there; else no worker takes from them, unless -Q names them.{SEE}",
-            id="outbox.E049" if kind is Error else "outbox.W043",
-        )
-    known = conf.task_queue_max_priority or 0
-    if backend.has_priorities and speaks_amqp(current_app) and known < LEVELS:
-        yield Warning(
-            f"Tasks of TASKS[{backend.alias!r}] have priorities, and queues of Celery app "
-            f"{current_app.main!r} do not: RabbitMQ runs them in the order of their arrival.",
-            hint=f"Set task_queue_max_priority = {LEVELS}. A queue that is there has to be "
-            f"deleted first. Silence this where the queues say x-max-priority themselves.{SEE}",
-            id="outbox.W044",
+            hint="Add them there. Else no worker takes from them, unless -Q names them; with "
+            "task_create_missing_queues off enqueue() is refused."
+            "\n\tSee docs/howto/django-tasks.md.",
+            id="outbox.W043",
         )
