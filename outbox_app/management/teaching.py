@@ -25,7 +25,7 @@ from ..exceptions import InvalidArgument, OutboxError
 from ..models.clock import aware
 from ..process.enclosure import LOST
 from ..process.foreground import timeouts_of_a_call
-from ..text import escaped, get_logger, one_line, storable
+from ..text import escaped, get_logger, one_line
 
 #: The help of ``--database`` in commands on the outbox's database.
 OUTBOX_ALIAS = "alias of the outbox (default: OUTBOX['DATABASE'], else by the routers)"
@@ -69,7 +69,7 @@ class TeachingCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; turn an ``OutboxError`` into a ``CommandError``; escape the message."""
         try:
-            _require_sound(options)
+            _require_selections(options)
             ends = self._called_from_command_line  # type: ignore[attr-defined]
             lasts = ends or options.get("once") is False
             with nullcontext() if lasts else timeouts_of_a_call():
@@ -187,15 +187,8 @@ def when(moment: datetime, *, using: str) -> str:
     return f"{timezone.localtime(aware(moment, using=using)):%Y-%m-%d %H:%M:%S}"
 
 
-def _require_sound(options: dict[str, Any]) -> None:
-    """Refuse empty selections and unstorable text: invalid UTF-8 arrives here as surrogates."""
+def _require_selections(options: dict[str, Any]) -> None:
+    """Refuse empty selections."""
     for name in SELECTING:
         if options.get(name) == "":
             raise InvalidArgument(f"--{name} is empty. Nothing was done.")
-    for name, value in options.items():
-        for text in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(text, str) and storable(text) != text:
-                raise InvalidArgument(
-                    f"{name}: {text[:100]!r} is not text that a database can store. Write it "
-                    "in valid UTF-8, without NUL."
-                )

@@ -229,23 +229,6 @@ def test_an_error_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["pause", "a\udcff"],
-        ["discard", "a", "--stream", "s\udcff", "--reason", "why"],
-        ["discard", "a", "--stream", "s\0", "--reason", "why"],
-        ["release", "a", "--stream", "s\udcff"],
-        ["skip", "a", "--position", "1", "--reason", "\udcff"],
-    ],
-)
-def test_an_argument_that_no_database_stores(arguments: list[str]) -> None:
-    with pytest.raises(CommandError, match="not text that a database can store") as raised:
-        call_command("outbox_subscriptions", *arguments)
-    assert raised.value.returncode == 2
-    assert str(raised.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
         *(
             [name, "--database="]
             for name in (
