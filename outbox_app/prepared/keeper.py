@@ -67,6 +67,11 @@ class Answer(NamedTuple):
     is_new: bool = False
 
 
+def status_of(state: str, wanted: str) -> int:
+    """Return the HTTP status that tells ``state`` to a sender that wants ``wanted``."""
+    return 200 if state == wanted else 404 if state == UNKNOWN else 409
+
+
 class _Raced(django.db.OperationalError):
     """Another process has changed the state of one of the rows."""
 

@@ -6,7 +6,7 @@ check-back it is silence. The request may have arrived nevertheless. Each call m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -20,10 +20,12 @@ from ..jobs.staging.insert import chunks
 from ..models import Peer, PreparedEvent
 from ..models.clock import stored
 from ..transactions import open_transactions
-from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
+from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer, status_of
 from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
 
 State = PreparedEvent.State
+#: What a keeper may answer about an event.
+STATES = (*State.values, UNKNOWN, CONFLICT, CONTRADICTION)
 OUTCOMES = (COMMITTED, ROLLED_BACK, IN_PROGRESS, TOO_OLD)
 #: The statuses with which the keeper refuses a bad request, also when it is repeated.
 REFUSED = (400, 403, 413, 415, 422)
@@ -65,39 +67,11 @@ class HttpKeeper:
 
     def prepare(self, rows: Sequence[PreparedEvent]) -> list[Answer]:
         events = [cloudevent(each, source=f"/{self.name}") for each in rows]
-        return [self._prepared(*said) for said in self._said("", events, content_type=EVENTS)]
-
-    def _prepared(self, id: UUID, status: Any, state: Any) -> Answer:
-        if status in REFUSED:
-            why = "may not be prepared by this service" if status == 403 else "is refused"
-            raise InvalidPrepared(
-                f"The event {id} {why}: the keeper {self.name!r} has answered {status}, and its "
-                "log says why."
-            )
-        if status in (200, 201, 409) and state in State.values:
-            return Answer(id, str(state))
-        if status == 409:
-            return Answer(id, CONFLICT)
-        raise self._odd("sent an unexpected answer")
+        return self._said("", events, content_type=EVENTS)
 
     def decide(self, wanted: Mapping[UUID, str]) -> list[Answer]:
         asked = [{"id": str(id), "state": str(state)} for id, state in wanted.items()]
-        return [self._told(wanted[said[0]], *said) for said in self._said("decide", asked)]
-
-    def _told(self, wanted: str, id: UUID, status: Any, state: Any) -> Answer:
-        if status == 200 and state == wanted:
-            return Answer(id, wanted)
-        if status == 404:
-            return Answer(id, UNKNOWN)
-        if status == 409 and state in PreparedEvent.OPEN:
-            return Answer(id, str(state), "the keeper could not publish it; its log says why")
-        if status == 409 and state in State.values:
-            detail = (
-                f"The prepared event {id} is {state} at the keeper {self.name!r}, so it cannot be "
-                f"{wanted}. Nothing was changed."
-            )
-            return Answer(id, CONTRADICTION, detail)
-        raise self._odd(f"sent no answer for the event {id}")
+        return self._said("decide", asked)
 
     def open(self, skip: int = 0) -> list[Question]:
         """Return some open events of this sender, for a sender that the keeper cannot call."""
@@ -110,25 +84,36 @@ class HttpKeeper:
         except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
             raise self._odd("sent an unexpected answer") from error
 
-    def _said(
-        self, path: str, elements: Sequence[dict[str, Any]], **options: Any
-    ) -> Iterator[tuple[UUID, Any, Any]]:
-        """Send elements in as few requests as fit; yield the id, status and state of each."""
+    def _said(self, path: str, elements: Sequence[dict[str, Any]], **options: Any) -> list[Answer]:
+        """Send elements in as few requests as fit; return the answer to each."""
         groups = chunks(
             elements,
             rows=limit(self.peer, "events"),
             bytes=limit(self.peer, "bytes") - 2,
             size=lambda element: len(written(element)) + 1,
         )
+        answers = []
         for group in groups:
             said = self._call("POST", f"prepared/{path}", group, **options)
             if len(said) != len(group):
                 raise self._odd("sent an unexpected answer")
-            for sent, each in zip(group, said, strict=True):
-                status = each.get("status")
-                if each.get("id") != sent["id"] and status not in REFUSED:
-                    raise self._odd(f"sent no answer for the event {sent['id']}")
-                yield UUID(sent["id"]), status, each.get("state")
+            answers += map(self._answer, group, said)
+        return answers
+
+    def _answer(self, sent: dict[str, Any], said: dict[str, Any]) -> Answer:
+        id, status, state = sent["id"], said.get("status"), said.get("state")
+        if status in REFUSED:
+            why = "may not be prepared by this service" if status == 403 else "is refused"
+            raise InvalidPrepared(
+                f"The event {id} {why}: the keeper {self.name!r} has answered {status}, and its "
+                "log says why."
+            )
+        wanted = sent.get("state", State.PREPARED)
+        is_new = status == 201 and state == wanted == State.PREPARED
+        is_of_it = said.get("id") == id and state in STATES
+        if not is_of_it or not (is_new or status == status_of(state, wanted)):
+            raise self._odd(f"sent no answer for the event {id}")
+        return Answer(UUID(id), state, is_new=is_new)
 
     def _call(self, method: str, path: str, payload: Any = None, **options: Any) -> list[Any]:
         options["seconds"] = IN_TRANSACTION if open_transactions() else SECONDS

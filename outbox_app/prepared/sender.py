@@ -268,10 +268,15 @@ def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) ->
         told += keeper.decide(dict.fromkeys(lost, state))
     for answer in told:
         if answer.state == CONTRADICTION:
-            raise errors.Contradiction(answer.detail)
+            raise errors.Contradiction(
+                answer.detail
+                or f"The prepared event {answer.event_id} was decided otherwise at the keeper "
+                f"{to!r}, so it cannot be {state}. Nothing was changed."
+            )
         if answer.state != state:
             error = errors.UnknownPrepared if answer.state == UNKNOWN else errors.PreparedError
-            raise error(f"{answer.event_id} is {answer.state}: {answer.detail}")
+            detail = answer.detail or "the log of the keeper says why"
+            raise error(f"{answer.event_id} is {answer.state}: {detail}")
 
 
 @cache

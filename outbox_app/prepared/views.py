@@ -21,7 +21,6 @@ from ..models.clock import stored
 from ..text import get_logger
 from . import keeper
 from .fences import outcomes
-from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
 from .questions import Question
 from .request import NewPrepared, checked
 
@@ -31,12 +30,6 @@ State = PreparedEvent.State
 DECIDED = (State.CONFIRMED, State.CANCELLED)
 #: The most events, and their bytes, in one answer: no client reads more than 64 KiB.
 OPEN, OPEN_BYTES = 100, 48 * 1024
-
-#: The status and detail for an event that has no state.
-STATELESS = {
-    CONFLICT: (409, "The id belongs to an event with other content."),
-    UNKNOWN: (404, "There is no such event."),
-}
 
 
 @door("POST", SENDER, messages.EVENT, messages.EVENTS)
@@ -75,16 +68,8 @@ def _request(peer: Peer, event: Any, using: str) -> PreparedEvent:
 
 
 def _said(answer: keeper.Answer, wanted: str) -> Said:
-    id, state = answer.event_id, answer.state
-    if state == wanted:
-        return 201 if answer.is_new else 200, {"id": str(id), "state": state}
-    if state in STATELESS:
-        status, detail = STATELESS[state]
-        return status, {"detail": detail, "id": str(id)}
-    if state == CONTRADICTION:
-        state = next(each for each in DECIDED if each != wanted)
-    detail = f"The event is {state}, not {wanted}."
-    return 409, {"detail": detail, "id": str(id), "state": state}
+    status = 201 if answer.is_new else keeper.status_of(answer.state, wanted)
+    return status, {"id": str(answer.event_id), "state": answer.state}
 
 
 def _short(status: int, said: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +107,7 @@ def _decided(peer: Peer, wanted: dict[UUID, str]) -> list[Said]:
 def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
     row = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name, event_id=id).first()
     if row is None:
-        return 404, {"detail": STATELESS[UNKNOWN][1]}
+        return 404, {"detail": "There is no such event."}
     return 200, _described(row) | {"decide_by": messages.zoned(row.decide_by)}
 
 

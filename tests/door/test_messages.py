@@ -177,7 +177,7 @@ def test_a_contradiction(alias: str, sender: str) -> None:
     HttpKeeper("shop", sender).decide({event.event_id: "cancelled"})
     with transaction.atomic(using=sender):
         fence(event)
-    with pytest.raises(Contradiction, match="is cancelled at the keeper 'shop'"):
+    with pytest.raises(Contradiction, match="decided otherwise at the keeper 'shop'"):
         confirm(event)
 
 
@@ -186,7 +186,7 @@ def test_a_keeper_that_cannot_publish_it(alias: str, sender: str, states: Any) -
     PreparedEvent.objects.using(alias).update(content={"data": 1, "metadata": {}})
     with transaction.atomic(using=sender):
         fence(event)
-    with pytest.raises(PreparedError, match="is undecided: the keeper could not publish it"):
+    with pytest.raises(PreparedError, match="is undecided: the log of the keeper says why"):
         confirm(event)
     assert states() == ["undecided"]
 
@@ -220,15 +220,17 @@ def test_each_request(alias: str, sender: str) -> None:
     )
     assert call(shop, "POST", f"prepared/{id}/confirm", {})[0] == 400
     status, said = call(shop, "POST", f"prepared/{id}/cancel")
-    assert (status, said["state"]) == (409, "confirmed")
+    assert (status, said["state"]) == (409, "contradiction")
     assert call(shop, "GET", "prepared/open") == (200, [])
     unknown = str(time_ordered_id())
     assert call(shop, "GET", f"prepared/{unknown}")[0] == 404
-    assert call(shop, "POST", f"prepared/{unknown}/confirm")[0] == 404
+    status, said = call(shop, "POST", f"prepared/{unknown}/confirm")
+    assert (status, said["id"], said["state"]) == (404, unknown, "unknown")
     assert call(shop, "POST", f"prepared/{unknown}/cancel")[0] == 200, "a late prepare is dead"
     decisions = [{"id": str(id), "state": "confirmed"}, {"id": unknown, "state": "confirmed"}]
     status, said = call(shop, "POST", "prepared/decide", decisions)
     assert (status, [each["status"] for each in said]) == (200, [200, 409])
+    assert [each["state"] for each in said] == ["confirmed", "contradiction"]
     for wrong in (
         decisions[:1] * 2,
         [{"id": str(id)}],
