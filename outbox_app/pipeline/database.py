@@ -65,8 +65,6 @@ class Database(ABC):
     scan: ClassVar[Any]
     #: The exceptions if a statement fails or the connection is lost.
     errors: ClassVar[tuple[type[Exception], ...]]
-    #: Whether the database compares times as times, and not as texts.
-    compares_times: ClassVar[bool] = True
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -80,8 +78,8 @@ class Database(ABC):
         """Run a query without parameters and yield its rows as batches with this schema."""
 
     @abstractmethod
-    def literal(self, value: Any) -> str:
-        """Return a value as an SQL literal: text, a number, or a time in UTC."""
+    def literal(self, text: str) -> str:
+        """Return a text as an SQL literal."""
 
     @abstractmethod
     def columns(self, table: str) -> dict[str, str]:

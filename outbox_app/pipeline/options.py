@@ -60,9 +60,6 @@ class Options:
     lowest: str = ""
     #: The folder of an archive, whose events are read, and then the log's events after them.
     archive: str = ""
-    #: Whether the database applies the filters of a query. Needs
-    #: ``spark.sql.python.filterPushdown.enabled``.
-    push_filters: bool = False
     #: Seconds after which a statement is cancelled; 0 for never.
     statement_timeout: float = 0.0
     #: How many seconds to wait for a database that is unavailable.

@@ -34,7 +34,6 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # INT96, the default, has no statistics that other readers could use.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.python.filterPushdown.enabled": "true",
     # Frames are kept for a few readings: compressing them takes longer than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING}",

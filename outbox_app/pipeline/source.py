@@ -7,9 +7,8 @@ positions. Executors read these as Arrow batches, each over its own connection. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -34,7 +32,6 @@ from .archive_reader import ALL, Part, file_batches, planned
 from .database import columns_of, connect
 from .offset import Offset, Offsets
 from .options import Options
-from .pushdown import condition
 from .schema import arrow_schema, ddl
 
 if TYPE_CHECKING:
@@ -61,8 +58,7 @@ class OutboxDataSource(DataSource):
         return ddl(columns_of(Options.of(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = Options.of(self.options)
-        return (FilteringReader if options.push_filters else Reader)(options, schema)
+        return Reader(Options.of(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = Options.of(self.options)
@@ -81,8 +77,6 @@ class Reader(DataSourceReader):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema, columns_of(options), options.read)
-        #: The SQL that is appended to each condition.
-        self.pushed = ""
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
@@ -97,9 +91,7 @@ class Reader(DataSourceReader):
         """Yield the rows of a part. Raises ``ReadRefused`` if the log was pruned meanwhile."""
         assert isinstance(partition, Part)
         options, lowest = self.options, partition.lowest
-        conditions = [f"({each}){self.pushed}" for each in partition.conditions]
-        wanted = replace(partition, conditions=conditions)
-        yield from batches(options, wanted, self.schema, options.only)
+        yield from batches(options, partition, self.schema, options.only)
         if lowest:
             with closing(connect(options)) as database:
                 if not database.has(lowest):
@@ -107,19 +99,6 @@ class Reader(DataSourceReader):
                         f"Position {lowest} was removed from {options.log} while the log was read: "
                         "the archive has grown, and the log was pruned. Read both again."
                     )
-
-
-class FilteringReader(Reader):
-    """Leaves filters to the database. Separate, as sessions without pushdown refuse this class."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        with closing(connect(self.options)) as database:
-            for each in filters:
-                sql = None if self.options.archive else condition(each, database)
-                if sql is None:
-                    yield each
-                else:
-                    self.pushed += f" AND {sql}"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -33,9 +33,9 @@ def options(url=URL, **given):
 def test_names_are_spelled_in_any_case():
     """Spark makes them small; people write them as they like."""
     given = {"URL": URL, "maxrowsperbatch": "7", "passwordEnv": "A", "statement_timeout": "1.5"}
-    read = Options.of({**given, "pushFilters": "TRUE"})
+    read = Options.of({**given, "tombstones": "TRUE"})
     assert (read.max_rows_per_batch, read.password_env, read.statement_timeout) == (7, "A", 1.5)
-    assert read.push_filters
+    assert read.tombstones
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_names_are_spelled_in_any_case():
         ({"url": URL, "maxRowsPerBatch": "99999999999"}, "a number"),
         ({"url": URL, "connectTimeout": "nan"}, "a number"),
         ({"url": URL, "statementTimeout": "inf"}, "a number"),
-        ({"url": URL, "pushFilters": "yes"}, "true or false"),
+        ({"url": URL, "tombstones": "yes"}, "true or false"),
         ({"url": URL, "archive": "/a", "start": "{}"}, "leave out"),
         ({"url": URL, "archive": "/a", "read": "heads"}, "has events only"),
         ({"url": URL, "lowest": "1.5"}, "must be a position"),

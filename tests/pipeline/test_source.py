@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 from django.db import transaction
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql.datasource import EqualTo, StringStartsWith
 from pyspark.sql.types import (
     BooleanType,
     IntegerType,
@@ -45,9 +44,9 @@ from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types
 from outbox_app.pipeline.session import reason
-from outbox_app.pipeline.source import FilteringReader, OutboxDataSource
+from outbox_app.pipeline.source import OutboxDataSource
 from tests.eventlog.conformance import commit, concurrent
-from tests.eventlog.own_log.models import Ledger
+from tests.eventlog.own_log.models import Ledger, Visit
 from tests.eventlog.sessions import Session, execute, truncate
 from tests.faults.tools import on
 
@@ -208,6 +207,31 @@ class TestReader:
         assert streams(topics="ü", types="order.*") == ["ü:order.paid"]
         assert streams(topics="EU") == streams(types="it's 100%*") == []
 
+    @pytest.mark.parametrize("log", [Event, Visit])
+    def test_topics_and_types_of_any_text(self, alias, source_options, log):
+        texts = [
+            "a",
+            "A",
+            "a ",
+            "ä",
+            "100%",
+            "it's",
+            'say "x"',
+            "back\\slash",
+            "日本語",
+            "%s",
+            "\\'",
+        ]
+        with transaction.atomic(using=alias):
+            publish_many((NewEvent("s", text, topic=text) for text in texts), log=log, using=alias)
+        for column in ("topic", "type"):
+            for wanted in [*([text] for text in texts), texts[:7]]:
+                given = {f"{column}s": ",".join(wanted)}
+                found = table(make(source_options(alias, model=log, **given)))
+                assert found.column(column).to_pylist() == wanted
+        found = table(make(source_options(alias, model=log, types="back\\*")))
+        assert found.column("type").to_pylist() == ["back\\slash"]
+
     def test_from_one_offset_to_another(self, alias, source_options):
         options = source_options(alias)
         with closing(connect(Options.of(options))) as database:
@@ -275,33 +299,9 @@ class TestReader:
         [batch] = reader.read(reader.partitions()[0])
         assert batch.to_pylist() == [{"job_id": "j🚀", "task": "t", "handled_at": at}]
 
-    def test_filters_are_in_the_sql(self, alias, history, source_options, monkeypatch):
-        reader = make(source_options(alias, push_filters=True))
-        assert isinstance(reader, FilteringReader)
-        left = StringStartsWith(("type",), "o")
-        assert list(reader.pushFilters([EqualTo(("stream",), "a"), left])) == [left]
-        archived = make(source_options(alias, push_filters=True, archive="/srv/archive"))
-        assert list(archived.pushFilters([EqualTo(("stream",), "a")]))  # of its files it is not
-        statements = []
-        with closing(connect(reader.options)) as database:
-            kind = type(database)
-        run = kind.batches
-
-        def batches(self, sql, schema):
-            statements.append(sql)
-            return run(self, sql, schema)
-
-        monkeypatch.setattr(kind, "batches", batches)
-        assert rows(table(reader)) == [row for row in expected(alias) if row["stream"] == "a"]
-        assert statements
-        assert all("AND stream = " in sql for sql in statements)
-
     @on("default")
     def test_filters_hold_for_all_of_a_condition(self, alias, history, source_options):
         part = Part(conditions=["id > 0 OR id < 0"])
-        reader = make(source_options(alias, push_filters=True))
-        assert list(reader.pushFilters([EqualTo(("stream",), "a")])) == []
-        assert sum(batch.num_rows for batch in reader.read(part)) == 2
         reader = make(source_options(alias, topics="eu"))
         assert sum(batch.num_rows for batch in reader.read(part)) == 1
         stream = OutboxDataSource(source_options(alias, topics="eu")).streamReader(struct(SCHEMA))
@@ -420,17 +420,14 @@ class TestSpark:
             == expected(alias)  # fmt: skip
 
     def test_columns_and_filters(self, alias, history, source_options, spark):
-        for push in (False, True):
-            options = source_options(alias, push_filters=push)
-            events = spark.read.format("outbox").options(**options).schema("type string, id bigint")
-            found = events.load().where("type = 'made' and id > 3")
-            assert sorted(found.collect()) == sorted(
-                (row["type"], row["id"])
-                for row in expected(alias)
-                if row["type"] == "made" and row["id"] > 3
-            )
-            plan = found._jdf.queryExecution().toString()
-            assert ("= made" in plan.partition("Physical Plan")[2]) is not push
+        options = source_options(alias)
+        events = spark.read.format("outbox").options(**options).schema("type string, id bigint")
+        found = events.load().where("type = 'made' and id > 3")
+        assert sorted(found.collect()) == sorted(
+            (row["type"], row["id"])
+            for row in expected(alias)
+            if row["type"] == "made" and row["id"] > 3
+        )
 
     @pytest.mark.parametrize("alias", ["default"], indirect=True)
     def test_errors_say_what_is_wrong(self, alias, source_options, spark):

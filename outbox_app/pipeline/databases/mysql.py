@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
 from typing import Any
 
 import MySQLdb
@@ -52,10 +51,8 @@ class Mysql(Database):
             cursor.execute(sql)
             yield from batches_of(cursor, schema, self.options.time_zone, pa.binary())
 
-    def literal(self, value: Any) -> str:
-        if isinstance(value, datetime):
-            value = value.astimezone(UTC).replace(tzinfo=None)
-        return str(self._connection("READ COMMITTED").literal(value), "utf-8")
+    def literal(self, text: str) -> str:
+        return str(self._connection("READ COMMITTED").literal(text), "utf-8")
 
     def columns(self, table: str) -> dict[str, str]:
         sql = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
@@ -75,13 +74,9 @@ class Postgres(Database):
                 if batch.num_rows:
                     yield conformed(batch, schema)
 
-    def literal(self, value: Any) -> str:
-        if isinstance(value, datetime):
-            return f"'{value.isoformat()}'::timestamptz"
-        if isinstance(value, str):
-            escaped = value.replace("'", "''").replace("\\", "\\\\")
-            return f" E'{escaped}'"
-        return str(int(value))
+    def literal(self, text: str) -> str:
+        escaped = text.replace("'", "''").replace("\\", "\\\\")
+        return f" E'{escaped}'"
 
     def columns(self, table: str) -> dict[str, str]:
         sql = (

@@ -20,7 +20,6 @@ from ..options import Options
 
 class Sqlite(Database):
     scan = SqliteScan
-    compares_times = False
     errors = (sqlite3.Error,)
 
     def __init__(self, options: Options) -> None:
@@ -38,10 +37,8 @@ class Sqlite(Database):
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         return batches_of(self._connection.execute(sql), schema, self.options.time_zone)
 
-    def literal(self, value: Any) -> str:
-        if isinstance(value, str):
-            return "'{}'".format(value.replace("'", "''"))
-        return str(int(value))
+    def literal(self, text: str) -> str:
+        return "'{}'".format(text.replace("'", "''"))
 
     def columns(self, table: str) -> dict[str, str]:
         return dict(self.run("SELECT name, type FROM pragma_table_info(%s)", [table]))
