@@ -40,7 +40,7 @@ def check_apps(**kwargs: Any) -> list[CheckMessage]:
         ]
     found = [*_check_names(apps)]
     for app in apps:
-        found += [*_check_configuration(app)] or [*_check_modules(app), *_check_content(app)]
+        found += _check_app(app)
     return [*found, *_check_tasks(), *_check_modes(apps)]
 
 
@@ -70,12 +70,17 @@ def configuration_error(app: Celery) -> Exception | None:
     return None
 
 
-def _check_configuration(app: Celery) -> Iterator[CheckMessage]:
+def _check_app(app: Celery) -> Iterator[CheckMessage]:
     """Warn only: an app may belong to another service, and be configured on that one's hosts."""
-    if error := configuration_error(app):
-        text = f"The configuration of Celery app {app.main!r} cannot be loaded here: {error!r}."
-        hint = "The other checks of the app were skipped. Silence this where the app is not used."
+    try:
+        app.conf.task_serializer  # noqa: B018  # loads the configuration
+        load_tasks(app)
+    except Exception as error:  # the project's configuration and modules may raise anything
+        text = f"Celery app {app.main!r}, or a module of its tasks, cannot be loaded here: {error!r}."
+        hint = "Silence this where the app is not used, or where only workers have its dependencies."
         yield Warning(text, hint=hint, id="outbox.W031")
+    else:
+        yield from _check_content(app)
 
 
 def _check_tasks() -> Iterator[CheckMessage]:
@@ -108,7 +113,7 @@ def _check_modes(staging: list[Celery]) -> Iterator[CheckMessage]:
     """Report wrong attributes and idle patterns; ``check_settings`` checks the setting's modes."""
     names: set[str] = set()
     for app in staging:
-        with suppress(Exception):  # reported by _check_configuration and _check_modules
+        with suppress(Exception):  # reported by _check_app
             names.update(app.tasks)
             for name in sorted(app.tasks):
                 if (mode := own_mode(app, name)) not in (*MODES, None):
@@ -126,18 +131,6 @@ def _check_modes(staging: list[Celery]) -> Iterator[CheckMessage]:
             "patterns of single tasks before wider ones. Silence this if the tasks are called by "
             "name only.",
             id="outbox.W039",
-        )
-
-
-def _check_modules(app: Celery) -> Iterator[CheckMessage]:
-    try:
-        load_tasks(app)
-    except Exception as error:  # the project's modules may raise anything
-        yield Warning(
-            f"The task modules of Celery app {app.main!r} cannot be imported: {error!r}.",
-            hint="A worker would not start, either. Silence this where only workers have the "
-            "dependencies of these modules; tasks are then staged by name.",
-            id="outbox.W002",
         )
 
 

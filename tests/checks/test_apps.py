@@ -74,7 +74,7 @@ def test_plain_apps_are_not_ours():
 def test_modules_that_cannot_be_imported(make_app):
     app = make_app(imports=["tests.no_such_module"])
     [message] = messages_of(app)
-    assert message.id == "outbox.W002"
+    assert message.id == "outbox.W031"
     assert "tests.no_such_module" in message.msg
 
 
