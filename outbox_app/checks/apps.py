@@ -76,8 +76,8 @@ def _check_app(app: Celery) -> Iterator[CheckMessage]:
         app.conf.task_serializer  # noqa: B018  # loads the configuration
         load_tasks(app)
     except Exception as error:  # the project's configuration and modules may raise anything
-        text = f"Celery app {app.main!r}, or a module of its tasks, cannot be loaded here: {error!r}."
-        hint = "Silence this where the app is not used, or where only workers have its dependencies."
+        text = f"Celery app {app.main!r} cannot be loaded here, with its task modules: {error!r}."
+        hint = "Silence this where the app is not used, or only workers have its dependencies."
         yield Warning(text, hint=hint, id="outbox.W031")
     else:
         yield from _check_content(app)
