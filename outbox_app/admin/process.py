@@ -4,13 +4,11 @@ The overview needs a place in the menu without a change to the project's AdminSi
 registered for a proxy model; every list of ours links to it. Statistics filtered by name are in the
 order of their index, the newest minute first; without a name, those written last come first.
 
-The list of servers is the database's registry. A server is shown as ejected if the process that
-renders the page has ejected it.
+The list of servers is the database's registry.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from django import forms
@@ -19,14 +17,11 @@ from django.contrib.admin.views.main import ChangeList
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
-from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 from django.views.decorators.http import require_safe
 
-from ..fleet.balance import Failing
-from ..fleet.cluster import known_failing
 from ..fleet.registries.database import change
-from ..fleet.topology import live_servers, slices
 from ..models import Incident, Overview, Process, Server, Statistic, TaskResult
 from ..pipeline.statistic_names import NAMES
 from ..text import LIMIT, one_line, shown
@@ -34,7 +29,7 @@ from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
 from .base import EscapedChangeList, OutboxAdmin, column, given
 from .filters import ColumnFilter, column_filter
 from .job import carried_column
-from .masking import masked_line, masked_text
+from .masking import masked_text
 from .overview import may_view, overview
 from .payload import Part, json_of, parsed
 
@@ -70,22 +65,12 @@ class Weight(RequiredReason):
 CHANGED = ngettext_lazy("%d server was changed.", "%d servers were changed.")
 
 
-def _ejected(failing: Failing | None) -> str:
-    if failing is None:
-        return "-"
-    seconds = max(0.0, failing.until - time.monotonic())
-    words = gettext("for %(seconds)d s: %(why)s") if seconds else gettext("no, but: %(why)s")
-    return masked_line(words % {"seconds": seconds, "why": failing.why}, 200)
-
-
 @admin.register(Server)
 class ServerAdmin(ConfirmedActionsAdmin):
-    list_display = ["node", "service", "kind", "address", "weight", "draining", "leads", "ejected",
-                    "heartbeat_at", "lease_seconds", "version"]  # fmt: skip
+    list_display = ["node", "service", "kind", "address", "weight", "draining", "heartbeat_at",
+                    "lease_seconds", "version"]  # fmt: skip
     list_filter = [column_filter("service", _("service")), column_filter("kind", _("kind"))]
     ordering = ("service", "-kind", "node", "id")
-    leads = column(_("leads, of 1024 slices"), lambda row: row.leads)
-    ejected = column(_("ejected here"), lambda row: _ejected(row.failing))
     bulk_actions = (
         BulkAction(
             "drain_selected",
@@ -110,14 +95,6 @@ class ServerAdmin(ConfirmedActionsAdmin):
             form=Weight,
         ),
     )
-
-    def measure(self, rows: list[Any]) -> None:
-        live = {each.pk: each for each in live_servers(using=self.alias())}
-        leads, failing = slices(live.values()), known_failing()
-        for row in rows:
-            address = given(row, "address")
-            row.leads = leads.get(address, 0) if row.pk in live else 0
-            row.failing = failing.get((given(row, "service"), address))
 
 
 @admin.register(Incident)

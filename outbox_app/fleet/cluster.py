@@ -245,12 +245,6 @@ def servers(name: str) -> list[KnownServer]:
     return found
 
 
-def known_failing() -> dict[tuple[str, str], Failing]:
-    """Return the servers whose last call from this process failed, by service and address."""
-    failing = [(name, known.balance.failing.copy()) for name, known in _services.copy().items()]
-    return {(name, address): each for name, found in failing for address, each in found.items()}
-
-
 _lock = threading.Lock()
 _services: dict[str, Known] = {}
 
