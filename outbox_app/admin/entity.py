@@ -12,26 +12,19 @@ from copy import deepcopy
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.http import HttpRequest
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..aliases import log_alias, outbox_alias
+from ..aliases import log_alias
 from ..entities.operations import entity_types
-from ..eventlog.newevent import slice_of
-from ..fleet.topology import leaders_of, live_servers
-from ..models import EntityRow, EntityVersion
+from ..models import EntityRow, EntityVersion, counting
 from .base import OutboxAdmin, column, given
 from .event import EventAdmin, stream_of
 from .job import carried, carried_column
 from .payload import data_of, difference_of
-from .row_range import number
-
-#: How many versions a page links to.
-LAST = 10
+from .tables import link
 
 
 class EntityAdmin(OutboxAdmin):
@@ -43,38 +36,20 @@ class EntityAdmin(OutboxAdmin):
     search_help_text = _("The whole id.")
     payload_permission = "view_payload_event"
     fieldsets = [
-        (None, {"fields": ["id", "version", "changed_at", "last_versions"]}),
+        (None, {"fields": ["id", "version", "changed_at", "all_versions"]}),
         (_("Content"), {"fields": ["shown_state"]}),
     ]
     shown_state = carried_column(_("state"), lambda entity: data_of(entity.state))
 
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        first, *others = super().get_fieldsets(request, obj)
-        leader = ["leader"] if self.model.routed else []
-        return [(first[0], {"fields": [*first[1]["fields"], *leader]}), *others]
-
     def alias(self) -> str:
         return log_alias(self.model.versions)
 
-    @admin.display(description=_("leads it"))
-    def leader(self, entity: EntityRow) -> str:
-        leaders = leaders_of(live_servers(using=outbox_alias()))
-        return leaders[slice_of(given(entity, "id"))] if leaders else "-"
-
     @admin.display(description=_("versions"))
-    def last_versions(self, entity: EntityRow) -> SafeString:
-        log = self.model.versions
-        pages = self.admin_site._registry.get(log)
+    def all_versions(self, entity: EntityRow) -> SafeString:
+        pages = self.admin_site._registry.get(self.model.versions)
         if not isinstance(pages, VersionAdmin):
             return SafeString("-")
-        rows: Any = QuerySet(log, using=entity._state.db).filter(stream=given(entity, "id"))
-        links = [
-            (pages.address(row.pk), row.version, row.command or row.type, answer(row))
-            for row in rows.order_by("-version").defer(*pages.not_listed)[:LAST]
-        ]
-        last = format_html_join("", '<li><a href="{}">{}: {}</a> {}</li>', links)
-        every = pages.address(stream=given(entity, "id"))
-        return format_html('<ul>{}</ul><a href="{}">{}</a>', last, every, gettext("All versions"))
+        return link(pages.address(stream=given(entity, "id")), gettext("All versions"))
 
 
 def answer(version: EntityVersion) -> str:
@@ -97,25 +72,17 @@ class VersionAdmin(EventAdmin):
     # A copy, as masking works in place: ``difference`` compares the unmasked state.
     shown_state = carried_column(_("state"), lambda version: data_of(deepcopy(version.state)))
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the version; ``against`` is the number of the version to compare it with."""
-        row = super().get_object(request, object_id, from_field)
-        if row:
-            row.against = number(request.GET.get("against", "")) or row.version - 1
-        return row
-
     @admin.display(description=_("difference"))
     def difference(self, version: Any) -> SafeString:
-        rows = stream_of(version)
-        earlier = rows.filter(version__lt=version.version).order_by("-version")
-        numbers = list(earlier.values_list("version", flat=True)[:LAST])
-        words, shown = gettext("Version %(number)s does not exist, or no longer."), ""
-        for before in rows.filter(version=version.against):
-            words = gettext("Compared with version %(number)s.")
-            shown = carried(self, version, difference_of(before.state, version.state))
-        links = format_html_join(" ", '<a href="?against={}">{}</a>', [(n, n) for n in numbers])
-        note = words % {"number": version.against}
-        return format_html("<div><p>{} {}</p>{}</div>", note, links, shown)
+        """Compare the state with the last one before it: not every version has one."""
+        near = (version.version - counting.MANY, version.version - 1)
+        earlier = stream_of(version).filter(version__range=near, state__isnull=False)
+        before = earlier.order_by("-version").first()
+        if version.state is None or before is None:
+            return SafeString("-")
+        words = gettext("Compared with version %(number)s.") % {"number": before.version}
+        shown = carried(self, version, difference_of(before.state, version.state))
+        return format_html("<div><p>{}</p>{}</div>", words, shown)
 
 
 def register_entities() -> None:

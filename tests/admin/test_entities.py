@@ -18,9 +18,10 @@ from django.urls import reverse
 
 from outbox_app.admin import EntityAdmin, VersionAdmin
 from outbox_app.admin.payload import difference_of
+from outbox_app.entities import Command
 from outbox_app.entities.operations import erase
 from tests import forking
-from tests.entities.models import Account, AccountVersion
+from tests.entities.models import Account, AccountVersion, Stock
 
 from .pages import body, text
 from .test_display import CODES, SCRIPT, VISIBLE
@@ -87,8 +88,6 @@ def test_entities_lead_to_their_versions_and_answers(account, superuser, version
     page = superuser.get(entity())
     shown = text(page)
     assert '"balance": 6' in shown
-    assert "3 : withdraw rejected" in shown.replace("3:", "3 :")
-    assert f'href="{version(2)}"' in body(page)
     assert f'href="{VERSIONS}?stream=a"' in body(page)
     shown = text(superuser.get(VERSIONS, {"stream": "a"}))
     assert [word for word in shown.split() if word in ("accepted", "rejected")] == [
@@ -106,11 +105,24 @@ def test_two_states_are_compared(account, superuser, version):
     shown = text(page)
     assert "Compared with version 1." in shown
     assert '- "balance": 10, + "balance": 6,' in shown
-    assert 'href="?against=1"' in body(page)
-    assert '+ "balance": 6,' in text(superuser.get(version(3), {"against": "1"}))
-    for against in ("9", "0", "-1", "x", "1" * 30):
-        response = superuser.get(version(1), {"against": against})
-        assert "does not exist, or no longer" in text(response)
+    assert "Compared" not in text(superuser.get(version(1)))
+
+
+def test_a_state_is_compared_with_the_last_one_before_it(alias, superuser):
+    """Of the versions of a transaction only the last one has a state."""
+    fill = Command("a", "fill", {"pieces": 9}, command_id="fill")
+    Stock.execute_many([fill, *(_sell(n) for n in range(2))], using=alias)
+    Stock.execute_many([_sell(n) for n in range(2, 4)], using=alias)
+    rows = Stock.history("a", using=alias)
+    address = "admin:entities_stockversion_change"
+    pages = {row.version: text(superuser.get(reverse(address, args=[row.pk]))) for row in rows}
+    assert "Compared with version 3." in pages[5]
+    assert '- "left": 7 + "left": 5' in pages[5]
+    assert [number for number, page in pages.items() if "Compared" in page] == [5]
+
+
+def _sell(number):
+    return Command("a", "sell", {"pieces": 1}, command_id=f"sell-{number}")
 
 
 def test_a_difference_is_masked_and_in_the_order_of_keys():
