@@ -117,8 +117,7 @@ def reschedule(
         using: Database alias. Default: the outbox's.
 
     Returns:
-        Whether the job was held. False: it runs at its old time, or has run. A job of task
-        protocol 1 keeps its old time if the new one is earlier.
+        Whether the job was held. False: it runs at its old time, or has run.
 
     Raises:
         InvalidJob: The time is further away than MAX_ETA, or has no time zone.
@@ -132,10 +131,7 @@ def reschedule(
         for job in jobs:
             rows = StagedJob.objects.using(using).filter(pk=job.pk, is_immediate=None)
             held = rows.filter(available_at__gt=DatabaseNow())
-            due: datetime | None = stored(eta, using=using)
-            if (envelope := _with_eta(job.envelope, eta.isoformat())) is None:
-                changed += held.filter(available_at__lt=due).update(available_at=due)
-                continue
+            envelope = _with_eta(job.envelope, eta.isoformat())
             until = held_until(eta, celery_app(job.app) or current_app, using=using)
             # Not None: the job would count as waiting since it was staged.
             changed += held.update(available_at=until or DatabaseNow(), envelope=envelope)
@@ -235,8 +231,8 @@ def _release(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
         for job in found:
             # Not job.save(): a row that is gone by now stays gone.
             held = rows.filter(pk=job.pk, available_at__gt=DatabaseNow())
-            if (envelope := _with_eta(job.envelope, None)) is not None:
-                released += held.update(available_at=DatabaseNow(), envelope=envelope)
+            envelope = _with_eta(job.envelope, None)
+            released += held.update(available_at=DatabaseNow(), envelope=envelope)
         wake_after_commit(rows.db, JOBS)
     return released
 
@@ -262,15 +258,10 @@ def _taken(rows: QuerySet[Any], jobs: Iterable[Any]) -> list[Any]:
     return [job for job in jobs if rows.filter(pk=job.pk)._raw_delete(rows.db)]
 
 
-def _with_eta(envelope: str, eta: str | None) -> str | None:
-    """Return the envelope with another ``eta``; with None the job runs when it arrives.
-
-    Return None for task protocol 1, whose time is in the body: such a job can only be held longer.
-    """
+def _with_eta(envelope: str, eta: str | None) -> str:
+    """Return the envelope with another ``eta``; with None the job runs when it arrives."""
     try:
         message = Message.loads(envelope)
-        if message.properties and "task" not in message.headers:
-            return None
         message.headers["eta"] = eta
         return message.dumps()
     except (ValueError, TypeError, AttributeError):

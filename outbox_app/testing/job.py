@@ -61,18 +61,14 @@ class Job:
         app = celery_app(row.app)
         accept = app.conf.accept_content if app else ["json"]
         message = Message.loads(row.envelope)
-        payload = KombuMessage(
+        args, kwargs, embedded = KombuMessage(
             body=bytes(row.body),  # type: ignore[arg-type]
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             headers=message.headers,
             accept=serialization.prepare_accept_content(accept),
         ).payload
-        if isinstance(payload, dict):  # task protocol 1
-            args, kwargs, request = payload["args"], payload["kwargs"], payload
-        else:
-            args, kwargs, embedded = payload
-            request = {**message.headers, **embedded}
+        request = {**message.headers, **embedded}
         request["delivery_info"] = {
             "exchange": message.exchange,
             "routing_key": message.routing_key,

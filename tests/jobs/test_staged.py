@@ -208,22 +208,6 @@ def test_with_quorum_queues_it_waits_for_a_time_that_is_near_too(alias, staged, 
     assert abs(job.available_at - soon) < timedelta(milliseconds=1)
 
 
-def test_with_task_protocol_1_a_job_can_only_wait_for_longer(alias, staged, task):
-    """Its time is in the body, which nothing decodes: a worker holds it until then."""
-    task.app.conf.task_protocol = 1
-    id = staged(countdown=2 * 86400)
-    [before] = rows(alias)
-    assert not reschedule(id, eta=timezone.now() + DAY, using=alias)
-    assert not reschedule(id, eta=timezone.now() + timedelta(seconds=60), using=alias)
-    jobs = StagedJob.objects.using(alias).all()
-    assert release_for(jobs, until=10**9, asked=DatabaseNow()).done == 0
-    [after] = rows(alias)
-    assert (after.available_at, after.envelope) == (before.available_at, before.envelope)
-    new = timezone.now() + 3 * DAY
-    assert reschedule(id, eta=new, using=alias)
-    assert abs(rows(alias)[0].available_at - new) < timedelta(milliseconds=1)
-
-
 @pytest.mark.parametrize("options", [{}, {"countdown": 60}], ids=["ready", "near"])
 def test_only_what_is_held_is_put_off(alias, staged, options):
     id = staged(**options)

@@ -120,13 +120,6 @@ def test_jobs_are_decoded(alias, make_app, options):
     assert job.task_id == StagedJob.objects.using(alias).get().task_id
 
 
-def test_first_task_protocol(alias, make_app):
-    add = make_app(task_protocol=1).task(name="add")(tasks.add)
-    stage(add, (1,), {"y": 2}, using=alias)
-    [job] = assert_staged("add", args=(1,), kwargs={"y": 2})
-    assert job.request["retries"] == 0
-
-
 def test_what_a_worker_would_refuse_is_refused(alias, add):
     stage(add, (1, 2), using=alias, serializer="pickle")
     with pytest.raises(ContentDisallowed):

@@ -244,10 +244,7 @@ def _decoded(item: PreparedMessage) -> Any:
     options: dict[str, Any] = {name: getattr(item.message, name) for name in names}
     options["body"] = item.row.body
     try:
-        body = kombu.Message(accept=_SAFE, **options).payload  # decompressed, too
-        if isinstance(body, dict):  # task protocol 1
-            return {**body, "args": tuple(body["args"])}
-        args, *rest = body
+        args, *rest = kombu.Message(accept=_SAFE, **options).payload  # decompressed, too
         return (tuple(args), *rest)
     except Exception:  # another serializer, or a body edited by hand
         return item.row.body

@@ -52,7 +52,6 @@ class StagingProducer(Producer):
         self.sent_event: dict[str, Any] | None = None
         #: Queues that the drain declares besides the job's own.
         self.also_declare: list[Any] = []
-        self._times: dict[str, Any] = {}
 
     #: The parts of a connection that are used while Celery sends: kombu wraps errors, Sentry reads
     #: the type.
@@ -72,8 +71,11 @@ class StagingProducer(Producer):
 
     def job_of(self, body: Any, **options: Any) -> StagedJob:
         """Return the job for a message, checked and not written yet."""
-        # Task protocol 1 has eta and expires in the body.
-        self._times = body if isinstance(body, dict) else options.get("headers") or {}
+        if isinstance(body, dict):
+            raise InvalidJob(
+                "A message of task_protocol = 1 has its times in the body, so the outbox cannot "
+                f"hold it ({self.task}). Set task_protocol = 2, Celery's default."
+            )
         validation.check_priority(options.get("priority"), self.app)
         return super().publish(body, **options)  # type: ignore[return-value]
 
@@ -102,7 +104,7 @@ class StagingProducer(Producer):
             priority=priority,
             content_type=content_type,
             content_encoding=content_encoding,
-            expires=self._times.get("expires"),
+            expires=headers.get("expires"),
             sent_event=self.sent_event,
         )
         if message.expires:
@@ -124,7 +126,7 @@ class StagingProducer(Producer):
             queues = [each.name for each in declare if isinstance(each, Queue)]
             job.queue = queues[0] if queues else routing_key
             job.envelope = message.dumps()
-            eta = moment(self._times.get("eta"), self.app)
+            eta = moment(headers.get("eta"), self.app)
             moment(message.expires, self.app)
         except (TypeError, ValueError) as error:
             raise InvalidJob(f"The message of {job} cannot be stored: {error}") from error

@@ -176,7 +176,7 @@ def test_an_age_beyond_all_time_is_refused_by_the_function_too(alias, kept):
 
 
 def test_an_unknown_kind_is_refused_by_the_function():
-    with pytest.raises(InvalidArgument, match="One of inbox, incidents, .*; got 'events'"):
+    with pytest.raises(InvalidArgument, match=r"One of inbox, incidents, .*; got 'events'"):
         prune_rows("events")
 
 

@@ -94,18 +94,6 @@ ROUTES = {
             "task_default_routing_key": "news.default",
         },
     ),
-    "protocol 1": (
-        lambda t: t.add.apply_async((2, 2), countdown=100, expires=3000, link=t.double.s()),
-        {"task_protocol": 1},
-    ),
-    "protocol 1 with headers": (
-        lambda t: t.add.apply_async((2, 2), countdown=100, headers={"trace": "1"}),
-        {"task_protocol": 1},
-    ),
-    "protocol 1 in a chain": (
-        lambda t: (t.add.s(1, 2) | t.add.s(3)).delay(),
-        {"task_protocol": 1},
-    ),
     "timezone": (
         lambda t: t.add.apply_async((2, 2), countdown=100),
         {"timezone": "Europe/Berlin", "enable_utc": False},

@@ -65,20 +65,18 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("protocol", [1, 2])
 @pytest.mark.parametrize(("options", "is_decoded"), BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize("alias", ["default"], indirect=True)
-def test_after_has_the_body_as_celery_gives_it(options, is_decoded, protocol, alias):
+def test_after_has_the_body_as_celery_gives_it(options, is_decoded, alias):
     bodies = []
 
     def after(sender, body, **kwargs):
         bodies.append(body)
 
     after_task_publish.connect(after)
-    conf = {"now": timezone.now(), "task_protocol": protocol}
     try:
         for cls in (Celery, OutboxCelery):
-            twin = twins.twin(cls, "memory://", f"outbox-{uuid4().hex[:8]}", **conf)
+            twin = twins.twin(cls, "memory://", f"outbox-{uuid4().hex[:8]}", now=timezone.now())
             with transaction.atomic(using=alias):
                 twin.add.apply_async((1, 2), {}, task_id="t", **options)
             Drain(using=alias).run(once=True)
@@ -89,7 +87,7 @@ def test_after_has_the_body_as_celery_gives_it(options, is_decoded, protocol, al
     expected, got = bodies
     if is_decoded:
         assert type(got) is type(expected)
-        assert (got[0] if protocol == 2 else got["args"]) == (1, 2)
+        assert got[0] == (1, 2)
         as_lists = [json.dumps(body, sort_keys=True) for body in (got, expected)]
         assert as_lists[0] == as_lists[1]
     else:

@@ -151,11 +151,9 @@ def test_a_task_of_another_app_in_a_canvas_is_refused(alias, plain, plain_add, m
     assert not staged()
 
 
-@pytest.mark.parametrize("protocol", [1, 2])
 @on_sqlite
-def test_what_is_due_beyond_the_horizon_is_held(protocol, alias, app, add, settings):
+def test_what_is_due_beyond_the_horizon_is_held(alias, app, add, settings):
     settings.OUTBOX = {**settings.OUTBOX, "HOLD_HORIZON": 60}
-    app.conf.task_protocol = protocol
     with transaction.atomic(using=alias):
         for seconds in (59, 61):
             add.apply_async((1, 1), countdown=seconds, headers={"trace": "1"})
@@ -163,6 +161,18 @@ def test_what_is_due_beyond_the_horizon_is_held(protocol, alias, app, add, setti
     near, far = StagedJob.objects.using(alias).order_by("id")
     assert near.available_at is None
     assert far.available_at > timezone.now()
+
+
+@on_sqlite
+@pytest.mark.parametrize("of", ["an outbox app", "a plain app"])
+def test_task_protocol_1_is_refused(of, alias, add, plain_add, staged):
+    """Its eta is in the body: a job that is due in a month would leave at once."""
+    task = add if of == "an outbox app" else plain_add
+    task.app.conf.task_protocol = 1
+    with transaction.atomic(using=alias):
+        with pytest.raises(InvalidJob, match=r"task_protocol = 1 .*\(add\)\. Set"):
+            stage(task, (2, 2), countdown=86400)
+        assert not staged()
 
 
 @on_sqlite
