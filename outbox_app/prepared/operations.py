@@ -19,7 +19,6 @@ from django.utils import timezone
 
 from ..conf import outbox_settings
 from ..door.peers import peer_named
-from ..exceptions import InvalidArgument, UnknownPrepared
 from ..models import DatabaseNow, Peer, PreparedEvent
 from ..models.counting import LISTED
 from ..models.prepared import PreparedEventQuerySet
@@ -47,12 +46,10 @@ def selected(
     ids: Collection[UUID] = (),
     sender: str | None = None,
     state: str | None = None,
-    older_than: timedelta | None = None,
 ) -> PreparedEventQuerySet:
     """Return the events that match all given conditions, the oldest first."""
-    before = older_than and DatabaseNow() - older_than
     wanted = {"event_id__in": list(ids), "sender": sender, "state": state}
-    given = {name: v for name, v in (wanted | {"prepared_at__lte": before}).items() if v}
+    given = {name: value for name, value in wanted.items() if value}
     return PreparedEvent.objects.using(using).filter(**given).order_by("prepared_at")
 
 
@@ -62,36 +59,17 @@ def described(event: PreparedEvent, *names: str) -> dict[str, Any]:
     return values | {"event_id": str(event.event_id)}
 
 
-def describe(event_id: UUID, *, sender: str | None = None, using: str) -> dict[str, Any]:
-    """Return an event with its content. Raises ``UnknownPrepared``, ``InvalidArgument``."""
-    events = list(selected(using=using, ids=[event_id], sender=sender)[:LISTED])
-    if not events:
-        raise UnknownPrepared(f"There is no prepared event {event_id} on {using!r}.")
-    if len(events) > 1:
-        senders = ", ".join(event.sender for event in events)
-        raise InvalidArgument(f"Several senders have an event {event_id}: {senders}. Name one.")
-    return described(events[0], "content")
-
-
 def check(events: PreparedEventQuerySet) -> int:
     """Let the processes of the check-back ask about events now; return about how many events."""
     return events.open().order_by().update(next_check_at=DatabaseNow())
 
 
-def extend(
-    events: PreparedEventQuerySet, seconds: float | None = None, *, by: str, reason: str
-) -> int:
-    """Give senders ``seconds`` from now to answer; return about how many events that changes.
+def extend(events: PreparedEventQuerySet, *, by: str, reason: str) -> int:
+    """Give senders the time PREPARED_DECIDE_BY again, from now; return about how many events.
 
-    Undecided events become prepared again. Default: the setting PREPARED_DECIDE_BY.
+    Undecided events become prepared again. It never makes the time of an event shorter.
     """
-    conf = outbox_settings()
-    seconds = conf.PREPARED_DECIDE_BY if seconds is None else seconds
-    if not 0 < seconds <= conf.PREPARED_MAX_DECIDE_BY:
-        raise InvalidArgument(
-            f"Events are extended by up to {conf.PREPARED_MAX_DECIDE_BY:.8g} seconds "
-            f"(OUTBOX['PREPARED_MAX_DECIDE_BY']); got {seconds:.8g}."
-        )
+    seconds = outbox_settings().PREPARED_DECIDE_BY
     rows = events.open().order_by()
     count = rows.update(
         state=State.PREPARED,

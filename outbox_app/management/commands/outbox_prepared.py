@@ -2,15 +2,16 @@
 the keeper, except for answer.
 
   list              show open events, undecided ones first; --state shows another state
-  show ID           show an event with its content
+  show ID           show an event with its content, as JSON; events of several senders, if more
+                    than one has this id
   check ID…         have manage.py run_prepared ask the sender now
   confirm ID…       publish events. Needs a --reason. This is a guess, unless you know that the
                     sender's transaction has committed: if it was rolled back, the event never
                     happened
   cancel ID…        never publish the events. Needs a --reason. This is a guess, unless you know
                     that the transaction was rolled back: if it has committed, its event is lost
-  extend ID…        ask the senders for another day, or for the time --for. Needs a --reason.
-                    Undecided events are prepared again
+  extend ID…        ask the senders for another day. Needs a --reason. Undecided events are
+                    prepared again
   answer KEEPER     on a sender that its keeper cannot call: fetch our open events from this peer,
                     and send it the outcomes in the fences. Run it about every minute
   prune             remove events decided 30 days ago, as manage.py outbox_prune --prepared does
@@ -29,9 +30,7 @@ gave no answer; 2 wrong arguments, or no tables.
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentTypeError
-from datetime import datetime
 from functools import partialmethod
 from typing import Any
 from uuid import UUID
@@ -48,7 +47,6 @@ from ...process.preflight import require_migrated
 from ...retention.rows import prune
 from ...text import one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
-from .outbox_dead import age
 
 State = PreparedEvent.State
 RISKS = {
@@ -81,17 +79,14 @@ class Command(TeachingCommand):
         add("show", "id", type=event_id, metavar="ID", help="id of the event")
         add(changes, "ids", type=event_id, nargs="*", metavar="ID", help="ids of events")
         sender = "events of this sender, such as alias:billing"
-        add(f"list show {changes}", "--sender", metavar="NAME", help=sender)
+        add(f"list {changes}", "--sender", metavar="NAME", help=sender)
         state = "events in this state (default: open events; without ids, undecided events)"
         add(f"list {changes}", "--state", choices=State.values, help=state)
-        add("list show", "--json", action="store_true", help="as JSON")
+        add("list", "--json", action="store_true", help="as JSON")
         why = "why; kept with the event"
         add(decisions, "--reason", required=True, metavar="TEXT", help=why)
         for each in decisions.split():
             self.add_no_input(parsers[each])
-        add("list", "--older-than", type=age, metavar="AGE", help="prepared longer ago: 3h, 2d")
-        long = "time from now (default: OUTBOX['PREPARED_DECIDE_BY'], a day)"
-        add("extend", "--for", dest="time", type=age, metavar="AGE", help=long)
         add(every, "--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
@@ -101,10 +96,9 @@ class Command(TeachingCommand):
         require_migrated(using)
         getattr(self, f"_{action}")(using=using, **options)
 
-    def _list(self, *, using: str, state: str | None, **options: Any) -> None:
-        chosen = {name: options[name] for name in ("sender", "older_than")}
+    def _list(self, *, using: str, sender: str | None, state: str | None, **options: Any) -> None:
         states = [state] if state else [State.UNDECIDED, State.PREPARED]
-        chosen_rows = [operations.selected(using=using, state=each, **chosen) for each in states]
+        chosen_rows = [operations.selected(using=using, sender=sender, state=s) for s in states]
         found = [operations.described(row) for rows in chosen_rows for row in rows[:LISTED]]
         if options["json"]:
             self.write_json(found)
@@ -123,24 +117,21 @@ class Command(TeachingCommand):
         for name, rows in zip(states, chosen_rows, strict=True):
             self.write(f"{name} {shown_count(counted(rows))}")
 
-    def _show(self, *, using: str, id: UUID, sender: str | None, json: bool, **_: Any) -> None:
-        found = operations.describe(id, sender=sender, using=using)
-        if json:
-            self.write_json(found)
-            return
-        for name, value in found.items():
-            self.write(f"{name:<14} {'-' if value in (None, '') else _text(value)}")
+    def _show(self, *, using: str, id: UUID, **options: Any) -> None:
+        rows = operations.selected(using=using, ids=[id])[:LISTED]
+        if not rows:
+            raise CommandError(f"There is no prepared event {id} on {using!r}.")
+        self.write_json([operations.described(row, "content") for row in rows])
 
     def _check(self, **options: Any) -> None:
         count = operations.check(self._selected(**options))
         self.write(f"manage.py run_prepared asks the senders about {_events(count)}.")
 
-    def _extend(self, *, time: Any, **options: Any) -> None:
+    def _extend(self, **options: Any) -> None:
         events = self._selected(**options)
         if options["interactive"]:
             self.confirm(f"Extend {_events(counted(events))}?")
-        seconds = None if time is None else time.total_seconds()
-        count = operations.extend(events, seconds, by=self.user, reason=options["reason"])
+        count = operations.extend(events, by=self.user, reason=options["reason"])
         self.write(f"Extended {_events(count)}.")
 
     def _decide(self, verb: str, outcome: State, *, reason: str, **options: Any) -> None:
@@ -185,9 +176,3 @@ class Command(TeachingCommand):
 
 def _events(count: int) -> str:
     return f"{shown_count(count)} prepared event{'' if count == 1 else 's'}"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
