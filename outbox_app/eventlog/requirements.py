@@ -1,8 +1,8 @@
 """The requirements that a log's table and server must meet for the log to be read exactly.
 
-Every window checks them before it reads from a state, on Spark, too. If events could be lost, it
-refuses to read, and a subscription keeps the reason on its cursor. The system checks report each
-violation by its id. Imports no Django: Spark's executors use it.
+Without them events could be lost, or out of order. Every window checks them before it reads from a
+state, on Spark, too, and refuses to read; a subscription keeps the reason on its cursor. The system
+checks report each violation by its id. Imports no Django: Spark's executors use it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ class Violation:
     id: str
     text: str
     hint: str
-    #: Whether reading is refused until it is corrected: events could be lost, or out of order.
-    refused: bool = True
 
 
 def require_exact(vendor: str, table: str, run: Run) -> None:
     """Raise ``UnsafeLog`` if a log cannot be read exactly."""
     for violation in violations(vendor, table, run):
-        if violation.refused:
-            raise UnsafeLog(f"{violation.text} {violation.hint} ({violation.id})")
+        raise UnsafeLog(f"{violation.text} {violation.hint} ({violation.id})")
 
 
 def require_given_out(table: str, position: int, used: int) -> None:
@@ -106,14 +103,11 @@ def _mysql(table: str, run: Run) -> Iterator[Violation]:
 
 def _postgresql(table: str, run: Run) -> Iterator[Violation]:
     name = f'"{table}"'
-    [(standby, default, indexed)] = run(
+    [(standby, default)] = run(
         "SELECT pg_is_in_recovery(), "
         "(SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d JOIN pg_attribute a "
         "ON a.attrelid = d.adrelid AND a.attnum = d.adnum "
-        "WHERE d.adrelid = log.id AND a.attname = 'txid'), "
-        "EXISTS (SELECT FROM pg_index i WHERE i.indrelid = log.id AND i.indisvalid "
-        "AND i.indpred IS NULL AND pg_get_indexdef(i.indexrelid, 1, true) = 'txid' "
-        "AND pg_get_indexdef(i.indexrelid, 2, true) = 'id') "
+        "WHERE d.adrelid = log.id AND a.attname = 'txid') "
         f"FROM (SELECT '{name}'::regclass AS id) log",
         [],
     )
@@ -130,13 +124,6 @@ def _postgresql(table: str, run: Run) -> Iterator[Violation]:
             text=f"Column txid of {table} has the default {default}, not the current transaction: "
             "rows of writers that leave it out would be lost.",
             hint=f"ALTER TABLE {name} ALTER txid SET DEFAULT (pg_current_xact_id()::text::bigint)",
-        )
-    if not indexed:
-        yield Violation(
-            id="outbox.E016",
-            text=f"Table {table} has no index on (txid, id): each read of the log scans all rows.",
-            hint=f"CREATE INDEX CONCURRENTLY ON {name} (txid, id)",
-            refused=False,
         )
     for cache, step, cycle in run(
         "SELECT seqcache, seqincrement, seqcycle FROM pg_sequence "

@@ -297,17 +297,6 @@ class TestMySQL:
 @pytest.mark.django_db(transaction=True)
 @on("postgres")
 class TestPostgreSQL:
-    def test_the_index_is_missing(self, alias, changed, run):
-        name = Event._meta.indexes[0].name
-        back = f"CREATE INDEX {name} ON outbox_event (txid, id)"
-        with changed(f"DROP INDEX {name}", back):
-            [message] = check_log_tables(databases=[alias])
-            assert message.id == "outbox.E016"
-            assert start(alias) == ""  # slow, but exact
-            run(f"CREATE INDEX {name} ON outbox_event (txid, id) WHERE txid > 5")
-            assert ids(check_log_tables(databases=[alias])) == ["outbox.E016"]
-            run(f"DROP INDEX {name}")
-
     @pytest.mark.parametrize("sql", ["SET DEFAULT 0", "DROP DEFAULT"])
     def test_the_transaction_is_not_the_default(self, alias, changed, sql):
         right = "(pg_current_xact_id()::text::bigint)"
