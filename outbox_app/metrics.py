@@ -173,7 +173,7 @@ def _samples(facts: OutboxStatus) -> Iterator[Sample]:
     yield "outbox_oldest_ready_seconds", (), facts.backlog.oldest_seconds
     for due, jobs in (("now", held.due), ("hour", held.within_the_hour), ("later", held.later)):
         yield "outbox_held_jobs", (due,), jobs
-    for outcome in ("staged", "published", "dead", "immediate", "released", "swept"):
+    for outcome in ("staged", "published", "dead", "immediate"):
         if (value := getattr(rate, outcome)) is not None:
             yield "outbox_jobs_per_minute", (outcome,), value
     yield from _percentiles("outbox_publish_delay_seconds", *facts.delay)

@@ -163,7 +163,7 @@ class CommitBatch:
         if left:
             release(left, using=self.using)
             wake(self.using, JOBS)
-        self._count(accepted, released=len(left))
+        self._count(accepted)
         for result in results:
             announce(result, sender=StagedJob, using=self.using)
             trace_batch(result)
@@ -176,12 +176,11 @@ class CommitBatch:
             return PublishResult()
         return broker_of(app).publish(rows, deadline=began + timeout)
 
-    def _count(self, accepted: list[Row], *, released: int) -> None:
+    def _count(self, accepted: list[Row]) -> None:
         # The minutes are the host's: asking the database's clock would cost a statement.
         with counters.counting(datetime.now(UTC), using=self.using) as minute:
             for name in (counters.PUBLISHED, counters.IMMEDIATE):
                 minute.add(name, len(accepted))
-            minute.add(counters.RELEASED, released)
             for _ in accepted:
                 minute.observe(counters.DELAY, time.monotonic() - self.began)
             if accepted:

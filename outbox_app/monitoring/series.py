@@ -28,7 +28,7 @@ from ..process import counters
 MINUTE = timedelta(minutes=1)
 #: Counters whose values are added up over processes.
 COUNTED = (
-    *(counters.PUBLISHED, counters.DEAD, counters.IMMEDIATE, counters.RELEASED, counters.SWEPT),
+    *(counters.PUBLISHED, counters.DEAD, counters.IMMEDIATE),
     *(counters.HANDLED, counters.FAILED),
 )
 #: Samples from which the number of staged jobs is estimated.
@@ -45,13 +45,11 @@ class Series:
 
     #: Beginning of each step, in UTC.
     starts: list[datetime]
-    #: Per minute: jobs published, dead jobs, and those of immediate delivery (see
-    #: ``status.PerMinute``); events handled, and failed attempts.
+    #: Per minute: jobs published, dead jobs, and jobs published right after their commit; events
+    #: handled, and failed attempts.
     published: list[float]
     dead: list[float]
     immediate: list[float]
-    released: list[float]
-    swept: list[float]
     handled: list[float]
     failed: list[float]
     #: Per minute, an estimate; None before the first sample.

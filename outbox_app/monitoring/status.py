@@ -52,10 +52,8 @@ class PerMinute:
     staged: float | None = None
     published: float = 0.0
     dead: float = 0.0
-    #: Jobs published right after their commit; jobs left to the drain; jobs whose hold ran out.
+    #: Jobs published right after their commit.
     immediate: float = 0.0
-    released: float = 0.0
-    swept: float = 0.0
     handled: float = 0.0
     failed: float = 0.0
 
@@ -251,6 +249,6 @@ def _per_minute(jobs: str, logs: str) -> PerMinute:
     # The last minute is not over. The one before it is the newest complete minute.
     left = series.series(using=jobs, minutes=5)
     events = left if logs == jobs else series.series(using=logs, minutes=5)
-    names = ("staged", "published", "dead", "immediate", "released", "swept")
+    names = ("staged", "published", "dead", "immediate")
     rates = {name: getattr(left, name)[-2] for name in names}
     return PerMinute(**rates, handled=events.handled[-2], failed=events.failed[-2])

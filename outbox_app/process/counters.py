@@ -45,9 +45,8 @@ from .lock_wait import atomic_with_lock_wait
 PUBLISHED, DEAD = "published", "dead"
 #: Jobs that the broker has accepted in a minute, for the tasks and queues with the most jobs.
 PUBLISHED_BY, TASK, QUEUE = "published_by", "task", "queue"
-#: Jobs that were published immediately after their commit, jobs that were released to the drain
-#: instead, and jobs whose hold ran out.
-IMMEDIATE, RELEASED, SWEPT = "immediate", "released", "swept"
+#: Jobs that were published immediately after their commit.
+IMMEDIATE = "immediate"
 #: Jobs of a minute by their delay, from staging, or the end of their hold, to their acceptance by
 #: the broker. Each job is in one bucket; the label is the upper bound of the bucket in seconds.
 DELAY, LE = "delay", "le"
@@ -77,7 +76,7 @@ PEER_CLOCK, PEER = "peer_clock", "peer"
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
-    *(PUBLISHED, PUBLISHED_BY, DEAD, IMMEDIATE, RELEASED, SWEPT, DELAY, READ_ID),
+    *(PUBLISHED, PUBLISHED_BY, DEAD, IMMEDIATE, DELAY, READ_ID),
     *(READY, HELD, OLDEST, NEWEST_ID, HANDLED, FAILED, NEWEST_POSITION),
     *OF_ENTITIES,
     *(DECIDED, DECIDE_TIME, PEER_CLOCK),

@@ -56,8 +56,6 @@ class DrainStats:
 
     published: int = 0
     dead: int = 0
-    #: Jobs that another process was to publish immediately: see ``jobs.immediate``.
-    swept: int = 0
 
     @property
     def done(self) -> int:
@@ -225,8 +223,6 @@ class Drain(ProcessLoop):
         failpoint("claimed")
         if run_out := [row for row in rows if row.is_immediate]:
             record_run_out(run_out, using=self.using, by=str(self))
-            self.tally.swept += len(run_out)
-            self._counters.count(counters.SWEPT, len(run_out))
         none_stays = True
         if blocked := blocked_by_dead(rows, using=self.using):
             none_stays = self._bury(blocked)

@@ -101,12 +101,11 @@ def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
         f"the hour, {shown_count(held.later)} later"
     )
     staged = "?" if rate.staged is None else f"{rate.staged:.0f}"
-    yield f"per minute  {staged} staged, {rate.published:.0f} published, {rate.dead:.0f} dead"
-    if rate.immediate or rate.released or rate.swept:
-        yield (
-            f"            {rate.immediate:.0f} of these immediate; {rate.released:.0f} released, "
-            f"{rate.swept:.0f} swept"
-        )
+    immediate = f" ({rate.immediate:.0f} of these immediately)" if rate.immediate else ""
+    yield (
+        f"per minute  {staged} staged, {rate.published:.0f} published{immediate}, "
+        f"{rate.dead:.0f} dead"
+    )
     if delay.p50 is not None:
         shown = (f"{name} {duration(n, fine=True)}" for name, n in delay._asdict().items())
         yield f"delay       {', '.join(shown)}"
