@@ -20,10 +20,6 @@ from ..aliases import outbox_alias
 from ..jobs.staging.declarations import Declared, named
 from ..jobs.staging.sending import StagingMixin
 from ..mixin import OutboxMixin
-from ..models import StagedJob
-
-#: The attributes that the mixin adds to a model.
-NAMES = ("outbox", "publish", "stage", "stage_declared")
 
 
 def check_models(
@@ -34,36 +30,21 @@ def check_models(
         for model in apps.get_models()
         if issubclass(model, OutboxMixin)
         if app_configs is None or model._meta.app_config in app_configs
-        for message in (*_check_alias(model), *_check_names(model), *_check_declarations(model))
+        for message in (*_check_alias(model), *_check_declarations(model))
     ]
 
 
 def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
     own, outbox = router.db_for_write(model), outbox_alias()
-    if not router.allow_migrate_model(own, StagedJob):
-        yield Error(
-            f"The model is written to {own!r}, but the routers do not allow the outbox tables "
-            "there: the model cannot stage jobs.",
-            hint=f"Let DATABASE_ROUTERS allow outbox_app to migrate on {own!r}.",
-            obj=model,
-            id="outbox.E007",
-        )
-    elif own != outbox:
+    if own != outbox:
         yield Error(
             f"The model is written to {own!r}, so its jobs are staged there, but drainers read "
             f"{outbox!r}, the alias of the outbox.",
             hint=f"Set OUTBOX['DATABASE'] to {own!r}; or run `manage.py drain_outbox --database "
-            f"{own}` too, and silence this.",
+            f"{own}` too, and silence this. {own!r} needs the tables of outbox_app.",
             obj=model,
             id="outbox.E023",
         )
-
-
-def _check_names(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
-    hint = "Rename the field, or leave the mixin out and call outbox_app.stage(…, using=…)."
-    for name in sorted({field.name for field in model._meta.get_fields()}.intersection(NAMES)):
-        text = f"The field {name!r} hides the attribute {name!r} of OutboxMixin."
-        yield Error(text, hint=hint, obj=model, id="outbox.E005")
 
 
 def _check_declarations(model: type[OutboxMixin]) -> Iterator[CheckMessage]:

@@ -84,10 +84,5 @@ def test_unknown_task_of_a_plain_project_is_its_own_business(check, app):
     assert check([on_create("mixin.create")]) == []
 
 
-@pytest.mark.parametrize("name", ["stage", "stage_declared"])
-def test_hidden_names(check, name):
-    assert check([], **{name: models.TextField()}) == ["outbox.E005"]
-
-
-def test_field_named_outbox(app, monkeypatch, check):
-    assert check(models.TextField()) == ["outbox.E005", "outbox.E006"]
+def test_field_named_outbox(check):
+    assert check(models.TextField()) == ["outbox.E006"]
