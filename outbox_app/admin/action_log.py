@@ -47,7 +47,7 @@ def log(request: HttpRequest, rows: Any, action: BulkAction, outcome: str, reaso
         "outcome": outcome,
         "action": action.name,
         "rows": f"{selection}{alias and f' on {alias!r}'}",
-        "reason": reason or "-",
+        "reason": reason,
     }
     LogEntry.objects.create(
         user_id=request.user.pk,  # type: ignore[misc]

@@ -38,26 +38,19 @@ from .row_range import id_in, number, row_range
 SECONDS = 10.0
 
 
-def _reason(*, required: bool) -> forms.CharField:
-    wide = forms.TextInput({"class": "outbox-reason"})
-    return forms.CharField(
-        label=gettext_lazy("Reason"), max_length=1000, required=required, widget=wide
-    )
-
-
 class Reason(forms.Form):
-    reason = _reason(required=False)
-
-
-class RequiredReason(Reason):
-    reason = _reason(required=True)
+    reason = forms.CharField(
+        label=gettext_lazy("Reason"),
+        max_length=1000,
+        widget=forms.TextInput({"class": "outbox-reason"}),
+    )
 
 
 def _hidden(lowest: int) -> forms.IntegerField:
     return forms.IntegerField(min_value=lowest, max_value=2**63 - 1, widget=forms.HiddenInput)
 
 
-class BatchForm(RequiredReason):
+class BatchForm(Reason):
     """The form that posts the rest."""
 
     #: The highest id that the action may change.
@@ -84,7 +77,7 @@ class BulkAction:
     run_for: Callable[..., BulkResult] | None = None
     #: Text of the outcome, with a place for the number of rows: an ``ngettext_lazy``, for example.
     outcome: Any = "%s"
-    form: type[Reason] = RequiredReason
+    form: type[Reason] = Reason
     #: Whether it removes something for good: its button and log line show it as a deletion.
     destroys: bool = False
     #: Whether it changes only the rows that the question listed, and only if they look the same.
@@ -262,6 +255,26 @@ def _outcome(action: BulkAction, done: int, error: Exception | None) -> str:
         return outcome
     words = _("%(done)s Stopped half-way: %(error)s")
     return words % {"done": outcome, "error": shown(error, 1000)}
+
+
+def each_row(
+    act: Callable[..., str | None], words: Any, *, between: str = ", "
+) -> Callable[..., str]:
+    """Return a function that acts on each row. A row that is refused does not undo the others."""
+
+    def run(rows: Any, values: dict[str, Any], by: str) -> str:
+        options = {"by": by, "reason": values["reason"], "using": rows.db}
+        done, refused = [], []
+        for row in rows:
+            try:
+                done.append(act(row, values, options) or row.name)
+            except OutboxError as error:
+                refused.append(error)
+        if refused and not done:
+            raise refused[0]
+        return " ".join([words % between.join(done), *(shown(error, 300) for error in refused)])
+
+    return run
 
 
 def _django_action(action: BulkAction) -> Callable[[Any, HttpRequest, Any], Any]:

@@ -14,31 +14,20 @@ from django.contrib.admin.utils import display_for_value
 from django.db.models import QuerySet
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..exceptions import GapNotSkippable
 from ..models import Event, Gap, counting
 from ..subscriptions.skips import skip_gap
 from ..text import one_line, shown
-from .actions import BulkAction, ConfirmedActionsAdmin
+from .actions import BulkAction, ConfirmedActionsAdmin, each_row
 from .base import address, column, given
 from .filters import column_filter
 from .tables import link
 
 
-def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
-    count, refused = 0, []
-    for id in rows.values_list("id", flat=True):
-        try:
-            skip_gap(id, by=by, reason=values["reason"], using=rows.db)
-            count += 1
-        except GapNotSkippable as error:
-            refused.append(shown(error, 300))
-    if refused and not count:
-        raise GapNotSkippable(" ".join(refused))
-    done = ngettext("%d gap was skipped.", "%d gaps were skipped.", count) % count
-    return " ".join([done, *refused])
+def _skip(row: Any, values: Any, options: Any) -> str:
+    return shown(skip_gap(row.pk, **options), 300)
 
 
 @admin.register(Gap)
@@ -66,7 +55,7 @@ class GapAdmin(ConfirmedActionsAdmin):
                 "The subscription continues without the missing events. If they arrive later, they "
                 "are not handled. If an audit has found the gap, later audits no longer report it."
             ),
-            _skip,
+            each_row(_skip, _("Skipped: %s."), between="; "),
             listed_only=True,
         ),
     )

@@ -21,7 +21,7 @@ from ..door.peers import FIELDS, peer_faults
 from ..models import Peer, PreparedEvent
 from ..prepared import operations
 from ..text import shown
-from .actions import BulkAction, ConfirmedActionsAdmin, Reason
+from .actions import BulkAction, ConfirmedActionsAdmin
 from .base import DatabaseAdmin, column
 from .filters import AgeFilter, ColumnFilter, by_index, column_filter
 from .job import carried_column
@@ -56,7 +56,6 @@ ACTIONS = (
             "and decides by their answers. Events that are already decided do not change."
         ),
         _check,
-        form=Reason,
         listed_only=True,
     ),
     BulkAction(

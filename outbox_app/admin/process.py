@@ -25,7 +25,7 @@ from ..fleet.registries.database import change
 from ..models import Incident, Overview, Process, Server, Statistic, TaskResult
 from ..pipeline.statistic_names import NAMES
 from ..text import LIMIT, one_line, shown
-from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
+from .actions import BulkAction, ConfirmedActionsAdmin, Reason
 from .base import EscapedChangeList, OutboxAdmin, column, given
 from .filters import ColumnFilter, column_filter
 from .job import carried_column
@@ -57,7 +57,7 @@ class OverviewAdmin(OutboxAdmin):
         return overview(request, self)
 
 
-class Weight(RequiredReason):
+class Weight(Reason):
     weight = forms.IntegerField(label=_("Weight"), min_value=0, max_value=100)
     field_order = ("weight", "reason")
 

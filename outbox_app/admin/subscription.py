@@ -5,7 +5,6 @@ The figures of a list are read for all of its rows at once (``subscriptions.lag`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -18,13 +17,13 @@ from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..aliases import log_alias
-from ..exceptions import OutboxError, ReplayRefused
+from ..exceptions import ReplayRefused
 from ..models import Cursor, Event, ParkedStream, Subscription
 from ..subscriptions import control, lag
 from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point
 from ..text import duration, one_line, shown
-from .actions import BulkAction, ConfirmedActionsAdmin, Reason, RequiredReason
+from .actions import BulkAction, ConfirmedActionsAdmin, Reason, each_row
 from .base import address, column
 from .blocking import in_flight_table
 from .filters import column_filter
@@ -32,7 +31,7 @@ from .masking import masked_line, masked_text
 from .tables import SHORT, WORDS, Group, Table, link
 
 
-class ReplayForm(RequiredReason):
+class ReplayForm(Reason):
     place = forms.CharField(
         label=_("From"),
         max_length=40,
@@ -54,7 +53,7 @@ class ReplayForm(RequiredReason):
             raise ValidationError(shown(error, 300)) from error
 
 
-class Position(RequiredReason):
+class Position(Reason):
     position = forms.IntegerField(
         label=_("Position"),
         min_value=1,
@@ -80,24 +79,6 @@ def _skip_first(row: Any, values: Any, options: Any) -> str:
 
 def _discard(row: Any, values: Any, options: Any) -> str:
     return shown(discard_stream(row.subscription, row.stream, log=row.log, **options), 300)
-
-
-def _each(act: Callable[..., str | None], words: Any, *, between: str = ", ") -> Callable[..., str]:
-    """Return a function that acts on each row. A row that is refused does not undo the others."""
-
-    def run(rows: Any, values: dict[str, Any], by: str) -> str:
-        options = {"by": by, "reason": values["reason"], "using": rows.db}
-        done, refused = [], []
-        for row in rows:
-            try:
-                done.append(act(row, values, options) or row.name)
-            except OutboxError as error:
-                refused.append(error)
-        if refused and not done:
-            raise refused[0]
-        return " ".join([words % between.join(done), *(shown(error, 300) for error in refused)])
-
-    return run
 
 
 RELEASED = ngettext_lazy("%d stream was released.", "%d streams were released.")
@@ -130,8 +111,9 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Pause subscriptions"),
             _("Pause the subscription"),
             _("They handle no event until they are resumed; no event is lost."),
-            _each(lambda row, *_: control.pause(row.name, using=row._state.db), _("Paused: %s.")),
-            form=Reason,
+            each_row(
+                lambda row, *_: control.pause(row.name, using=row._state.db), _("Paused: %s.")
+            ),
         ),
         BulkAction(
             "resume_selected",
@@ -139,8 +121,9 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Resume subscriptions"),
             _("Resume the subscription"),
             _("The subscriptions continue from their positions."),
-            _each(lambda row, *_: control.resume(row.name, using=row._state.db), _("Resumed: %s.")),
-            form=Reason,
+            each_row(
+                lambda row, *_: control.resume(row.name, using=row._state.db), _("Resumed: %s.")
+            ),
         ),
         BulkAction(
             "replay_selected",
@@ -153,7 +136,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
                 "rebuild such a view with manage.py outbox_rebuild. A place ahead of the current "
                 "position may pass over events, which are then recorded as a gap."
             ),
-            _each(_replay, _("Moved: %s."), between=" | "),
+            each_row(_replay, _("Moved: %s."), between=" | "),
             form=ReplayForm,
         ),
         BulkAction(
@@ -164,7 +147,6 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             RELEASE,
             lambda rows, values, by: sum(control.release(row.name, using=rows.db) for row in rows),
             outcome=RELEASED,
-            form=Reason,
         ),
         BulkAction(
             "skip_selected",
@@ -172,7 +154,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Skip the event that fails"),
             _("Skip the event that fails"),
             _("The handler never receives this event; it continues with the next one."),
-            _each(_skip, _("Skips the event: %s.")),
+            each_row(_skip, _("Skips the event: %s.")),
             form=Position,
             destroys=True,
         ),
@@ -230,7 +212,6 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             RELEASE,
             lambda rows, values, by: rows.update(released=True),
             outcome=RELEASED,
-            form=Reason,
         ),
         BulkAction(
             "skip_selected",
@@ -238,7 +219,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             _("Skip the first event"),
             _("Skip the first event"),
             _("The event that failed is never handled; the events after it are."),
-            _each(_skip_first, _("Skipped: %s."), between="; "),
+            each_row(_skip_first, _("Skipped: %s."), between="; "),
             destroys=True,
             listed_only=True,
         ),
@@ -248,7 +229,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             _("Discard streams"),
             _("Discard the stream"),
             _("The parked events are never handled; later events of the streams are."),
-            _each(_discard, _("Discarded: %s."), between="; "),
+            each_row(_discard, _("Discarded: %s."), between="; "),
             destroys=True,
             listed_only=True,
         ),

@@ -134,7 +134,7 @@ def test_one_that_was_edited_by_hand_says_so(alias, superuser, prepared):
 
 
 def test_ask_now_and_extend(alias, superuser, undecided):
-    answer = ask(superuser, "check_selected", undecided, confirmed="yes", reason="")
+    answer = ask(superuser, "check_selected", undecided, confirmed="yes", reason="why")
     assert said(answer)[0].startswith("Asked now: 1 event.")
     row = PreparedEvent.objects.using(alias).annotate(now=DatabaseNow()).get()
     assert row.next_check_at <= row.now

@@ -157,14 +157,14 @@ def test_pause_and_resume(alias, shop, superuser):
     assert "paused" in text(superuser.get(SUBSCRIPTIONS))
     publish(alias, "e")
     assert run("shop") == 0
-    decide(superuser, SUBSCRIPTIONS, "resume_selected", shop[0])
+    decide(superuser, SUBSCRIPTIONS, "resume_selected", shop[0], reason="over")
     assert run("shop") == 1
     first, second = LogEntry.objects.order_by("id")
     assert first.get_change_message() == (
         "Paused: shop. Action: pause_selected. Rows: shop. Reason: <b>x"
     )
     assert first.content_type.model == "subscription"
-    assert "Reason: -" in second.get_change_message()
+    assert "Reason: over" in second.get_change_message()
     history = reverse("admin:outbox_app_subscription_history", args=["shop"])
     assert "Paused: shop. Action: pause_selected." in text(superuser.get(history))
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_done_is_said_and_logged(alias, shop, superuser):
     assert said(answer)[0].startswith("Not done: outbox_event has no event")
     assert "Not done" in LogEntry.objects.get().get_change_message()
     _, answer = decide(superuser, GAPS, "skip_selected", shop[2], reason="why")
-    assert "1 gap was skipped." in said(answer)[0]
+    assert said(answer)[0].startswith("Skipped: ")
     _, answer = decide(superuser, GAPS, "skip_selected", shop[2], reason="why")
     [refused] = get_messages(answer.wsgi_request)
     assert refused.level_tag == "error"
@@ -206,7 +206,7 @@ def test_what_cannot_be_done_is_said_and_logged(alias, shop, superuser):
 @pytest.mark.parametrize("url", [SUBSCRIPTIONS, PARKED])
 def test_release(alias, shop, superuser, url):
     row = shop[0] if url == SUBSCRIPTIONS else shop[1]
-    _, answer = decide(superuser, url, "release_selected", row)
+    _, answer = decide(superuser, url, "release_selected", row, reason="why")
     assert said(answer) == ["1 stream was released."]
     assert run("shop") == 1
     assert not ParkedStream.objects.using(alias).exists()
@@ -515,7 +515,7 @@ def test_an_event_that_was_not_asked_about_is_not_given_up(alias, superuser, act
     row = ParkedStream.objects.using(alias).get()
     question = superuser.post(PARKED, selection(action, row))
     bad = {2}  # the first one is handled meanwhile, and another one fails
-    decide(superuser, PARKED, "release_selected", row)
+    decide(superuser, PARKED, "release_selected", row, reason="why")
     for _ in range(3):
         run("parks")
     answer = superuser.post(PARKED, {**hidden(question), "confirmed": "yes", "reason": "why"})
