@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from outbox_app import NewEvent, publish_many
 from outbox_app.eventlog.filter import EventFilter
 from outbox_app.eventlog.reader import LogReader
-from outbox_app.exceptions import RebuildRefused
+from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.models.collation import compare_bytes
@@ -307,18 +307,22 @@ def test_a_view_that_compares_bytes(alias, options, spark_rebuilds):
 
 @on("mariadb")
 def test_more_gaps_than_a_cursor_may_keep(alias, settings, spark_rebuilds, monkeypatch):
-    """All gaps of the log come at once, and have to settle before it can be read on."""
+    """All gaps of the log come at once. The rebuild fails until they settle, and skips none."""
     from tests.pipeline.rebuilt import declared
 
-    settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 0.5}
     monkeypatch.setattr("outbox_app.eventlog.windows.mysql.MAX_RUNS", 3)
     monkeypatch.setattr("outbox_app.eventlog.scans.mysql.MAX_RUNS", 3)
     declared("spark_sold")
     work(alias, 60)
+    settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 600.0}
+    with pytest.raises(RebuildFailed, match="runs of positions are missing in outbox_event"):
+        spark_rebuilds("spark_sold")
+    assert rows(alias, "spark_sold") == []
+    settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 0.001}
     set_failpoint("rebuild_folded", lambda: work(alias, 2, seed=9))
     spark_rebuilds("spark_sold")
-    assert rows(alias, "spark_sold")
     found = rows(alias, "spark_sold")
+    assert found
     monkeypatch.undo()
     run("spark_sold")
     assert rows(alias, "spark_sold") == found == rebuilt(alias, "spark_sold")

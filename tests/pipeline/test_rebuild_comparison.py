@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
-
 import pytest
 from django.db import transaction
 from django.db.models import DateTimeField
 from django.db.models.functions import Upper
 
 from outbox_app import NewEvent, publish_many, subscriber
-from outbox_app.eventlog.filter import EventFilter
-from outbox_app.exceptions import PipelineError, RebuildFailed, RebuildRefused
-from outbox_app.failpoints import set_failpoint
+from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.models import Cursor, Event
-from outbox_app.pipeline.driver.rebuild import SparkRebuild, rebuild_on_spark, require_same_database
-from outbox_app.pipeline.folding import Plan
+from outbox_app.pipeline.driver.rebuild import SparkRebuild, rebuild_on_spark
 from outbox_app.projections import comparison
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import on
@@ -158,33 +153,6 @@ class TestRefused:
         with pytest.raises(RebuildRefused, match=text) as caught:
             rebuild_on_spark(Here(), options, name)
         assert caught.value.returncode == 2
-
-    def test_another_database(self, alias, options):
-        work(alias, 2)
-        end = Plan.make(options, EventFilter()).end
-        require_same_database(Event, end, using=alias)
-        Event.objects.using(alias).filter(pk=end.position).delete()
-        with pytest.raises(PipelineError, match="has none there: Spark has read another"):
-            require_same_database(Event, end, using=alias)
-        Event.objects.using(alias).all().delete()
-        require_same_database(Event, end, using=alias)
-
-    def test_another_database_whose_only_event_has_that_position(self, alias, options):
-        with transaction.atomic(using=alias):
-            publish_many([NewEvent("a", "made")])
-        end = Plan.make(options, EventFilter()).end
-        Event.objects.using(alias).update(message_id=uuid4())
-        with pytest.raises(PipelineError, match="Spark has read another database"):
-            require_same_database(Event, end, using=alias)
-
-    def test_rows_of_another_database_are_no_view(self, alias, spark_rebuilds):
-        projection("spark_sold")
-        work(alias, 2)
-        newest = Event.objects.using(alias).order_by("-pk")[:1]
-        set_failpoint("rebuild_folded", lambda: newest.get().delete())
-        with pytest.raises(RebuildFailed, match="Spark has read another database"):
-            spark_rebuilds("spark_sold")
-        assert rows(alias, "spark_sold") == []
 
     def test_rows_that_were_made_of_fewer_events(self, alias, spark_rebuilds, monkeypatch):
         """As when an executor is lost whose rows are made again of a log that was pruned."""

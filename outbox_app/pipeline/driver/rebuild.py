@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
 
-from ...conf import outbox_settings
 from ...eventlog.filter import EventFilter
 from ...eventlog.state import WindowState
-from ...exceptions import PipelineError, RebuildRefused, TooManyGaps
+from ...exceptions import PipelineError, RebuildRefused
 from ...failpoints import failpoint
 from ...models import EventLog
 from ...projections.comparison import compare
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ..folding import Plan
-    from ..offset import Offset
     from ..options import Options
 
 logger = get_logger("outbox_app.pipeline")
@@ -214,19 +210,8 @@ class SparkRebuild(Rebuild):
 
     def _caught_up(self) -> list[WindowState]:
         [reader] = self.readers
-        end = self.plan.end
-        require_same_database(reader.log, end, using=self.using)
-        state = reader.load(end.state)
-        self.positions = [end.position]
-        # On MySQL every rollback leaves a gap in the log, until it has settled.
-        deadline = time.monotonic() + 2 * outbox_settings().SETTLE_SECONDS + 1
-        while time.monotonic() < deadline:
-            try:
-                self.ask(reader.read, state, 1)
-                break
-            except TooManyGaps:  # the replay raises it, if they never settle
-                time.sleep(0.1)
-        return self.replay([state])
+        self.positions = [self.plan.end.position]
+        return self.replay([reader.load(self.plan.end.state)])
 
     def _compare(self) -> int:
         counts, examples = compare(self.live, self.shadow, using=self.using)
@@ -235,16 +220,3 @@ class SparkRebuild(Rebuild):
         for line in examples:
             self.write(f"  {line}")
         return counts["old"] + counts["new"]
-
-
-def require_same_database(log: type[EventLog], end: Offset, *, using: str) -> None:
-    """Check that Spark has read the subscription's database. Raises ``PipelineError``."""
-    rows = log._base_manager.using(using)
-    found = rows.filter(pk=end.position).values_list("message_id", flat=True).first()
-    expected = UUID(end.message_id) if end.position else None
-    # If the event was pruned, so was everything before it.
-    if found != expected and (found or rows.filter(pk__lt=end.position).exists()):
-        raise PipelineError(
-            f"Spark has read event {expected} at position {end.position} of {end.log}; {using!r} "
-            f"has {found or 'none'} there: Spark has read another database."
-        )
