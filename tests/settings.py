@@ -64,7 +64,7 @@ TEMPLATES = [
 
 OUTBOX: dict[str, Any] = {"DATABASE": os.environ.get("OUTBOX_ALIAS", "default")}
 # The models of the tests are written to "default"; a test names the alias that it stages on.
-SILENCED_SYSTEM_CHECKS = ["outbox.E023", "outbox.E040", "outbox.W030"]
+SILENCED_SYSTEM_CHECKS = ["outbox.E023", "outbox.E040"]
 if seconds := os.environ.get("OUTBOX_LEASE_SECONDS"):
     OUTBOX["LEASE_SECONDS"], OUTBOX["PUBLISH_TIMEOUT"] = float(seconds), float(seconds) / 2
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import connections, router
+from django.db import connections
 from django.db.models import Field, ForeignKey
 
 from ..eventlog.reader import LogReader, reads_by_time
@@ -22,7 +22,6 @@ from ..eventlog.registry import all_logs
 from ..eventlog.requirements import violations
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import Cursor, EventLog, StagedJob
-from ..projections.projection import Projection
 from ..subscriptions.subscriber import all_subscribers
 from .aliases import is_migrated, written_aliases
 from .messages import LISTED
@@ -140,20 +139,8 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
 
 
 def check_declared_logs(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Warn of subscriptions that cannot run, and of views that are not where the routers say.
-
-    An error would keep the other subscriptions from starting.
-    """
+    """Warn of subscriptions that cannot run; an error would keep the others from starting."""
     for each in all_subscribers():
-        fault = each.fault
-        hint = "Correct logs=[…]: it takes models derived from EventLog, all on one database."
-        if not fault and isinstance(each.handle, Projection):
-            model, using = each.handle.model, each.using
-            if (own := router.db_for_write(model)) != using:
-                fault = (
-                    f"Projection {each.name!r} writes the rows of {model._meta.label} to "
-                    f"{using!r}, the database of its log; the routers name {own!r}."
-                )
-                hint = f"Route the model to {using!r}. Silence this if you read it by using()."
-        if fault:
-            yield Warning(fault, hint=hint, obj=each.name, id="outbox.W030")
+        if each.fault:
+            hint = "Correct logs=[…]: it takes models derived from EventLog, all on one database."
+            yield Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030")

@@ -13,7 +13,6 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from outbox_app import NewEvent, Projection, publish_many, subscriber
-from outbox_app.checks.logs import check_declared_logs
 from outbox_app.eventlog.record import recorded
 from outbox_app.exceptions import InvalidSubscriber
 from outbox_app.failpoints import set_failpoint
@@ -234,22 +233,6 @@ def test_two_with_one_name_are_refused():
 
         @subscriber("twice")
         def handle(events): ...
-
-
-def test_a_model_that_is_routed_elsewhere_is_checked(settings):
-    """The rows would be where the project does not look for them."""
-
-    class Router:
-        def db_for_write(self, model, **hints):
-            return "reports" if model is Sold else "default"
-
-    declare(SoldOf, "sold")
-    declare(StatusOf, "status")
-    settings.OUTBOX = {}
-    settings.DATABASE_ROUTERS = [Router()]
-    [message] = check_declared_logs()
-    assert (message.id, message.obj) == ("outbox.W030", "sold")
-    assert "to 'default', the database of its log; the routers name 'reports'" in message.msg
 
 
 def test_a_base_without_a_name_is_no_subscription():

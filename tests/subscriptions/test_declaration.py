@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 from outbox_app import subscriber
 from outbox_app.aliases import log_alias
-from outbox_app.checks.logs import check_declared_logs, check_time_readers
+from outbox_app.checks.logs import check_declared_logs
 from outbox_app.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from outbox_app.models import Event, EventLog
 from outbox_app.monitoring.diagnosis import Limits, problems
@@ -208,7 +208,6 @@ class TestOneThatCannotRun:
         subscriber("late", logs=["shop.Nothing"], by_time=True, on_gap="skip")(handle)
         found = [(message.id, message.obj) for message in check_declared_logs()]
         assert found == [("outbox.W030", "bad"), ("outbox.W030", "late")]
-        assert list(check_time_readers()) == []
 
     def test_events_are_published_as_before(self, alias, declared, published):
         class Pushed:
