@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import tracemalloc
 import zlib
 
 import pytest
@@ -92,28 +91,6 @@ def test_json_is_decoded_and_readable(body_as_shown):
     assert '[ [ "naïve", { "a": [ 1, null ] } ], {}, {} ]' in shown
 
 
-def test_compressed_json_is_decoded(body_as_shown):
-    compressed = zlib.compress(b'[["squeezed"], {}, {}]')
-    shown = body_as_shown(compressed, headers={"compression": "application/x-gzip"})
-    assert '"squeezed"' in shown
-
-
-def test_a_bomb_is_not_unpacked():
-    bomb = zlib.compress(b'"' + b"x" * 100_000_000)
-    envelope = message(headers={"compression": "application/x-gzip"})
-    row = dead_row(body=bomb, envelope=envelope)
-    tracemalloc.start()
-    try:
-        text = payload(row).body.text
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 20_000_000
-    assert text.startswith('"xxxx')
-    assert text.endswith("Cut: the first 10000 characters are shown.")
-    assert len(text) < 20_000
-
-
 class Explosive:
     def __reduce__(self):
         return (pytest.fail, ("a pickle was loaded",))
@@ -139,9 +116,9 @@ class Explosive:
             "Opaque: application/json, application/zstd, 4 bytes",
         ),
         (
-            b"not zlib",
+            zlib.compress(b"[]"),
             {"headers": {"compression": "application/x-gzip"}},
-            "Opaque: application/json, application/x-gzip, 8 bytes",
+            "Opaque: application/json, application/x-gzip, 10 bytes",
         ),
         (b"1", {"headers": {"compression": ["odd"]}}, "Opaque: application/json, ['odd'], 1"),
     ],
