@@ -160,7 +160,7 @@ def may_view(request: HttpRequest, model: type[Model]) -> bool:
 def headline(facts: OutboxStatus, found: list[Problem], parts: Collection[str]) -> tuple[str, str]:
     """Return tone and text of the headline: the worst problem, or whether work is leaving."""
     if found:
-        text = _worst(min(found, key=lambda each: each.code not in STOPPED))
+        text = _worst(found[0])
         if more := len(found) - 1:
             words = ngettext("%d other problem.", "%d other problems.", more)
             text = f"{text} {words % more}"
