@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -70,10 +68,12 @@ def spark_session(
             written to Spark's event log, and to arguments of processes.
 
     Raises:
-        NoSpark: PySpark, pyarrow, deltalake or a Java of at least version 17 is missing.
+        NoSpark: PySpark, pyarrow or deltalake is missing, or Spark has not started, as without a
+            Java of at least version 17.
     """
     try:
         import deltalake  # noqa: F401 (for archives)
+        from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
 
         from .source import register
@@ -88,7 +88,6 @@ def spark_session(
         builder = SparkSession.builder.appName(name)
         given: dict[str, Any] = {}
         if not _is_submitted():
-            require_java()
             # The 4 lets tasks be retried, as on a cluster.
             master = master or "local[*,4]"
             progress = str(sys.stderr.isatty()).lower()
@@ -100,7 +99,14 @@ def spark_session(
         if master:
             builder = builder.master(master)
         given |= settings or {}
-        session = builder.config(map=given).getOrCreate()
+        try:
+            session = builder.config(map=given).getOrCreate()
+        except PySparkRuntimeError as error:
+            raise NoSpark(
+                f"Spark has not started: {reason(error).rstrip('.')}. It needs Java {JAVA} or later. "
+                "Install it (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or let "
+                "JAVA_HOME name one. Everything else of outbox_app works without."
+            ) from error
         if is_local(master) and SHUFFLE not in given:
             session.conf.set(SHUFFLE, session.sparkContext.defaultParallelism)
     register(session)
@@ -123,23 +129,6 @@ def is_local(master: str | None) -> bool:
 
 def _is_submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def require_java() -> None:
-    """Check that there is a Java that Spark can run on. Raises ``NoSpark``."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else "java"
-    how = (
-        f"Install Java {JAVA} or later (Debian and Ubuntu: apt-get install openjdk-17-jre-headless)"
-        " or let JAVA_HOME name one. Everything else of outbox_app works without."
-    )
-    if shutil.which(java) is None:
-        raise NoSpark(f"Spark needs Java, but the program {java} was not found. {how}")
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "(\d+)', told)
-    if version is None or int(version[1]) < JAVA:
-        line = told.strip().partition("\n")[0]
-        raise NoSpark(f"Spark needs Java {JAVA} or later; {java} says {line!r}. {how}")
 
 
 def reason(error: BaseException) -> str:

@@ -2,70 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import re
 import stat
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from django.core.management import CommandError, call_command
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from outbox_app.exceptions import NoSpark
-from outbox_app.pipeline import session
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.options import Options
-from outbox_app.pipeline.session import is_local, is_running, require_java, spark_session
+from outbox_app.pipeline.session import is_local, is_running, spark_session
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def java(tmp_path, monkeypatch):
-    """``java(version)``: put a fake Java of this version on the path, as the only one."""
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
-
-    def make(version):
-        program = tmp_path / "bin" / "java"
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/sh\necho 'Picked up options' >&2\necho '{version}' >&2\n")
+@pytest.mark.system
+@pytest.mark.parametrize("said", ["", "Unsupported class file major version 61"])
+def test_a_pipeline_without_a_java_that_spark_runs_on(tmp_path, said):
+    if said:  # a Java that is too old: it cannot load Spark's classes
+        program = tmp_path / "java"
+        program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
         program.chmod(program.stat().st_mode | stat.S_IEXEC)
-        return tmp_path
-
-    return make
-
-
-@pytest.mark.parametrize("version", ["17", "17.0.9", "21.0.1", "25-ea"])
-def test_a_java_that_is_new_enough(java, version):
-    java(f'openjdk version "{version}" 2023-10-17')
-    require_java()
-
-
-@pytest.mark.parametrize("said", ['openjdk version "11.0.2" 2019', 'java version "1.8.0_292"', "?"])
-def test_a_java_that_is_too_old(java, said):
-    java(said)
-    with pytest.raises(NoSpark, match=r"needs Java 17 or later; java says .*Install Java 17"):
-        require_java()
-
-
-def test_java_home_comes_first(java, monkeypatch, tmp_path):
-    java('openjdk version "17"')
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    require_java()
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "wrong"))
-    with pytest.raises(NoSpark, match=f"program {tmp_path}/wrong/bin/java.*JAVA_HOME"):
-        require_java()
-
-
-@pytest.mark.parametrize("said", ["", 'version "11.0.2"'])
-@pytest.mark.django_db
-def test_a_pipeline_without_java(java, monkeypatch, tmp_path, said):
-    java(said) if said else monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
-    with pytest.raises(CommandError, match=r"Install Java 17.*Everything else") as raised:
-        call_command("outbox_pipeline", "archive", "--to", str(tmp_path / "archive"))
-    assert raised.value.returncode == 2
-    assert not (tmp_path / "archive").exists()
+    to = tmp_path / "archive"
+    command = [sys.executable, "manage.py", "outbox_pipeline", "archive", "--to", str(to)]
+    env = {**os.environ, "PATH": f"{tmp_path}:/bin" if said else str(tmp_path)}
+    env |= {"DATABASE_URL": "sqlite://:memory:", "JAVA_HOME": ""}
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.search("Spark has not started.*Java 17.*Everything else", done.stderr)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not to.exists()
 
 
 @pytest.mark.parametrize("name", ["pyspark.sql", "pyarrow", "deltalake"])
@@ -109,7 +82,6 @@ def test_only_a_local_session_is_bound_to_this_machine(monkeypatch, master, boun
         made.append(builder._options)
         raise NoSpark("not started")
 
-    monkeypatch.setattr(session, "require_java", lambda: None)
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", make)
     with pytest.raises(NoSpark):
