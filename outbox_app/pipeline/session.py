@@ -103,9 +103,9 @@ def spark_session(
             session = builder.config(map=given).getOrCreate()
         except PySparkRuntimeError as error:
             raise NoSpark(
-                f"Spark has not started: {reason(error).rstrip('.')}. It needs Java {JAVA} or later. "
-                "Install it (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or let "
-                "JAVA_HOME name one. Everything else of outbox_app works without."
+                f"Spark has not started: {reason(error).rstrip('.')}. It needs Java {JAVA} or "
+                "later. Install it (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), "
+                "or let JAVA_HOME name one. Everything else of outbox_app works without."
             ) from error
         if is_local(master) and SHUFFLE not in given:
             session.conf.set(SHUFFLE, session.sparkContext.defaultParallelism)
