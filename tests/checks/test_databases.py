@@ -6,12 +6,11 @@ import pytest
 from django.core.checks import Tags, run_checks
 from django.core.checks.registry import registry
 from django.db import connections
-from django.db.backends.sqlite3.base import DatabaseWrapper
 from django.db.migrations import Migration, RunPython
 from django.db.migrations.writer import MigrationWriter
 
 from outbox_app import stage
-from outbox_app.checks.databases import ROWS, check_databases, check_sessions
+from outbox_app.checks.databases import ROWS, check_databases, check_sessions, check_sqlite
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import StagedJob
 from outbox_app.models.collation import compare_bytes
@@ -163,37 +162,9 @@ class TestMySQL:
             connections[alias].close()
 
 
-@pytest.mark.django_db
-class TestSQLite:
-    @pytest.fixture
-    def connection(self, tmp_path, monkeypatch):
-        """An SQLite file with Django's default options, and one table of the outbox."""
-        settings = {**connections["default"].settings_dict, "NAME": str(tmp_path / "db.sqlite3")}
-        connection = DatabaseWrapper({**settings, "OPTIONS": {}}, alias="plain")
-        connection.cursor().execute("CREATE TABLE outbox_stagedjob (id integer)")
-        monkeypatch.setattr("outbox_app.checks.databases.connections", {"plain": connection})
-        yield connection
-        connection.close()
-
-    def test_defaults_of_django(self, connection):
-        assert ids(check_sessions(databases=["plain"])) == ["outbox.E026", "outbox.E027"]
-
-    def test_nobody_is_kept_from_migrating(self, connection, monkeypatch):
-        """``migrate`` runs the checks of databases, but not those of a deployment."""
-        monkeypatch.setattr("outbox_app.checks.databases._check_tasks", lambda alias: [])
-        monkeypatch.setattr("outbox_app.checks.databases._check_primary", lambda alias: [])
-        assert check_databases(databases=["plain"]) == []
-        kept = {each.__wrapped__ for each in registry.get_checks(include_deployment_checks=False)
-                if hasattr(each, "__wrapped__")}  # fmt: skip
-        assert check_databases in kept
-        assert check_sessions not in kept
-
-    def test_wal_and_immediate(self, connection):
-        connection.cursor().execute("PRAGMA journal_mode = WAL")
-        connection.transaction_mode = "IMMEDIATE"
-        assert check_sessions(databases=["plain"]) == []
-
-    def test_in_memory(self, connection, monkeypatch):
-        with monkeypatch.context() as patch:  # one in memory is not closed
-            patch.setattr(connection, "is_in_memory_db", lambda: True)
-            assert check_sessions(databases=["plain"]) == []
+def test_checks_of_a_deployment_stop_no_migrate():
+    """``migrate`` runs the checks of databases, but not those of a deployment."""
+    run = registry.get_checks(include_deployment_checks=False)
+    kept = {each.__wrapped__ for each in run if hasattr(each, "__wrapped__")}
+    assert check_databases in kept
+    assert not kept & {check_sessions, check_sqlite}

@@ -166,7 +166,7 @@ def test_sqlite_as_django_makes_it(alias, check, private_redis):
     kept = {"OPTIONS": {}}
     outcome = check(alias, *FULL, alias, broker=private_redis.url, kept=kept)
     assert outcome.code == 1
-    assert "outbox.E027" in outcome.ids
+    assert "outbox.E026" in outcome.ids
     at_a_desk = check(alias, "--database", alias, broker=private_redis.url, kept=kept)
     assert (at_a_desk.code, at_a_desk.ids) == (0, ["outbox.W025"])
 

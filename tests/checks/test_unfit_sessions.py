@@ -10,7 +10,7 @@ from django.db.backends.sqlite3.base import DatabaseWrapper
 from django.db.utils import ConnectionHandler
 
 from outbox_app import publish, subscriber
-from outbox_app.checks.databases import check_databases, check_sqlite_settings
+from outbox_app.checks.databases import check_databases, check_sqlite, check_sqlite_settings
 from outbox_app.models import StagedJob
 from outbox_app.process import preflight
 from outbox_app.transactions import own_connection
@@ -147,13 +147,16 @@ class TestSQLite:
         assert message.id == "outbox.W025"
         assert "begin as readers and the journal mode is not WAL" in message.msg
         assert "transaction_mode" in message.hint
-        assert connection.connection is None  # it did not connect
-        assert "outbox.W025" in [m.id for m in run_checks(tags=["outbox"], databases=[])]
+        [error] = check_sqlite()
+        assert (error.id, error.msg, error.hint) == ("outbox.E026", message.msg, message.hint)
+        assert connection.connection is None  # they did not connect
+        found = run_checks(tags=["outbox"], databases=[])
+        assert [m.id for m in found if m.id in ("outbox.W025", "outbox.E026")] == ["outbox.W025"]
 
     @pytest.mark.parametrize("mode", ["IMMEDIATE", "exclusive"])
     def test_as_it_should_be(self, plain, mode):
         plain(transaction_mode=mode, init_command="PRAGMA journal_mode=wal;")
-        assert check_sqlite_settings() == []
+        assert check_sqlite_settings() == check_sqlite() == []
 
     def test_a_file_that_is_in_wal_mode(self, plain):
         with plain().cursor() as cursor:
