@@ -36,10 +36,9 @@ class Command(TeachingCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         forget = "delete the results of the tasks that match; a name or a pattern as in TASK_MODES"
         parser.add_argument("--forget", metavar="PATTERN", help=forget)
-        parser.add_argument("--json", action="store_true", help="as JSON")
         parser.add_argument("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
-    def handle(self, *, forget: str | None, json: bool, **options: Any) -> None:
+    def handle(self, *, forget: str | None, **options: Any) -> None:
         using = options["database"] or outbox_alias()
         require_migrated(using, ShadowJob)
         results = report(using=using)
@@ -48,10 +47,7 @@ class Command(TeachingCommand):
             ShadowResult.objects.using(using).filter(task__in=chosen).delete()
             self.write(f"Forgotten: {len(chosen)} tasks.")
             return
-        if json:
-            self.write_json({task: _plain(found) for task, found in results.items()})
-        else:
-            self._write_lines(results)
+        self._write_lines(results)
         if any(Outcome.REFUSED in found for found in results.values()):
             raise SystemExit(1)
 
@@ -68,8 +64,3 @@ class Command(TeachingCommand):
                     self.write(f"    last {each.outcome}: {last.rstrip()}")
         if not results:
             self.write("No task was called in shadow mode, or none is judged yet.")
-
-
-def _plain(found: dict[str, ShadowResult]) -> dict[str, Any]:
-    names = ("count", "last_at", "last_task_id")
-    return {outcome: {n: getattr(each, n) for n in names} for outcome, each in found.items()}
