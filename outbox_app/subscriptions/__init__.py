@@ -2,12 +2,11 @@
 
 from .counting import count_events
 from .rebase import rebase_outbox
-from .skips import discard_stream, list_gaps, skip_event, skip_gap
+from .skips import discard_stream, skip_event, skip_gap
 
 __all__ = [
     "count_events",
     "discard_stream",
-    "list_gaps",
     "rebase_outbox",
     "skip_event",
     "skip_gap",

@@ -9,7 +9,7 @@ checks the permission (``outbox_app.skip_gap``, ``outbox_app.skip_event``).
 from __future__ import annotations
 
 from django.db import transaction
-from django.db.models import Max, QuerySet
+from django.db.models import Max
 
 from ..exceptions import GapNotSkippable
 from ..models import Cursor, Gap, ParkedStream
@@ -19,16 +19,6 @@ from .cursors import reader_of
 from .version_gaps import give_up, record_versions
 
 logger = get_logger("outbox_app.subscriptions")
-
-
-def list_gaps(
-    *, using: str, subscription: str | None = None, state: str | None = Gap.State.OPEN
-) -> QuerySet[Gap]:
-    """Return gaps, the oldest first: of one subscription or all, in one state, or in any (None)."""
-    gaps = Gap.objects.using(using).order_by("seen_at", "id")
-    if subscription is not None:
-        gaps = gaps.filter(subscription=subscription)
-    return gaps if state is None else gaps.filter(state=state)
 
 
 def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:

@@ -43,12 +43,12 @@ from django.core.management.base import CommandParser
 
 from ...aliases import log_alias
 from ...exceptions import InvalidArgument, OutboxError
-from ...models import Event
+from ...models import Event, Gap
 from ...models.counting import LISTED
 from ...process.preflight import require_migrated
 from ...subscriptions import control, counting
 from ...subscriptions.lag import SubscriptionLag, in_flight, lags
-from ...subscriptions.skips import discard_stream, list_gaps, skip_event, skip_gap
+from ...subscriptions.skips import discard_stream, skip_event, skip_gap
 from ...subscriptions.start_point import parse_start_point
 from ...text import one_line
 from ..teaching import TeachingCommand, when
@@ -214,7 +214,8 @@ class Command(TeachingCommand):
             raise SystemExit(EXIT_REFUSED)
 
     def _gaps(self, *, name: str | None, using: str, **options: Any) -> None:
-        found = list(list_gaps(using=using, subscription=name)[: LISTED + 1])
+        gaps = Gap.objects.using(using).open().order_by("seen_at", "id")
+        found = list((gaps.filter(subscription=name) if name else gaps)[: LISTED + 1])
         if not found:
             self.write("No gap is open.")
         for gap in found[:LISTED]:
