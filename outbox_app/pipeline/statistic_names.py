@@ -16,13 +16,12 @@ PERCENTILES = {f"handled_seconds_p{percent}": percent / 100 for percent in (50, 
 NAMES = (
     # Events of one minute: all of them, by type, by topic.
     "events",
-    # Events of the busiest streams: in all, as a share of the log, and in the stream's peak minute.
-    *("stream_events", "stream_share", "stream_peak"),
+    # Events of the busiest streams: in all, and as a share of the log.
+    *("stream_events", "stream_share"),
     # Events of each partition, and the largest partition in proportion to the mean.
     *("partition_events", "partition_skew"),
-    # Events of a type that were handled, that the inbox does not have, and whose handling has an
-    # earlier time than their recording, as two clocks disagree.
-    *("handled_events", "unmatched_events", "negative_events"),
+    # Events of a type that were handled, and that the inbox does not have.
+    *("handled_events", "unmatched_events"),
     # Seconds from recorded to handled, by type.
-    *("handled_seconds_min", *PERCENTILES, "handled_seconds_max"),
+    *PERCENTILES,
 )

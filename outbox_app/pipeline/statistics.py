@@ -6,7 +6,7 @@ events give the same rows, and the same bytes of a file.
 
 Percentiles are exact in rank and interpolated, of times rounded to three significant digits: at
 most ten thousand values for each type are in memory, however many events there are.
-``percentile_approx`` would differ from run to run. The least and greatest times are not rounded.
+``percentile_approx`` would differ from run to run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def statistics(
     inbox: DataFrame,
     *,
     log: str,
-    top: int | None = None,
     partitions: int | None = None,
 ) -> DataFrame:
     """Return all statistics of a log, in no order. An empty log has none.
@@ -55,7 +54,7 @@ def statistics(
     """
     parts = [
         per_minute(events),
-        hot_streams(events, top=top or TOP),
+        hot_streams(events),
         partition_skew(events, partitions=partitions or PARTITIONS),
         times_until_handled(events, inbox),
     ]
@@ -74,21 +73,12 @@ def per_minute(events: DataFrame) -> DataFrame:
     return counted.agg(F.count("*").cast("double").alias("value"))
 
 
-def hot_streams(events: DataFrame, *, top: int) -> DataFrame:
-    """Return the streams with the most events; of streams with equally many, the first by name.
-
-    ``stream_peak`` is the number of events in the stream's busiest minute, and has that minute.
-    """
-    minutes = events.groupBy("stream", _minute()).agg(F.count("*").alias("events"))
-    busiest = F.min_by("minute", F.struct(-F.col("events"), F.col("minute")))
-    streams = minutes.groupBy(F.col("stream").alias("label")).agg(
-        F.sum("events").alias("events"), F.max("events").alias("peak"), busiest.alias("busiest")
-    )
-    hot = streams.orderBy(F.desc("events"), "label").limit(top).crossJoin(_whole(events))
+def hot_streams(events: DataFrame) -> DataFrame:
+    """Return the streams with the most events; of streams with equally many, the first by name."""
+    streams = events.groupBy(F.col("stream").alias("label")).agg(F.count("*").alias("events"))
+    hot = streams.orderBy(F.desc("events"), "label").limit(TOP).crossJoin(_whole(events))
     share = F.col("events") / F.col("whole")
-    counts = _figures(hot, "stream", stream_events=F.col("events"), stream_share=share)
-    peaks = hot.withColumn("newest", F.col("busiest"))
-    return counts.unionByName(_figures(peaks, "stream", stream_peak=F.col("peak")))
+    return _figures(hot, "stream", stream_events=F.col("events"), stream_share=share)
 
 
 def partition_skew(events: DataFrame, *, partitions: int) -> DataFrame:
@@ -117,7 +107,7 @@ def times_until_handled(events: DataFrame, inbox: DataFrame) -> DataFrame:
 
     The inbox has the events whose idempotent task was staged under their id. All others are counted
     as unmatched: they are not handled yet, or their handler records nothing. Times before the
-    recording are counted, and are part of all other figures.
+    recording, as two clocks disagree, are part of the percentiles.
     """
     handled_at = F.min("handled_at").alias("handled_at")
     first = inbox.groupBy(F.col("job_id").alias("message_id")).agg(handled_at)
@@ -127,16 +117,10 @@ def times_until_handled(events: DataFrame, inbox: DataFrame) -> DataFrame:
     )
     unit = F.pow(F.lit(10.0), F.floor(F.log10(F.abs("seconds"))) - 2)
     rounded = F.coalesce(F.round(F.col("seconds") / unit) * unit, "seconds")  # no logarithm of 0
-    ends = F.min("seconds").alias("least"), F.max("seconds").alias("most")
-    counted = times.groupBy("label", rounded.alias("rounded")).agg(
-        F.count("*").alias("events"), *ends
-    )
+    counted = times.groupBy("label", rounded.alias("rounded")).agg(F.count("*").alias("events"))
     types = counted.groupBy("label").agg(
         _sum_where(F.col("rounded").isNotNull()).alias("handled"),
         _sum_where(F.col("rounded").isNull()).alias("unmatched"),
-        _sum_where(F.col("rounded") < 0).alias("negative"),
-        F.min("least").alias("least"),
-        F.max("most").alias("most"),
         F.percentile("rounded", [*PERCENTILES.values()], F.col("events")).alias("percentiles"),
     )
     return _figures(
@@ -144,9 +128,6 @@ def times_until_handled(events: DataFrame, inbox: DataFrame) -> DataFrame:
         "type",
         handled_events=F.col("handled"),
         unmatched_events=F.col("unmatched"),
-        negative_events=F.col("negative"),
-        handled_seconds_min=F.col("least"),
-        handled_seconds_max=F.col("most"),
         **{name: F.col("percentiles")[n] for n, name in enumerate(PERCENTILES)},
     )
 

@@ -63,7 +63,6 @@ class Command(TeachingCommand):
         add = statistics.add_argument
         add("--to", metavar="DIR", help="write the figures as Parquet")
         add("--table", action="store_true", help="write the figures to the table of the admin")
-        add("--top", type=int, metavar="N", help="number of busiest streams to list (default 100)")
         skew = "number of partitions to compute the skew for (default 8)"
         add("--partitions", type=int, metavar="N", help=skew)
 
@@ -134,14 +133,14 @@ class Command(TeachingCommand):
     def _statistics(self, run: Pipeline, options: dict[str, Any]) -> None:
         from ...pipeline.driver.run import run_statistics
 
-        given = {name: options[name] for name in ("archive", "to", "table", "top", "partitions")}
+        given = {name: options[name] for name in ("archive", "to", "table", "partitions")}
         alias = inbox_alias()
         inbox = run if alias == run.using else run.elsewhere(alias)
         run_statistics(run, **given, inbox=inbox, write=self.write)
 
 
 def _check(options: dict[str, Any]) -> None:
-    for name, most in (("max_rows_per_batch", 2**31 - 1), ("top", 2**31 - 1), ("partitions", 1024)):
+    for name, most in (("max_rows_per_batch", 2**31 - 1), ("partitions", 1024)):
         if (number := options.get(name)) is not None and not 1 <= number <= most:
             raise InvalidArgument(f"--{name.replace('_', '-')} must be from 1 to {most}.")
     if not 0 < options.get("interval", 1) <= 3600:

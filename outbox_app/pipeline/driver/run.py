@@ -161,7 +161,6 @@ def run_statistics(
     archive: str = "",
     to: str = "",
     table: bool = False,
-    top: int | None = None,
     partitions: int | None = None,
     write: Write,
 ) -> None:
@@ -170,7 +169,7 @@ def run_statistics(
         raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
     log, handled = run.options.log, inbox.read(read="inbox")
     with read_once(run.read(some(*USED), archive=archive)) as events:
-        found = statistics(events, handled, log=log, top=top, partitions=partitions).persist()
+        found = statistics(events, handled, log=log, partitions=partitions).persist()
         if to:
             write(f"statistics log={log} file={write_statistics(found, to)}")
         if table:
