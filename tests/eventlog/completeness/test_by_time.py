@@ -300,6 +300,23 @@ def test_what_was_skipped_is_not_handled_after_others_that_commit_late(reading, 
     assert reader.start().later(60).handled == ["c:1", "d:1", "e:1"]
 
 
+def test_a_version_that_commits_late_before_one_that_was_skipped_is_handled(reading, log, alias):
+    """The skip is of one event: it does not count the stream as handled up to there."""
+    reader = reading(by_time=True)
+    log.add("bad", 2)
+    log.age("bad", 2, seconds=10)
+    reader.broken = {"bad"}
+    reader.later(5)
+    failed = Cursor.objects.using(alias).get().failed_event
+    assert failed["version"] == 2
+    skip_event("reads", failed["position"], by="ann", reason="bad", using=alias)
+    log.add("bad", 1)
+    log.age("bad", 1, seconds=20)
+    reader.broken = set()
+    log.add("bad", 3)
+    assert reader.start().later(60).handled == ["bad:1", "bad:3"]
+
+
 def test_a_replica_that_is_behind(alias, reading, log):
     """What was written before a page was read comes to the replica after that, in order."""
     reading(by_time=True)
