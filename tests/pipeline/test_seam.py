@@ -8,7 +8,7 @@ from django.core.management import call_command
 from pyspark.errors import PySparkException
 
 from outbox_app.eventlog.filter import EventFilter
-from outbox_app.exceptions import ReadRefused
+from outbox_app.exceptions import PipelineError, ReadRefused
 from outbox_app.models import Event, Gap
 from outbox_app.pipeline import archive_reader
 from outbox_app.pipeline.driver import run
@@ -119,11 +119,11 @@ def test_a_frame_fails_where_rows_went_after_it_was_made(
 
 
 @on("default")
-def test_an_audit_is_made_again_where_rows_went_meanwhile(
+def test_an_audit_is_refused_where_rows_went_meanwhile_and_works_again(
     alias, tmp_path, ids, spark, sink, monkeypatch
 ):
     """Checking all files takes minutes."""
-    check, said = run.check_files, []
+    check = run.check_files
 
     def checked(session, table):
         monkeypatch.setattr(run, "check_files", check)
@@ -132,7 +132,9 @@ def test_an_audit_is_made_again_where_rows_went_meanwhile(
 
     monkeypatch.setattr(run, "check_files", checked)
     pipeline = Pipeline(spark, source(alias), Event, alias)
-    audit = run.run_audit(pipeline, archive=str(tmp_path), write=said.append)
+    with pytest.raises(PipelineError, match="was archived and pruned while it was audited"):
+        run.run_audit(pipeline, archive=str(tmp_path), write=str)
+    assert not Gap.objects.using(alias).exists()
+    audit = run.run_audit(pipeline, archive=str(tmp_path), write=str)
     assert (audit.sound, audit.events) == (True, len(ids))
-    assert said[0] == "auditing again log=outbox_event: the log was pruned meanwhile"
     assert not Gap.objects.using(alias).exists()
