@@ -314,4 +314,4 @@ def test_a_lost_event_is_found(alias, published, run, shop, partitions, command)
     assert (code, found["difference"], len(found["uneven"])) == (1, 1, 1)
     assert command("count", "shop")[0] == 0
     assert command("count", "other")[0] == 2
-    assert command("count")[0] == 2
+    assert "arguments are required: NAME" in command("count")[1]
