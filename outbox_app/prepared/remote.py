@@ -92,7 +92,7 @@ class HttpKeeper:
             bytes=limit(self.peer, "bytes") - 2,
             size=lambda element: len(written(element)) + 1,
         )
-        answers = []
+        answers: list[Answer] = []
         for group in groups:
             said = self._call("POST", f"prepared/{path}", group, **options)
             if len(said) != len(group):
@@ -101,7 +101,7 @@ class HttpKeeper:
         return answers
 
     def _answer(self, sent: dict[str, Any], said: dict[str, Any]) -> Answer:
-        id, status, state = sent["id"], said.get("status"), said.get("state")
+        id, status, state = sent["id"], said.get("status"), str(said.get("state"))
         if status in REFUSED:
             why = "may not be prepared by this service" if status == 403 else "is refused"
             raise InvalidPrepared(
