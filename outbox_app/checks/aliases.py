@@ -1,19 +1,17 @@
 """Where jobs are staged, where the project's models are written, and how connections are kept.
 
-The checks read settings, routers and models; only ``is_migrated`` queries a database. They cannot
-predict a router that decides by the instance, or by a value of the thread: silence the messages
-that such a router makes untrue.
+The checks read settings, routers and models, and query no database. They cannot predict a router
+that decides by the instance, or by a value of the thread: silence the messages that such a router
+makes untrue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
-from django.db.models import Model
 
 from ..aliases import inbox_alias, log_alias, outbox_alias
 from ..eventlog.registry import all_logs
@@ -23,22 +21,6 @@ from .messages import listed
 def written_aliases() -> set[str]:
     """Return the aliases of the outbox and the inbox, if they exist."""
     return {outbox_alias(), inbox_alias()}.intersection(connections.settings)
-
-
-def is_migrated(model: type[Model], alias: str) -> bool:
-    """Return whether a table exists with all columns: ``migrate`` checks before it adds them."""
-    connection, table = connections[alias], model._meta.db_table
-    if table not in connection.introspection.table_names():
-        return False
-    with connection.cursor() as cursor:  # on SQLite, Django's description of a table takes a lock
-        cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)} WHERE 1 = 0")
-        columns = {column[0] for column in cursor.description}
-    return {each.column for each in model._meta.concrete_fields} <= columns
-
-
-def is_checked(model: type[Model], databases: Sequence[str] | None) -> bool:
-    """Return whether the outbox's database is among those being checked, and has the table."""
-    return outbox_alias() in (databases or ()) and is_migrated(model, outbox_alias())
 
 
 def check_business(**kwargs: Any) -> list[CheckMessage]:

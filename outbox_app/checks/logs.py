@@ -9,9 +9,11 @@ see an index that was made by hand and is not in the model's ``Meta``: silence i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+import django.db
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
@@ -23,7 +25,7 @@ from ..eventlog.requirements import violations
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import Cursor, EventLog, StagedJob
 from ..subscriptions.subscriber import all_subscribers
-from .aliases import is_migrated, written_aliases
+from .aliases import written_aliases
 from .messages import LISTED
 
 
@@ -114,7 +116,7 @@ def check_log_tables(
                 if each.id != "outbox.E011" or not is_told:
                     text = f"On {alias!r}: {each.text}"
                     yield Error(text, hint=each.hint, obj=log, id=each.id)
-            if is_migrated(Cursor, alias):
+            with suppress(django.db.Error):  # ``migrate`` checks before it adds columns
                 yield from islice(_check_cursors(log, alias), LISTED)
 
 

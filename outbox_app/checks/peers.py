@@ -1,22 +1,28 @@
-"""Peers that exchange prepared events with this service: their keys, their rows, their clocks.
+"""Peers that exchange prepared events with this service: keys, rows, clocks, and our fences.
 
 ``values`` reports errors in the setting ``PEERS`` itself. Rows of the table are read on the alias
-of the outbox only, if its database is among those being checked.
+of the outbox only, if its database is among those being checked. ``migrate`` checks before it makes
+tables and columns: a table that cannot be read is not checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+import django.db
 from django.core.checks import CheckMessage, Error, Warning
+from django.db import connections
+from django.db.migrations.recorder import MigrationRecorder
 
 from ..aliases import outbox_alias
 from ..conf import outbox_settings
 from ..door.clocks import wrong_clocks
 from ..door.peers import FIELDS, SIGNS, VERIFIES, peer_faults, valid_keys
-from ..models import Peer
-from .aliases import is_checked
+from ..exceptions import NotMigrated
+from ..models import Fence, Peer
+from ..process.preflight import require_migrated
 
 HINT = "docs/reference/door.md lists the fields of a peer."
 
@@ -30,9 +36,32 @@ def check_peers(**kwargs: Any) -> Iterator[CheckMessage]:
 def check_peer_table(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Iterator[CheckMessage]:
-    if not is_checked(Peer, databases):
-        return
     using = outbox_alias()
+    if using in (databases or ()):
+        with suppress(django.db.Error):
+            yield from _check_rows(using)
+
+
+def check_fences(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Report aliases that prepare events for a keeper of the setting, and have no fences."""
+    for name, fields in outbox_settings().PEERS.items():
+        peer = Peer() if peer_faults(name, fields) else Peer(name=name, **fields)
+        is_keeper = peer.direction in (Peer.Direction.KEEPER, Peer.Direction.BOTH)
+        if not is_keeper or peer.database not in (databases or ()):
+            continue
+        try:
+            with suppress(django.db.Error):
+                if MigrationRecorder(connections[peer.database]).has_table():
+                    require_migrated(peer.database, Fence)
+        except NotMigrated as error:
+            yield Warning(
+                f"Nothing can be prepared for the keeper {name!r}: {error}",
+                hint="Let the database routers allow the model Fence there, and migrate.",
+                id="outbox.W046",
+            )
+
+
+def _check_rows(using: str) -> Iterator[CheckMessage]:
     for peer in Peer.objects.using(using):
         faults = peer_faults(peer.name, {name: getattr(peer, name) for name in FIELDS})
         for fault in faults:
