@@ -45,7 +45,7 @@ def plant_counters(minutes: int, processes: int = 4) -> None:
     from outbox_app.process import counters
 
     newest = _now("default").replace(second=0, microsecond=0)
-    names = (counters.PUBLISHED, counters.READY, counters.OLDEST, counters.NEWEST_ID)
+    names = (counters.PUBLISHED, counters.READY, counters.NEWEST_ID)
     rows = [
         Statistic(
             source=f"drainer-{each}",

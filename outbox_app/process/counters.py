@@ -52,8 +52,8 @@ IMMEDIATE = "immediate"
 DELAY, LE = "delay", "le"
 #: The highest id of a job that the process knew of by then.
 READ_ID = "read_id"
-#: Samples: ready and held rows, up to a limit; seconds since the oldest; the highest known id.
-READY, HELD, OLDEST, NEWEST_ID = "ready", "held", "oldest", "newest_id"
+#: Samples: ready rows, up to a limit; the highest known id.
+READY, NEWEST_ID = "ready", "newest_id"
 #: Handled events and failed attempts of a subscription. The label is its name.
 HANDLED, FAILED, SUBSCRIPTION = "handled", "failed", "subscription"
 #: The highest position of a log (the label is its table). Readers sample it, not publishers.
@@ -77,7 +77,7 @@ PEER_CLOCK, PEER = "peer_clock", "peer"
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
     *(PUBLISHED, PUBLISHED_BY, DEAD, IMMEDIATE, DELAY, READ_ID),
-    *(READY, HELD, OLDEST, NEWEST_ID, HANDLED, FAILED, NEWEST_POSITION),
+    *(READY, NEWEST_ID, HANDLED, FAILED, NEWEST_POSITION),
     *OF_ENTITIES,
     *(DECIDED, DECIDE_TIME, PEER_CLOCK),
 )

@@ -151,8 +151,7 @@ def _figures() -> None:
         newest += int(42 * wave)
         values = {
             "published": published, "dead": 2.0 if ago % 37 == 0 else 0.0,
-            "ready": 15 * wave + jam, "oldest": 0.4 * wave + jam / 20, "held": 14.0,
-            "newest_id": float(newest),
+            "ready": 15 * wave + jam, "newest_id": float(newest),
         }  # fmt: skip
         rows += [_figure(drainer, minute, name, value) for name, value in values.items()]
         if ago <= 60:

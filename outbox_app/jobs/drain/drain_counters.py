@@ -24,7 +24,7 @@ from ...process.counters import BUCKETS, EDGES, Counters, prune_if_worth_it
 from ...process.lease import LeaseHolder
 from ...text import get_logger
 from .batch import Row, apps_with_rows
-from .status import by_shard, oldest_seconds
+from .status import by_shard
 
 #: The owner of this shard takes the samples.
 SAMPLER = 0
@@ -85,15 +85,11 @@ class DrainCounters(Counters):
             self._sampling.succeeded()
 
     def _samples(self) -> dict[str, float]:
-        using = self.using
-        apps = apps_with_rows(using=using)
         # Start above the ids that were read, so that the query does not scan deleted rows.
-        jobs = StagedJob.objects.using(using)
+        jobs = StagedJob.objects.using(self.using)
         newer = jobs.filter(id__gt=self._highest_id)
         self._highest_id = newer.aggregate(id=Max("id"))["id"] or self._highest_id
         return {
-            counters.READY: counted(by_shard(jobs.ready(), apps)),
-            counters.HELD: counted(by_shard(jobs.held(), apps)),
-            counters.OLDEST: oldest_seconds(apps, using=using),
+            counters.READY: counted(by_shard(jobs.ready(), apps_with_rows(using=self.using))),
             counters.NEWEST_ID: self._highest_id,
         }

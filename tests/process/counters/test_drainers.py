@@ -71,11 +71,10 @@ def test_a_run_leaves_what_it_did(alias, make_app, broker, request):
     # The first sample was taken before the first batch; a minute may have begun since.
     rows = Statistic.objects.using(alias).exclude(name="delay").order_by("-minute")
     found = {row.name: row.value for row in rows}
-    assert (found["ready"], found["held"], found["newest_id"]) == (29, 1, last)
+    assert (found["ready"], found["newest_id"]) == (29, last)
     by = rows.filter(name="published_by").values_list("dimension").annotate(Sum("value"))
     assert dict(by.order_by()) == {"task": 28, "queue": 28}
     assert 0 < found["read_id"] <= last
-    assert 0 <= found["oldest"] < 600
     sources = Statistic.objects.using(alias).values_list("source", flat=True).distinct()
     assert list(sources) == [str(drain.holder.id)]
 

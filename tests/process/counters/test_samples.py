@@ -15,7 +15,7 @@ from .planted import NOW, totals
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SAMPLES = ("ready", "held", "oldest", "newest_id")
+SAMPLES = ("ready", "newest_id")
 
 
 def minute_of(drain, number):
@@ -50,8 +50,8 @@ def test_one_sample_a_minute(alias, stage, sampler):
     sampler._counters.write()
     last = StagedJob.objects.using(alias).order_by("id").last().pk
     five, six = sampled(alias, 5), sampled(alias, 6)
-    assert (five["ready"], five["held"], five["newest_id"]) == (4, 0, last - 11)
-    assert (six["ready"], six["held"], six["newest_id"]) == (13, 2, last)
+    assert (five["ready"], five["newest_id"]) == (4, last - 11)
+    assert (six["ready"], six["newest_id"]) == (13, last)
 
 
 def test_what_came_and_went_between_two_samples_counts_as_known(alias, stage, sampler):
@@ -66,7 +66,7 @@ def test_what_came_and_went_between_two_samples_counts_as_known(alias, stage, sa
     sampler._counters.keep()
     sampler._counters.write()
     found = sampled(alias, 5)
-    assert (found["ready"], found["oldest"], found["newest_id"]) == (0, 0, last)
+    assert (found["ready"], found["newest_id"]) == (0, last)
 
 
 def test_only_the_owner_of_shard_0_takes_samples(alias, stage, drainer):
@@ -104,8 +104,8 @@ def test_a_sample_is_a_bounded_number_of_statements(alias, sampler, jobs):
     minute_of(sampler, 5)
     with CaptureQueriesContext(connections[alias]) as statements:
         sampler._counters.keep()
-    # Two looks for apps; the newest id; ready and held; two for the oldest; whether there is old.
-    assert len(statements) <= 9
+    # Two looks for apps; the newest id; ready; whether there is old.
+    assert len(statements) <= 6
     with CaptureQueriesContext(connections[alias]) as statements:
         sampler._counters.keep()
     assert not statements.captured_queries  # until the next minute
