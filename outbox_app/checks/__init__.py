@@ -19,7 +19,7 @@ from .fleet import check_fleet, check_reach
 from .logs import check_declared_logs, check_log_tables, check_logs
 from .messages import linked
 from .models import check_models
-from .peers import check_peer_table, check_peers
+from .peers import check_fences, check_peer_table, check_peers
 from .servers import check_servers
 from .values import check_settings
 
@@ -48,7 +48,7 @@ DEPLOY = (
     check_brokers,
 )
 #: These open connections.
-DATABASE = (check_databases, check_log_tables, check_peer_table)
+DATABASE = (check_databases, check_log_tables, check_peer_table, check_fences)
 DEPLOY_DATABASE = (check_sessions, check_servers)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
-from outbox_app.checks.peers import check_peer_table, check_peers
-from outbox_app.models import Peer
+from outbox_app.checks.peers import check_fences, check_peer_table, check_peers
+from outbox_app.models import Fence, Peer
 
 BOTH = [{"id": "ours", "private": "env:OURS"}, {"id": "theirs", "public": "env:THEIRS"}]
 FIELDS = {"direction": "sender", "address": "https://billing.example/outbox/", "keys": BOTH}
@@ -50,3 +51,17 @@ def test_rows_of_the_table(alias, settings):
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": {"late": FIELDS}}  # wins over the row
     assert [each.id for each in check_peer_table(databases=[alias])] == ["outbox.E045"]
     assert list(check_peer_table(databases=[])) == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("direction", "found"), [("keeper", 1), ("both", 1), ("sender", 0)])
+def test_fences_of_an_alias_that_prepares(alias, settings, monkeypatch, direction, found):
+    shop = FIELDS | {"direction": direction, "database": alias}
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": {"shop": shop}}
+    assert list(check_fences(databases=[alias])) == []
+    monkeypatch.setattr(Fence._meta, "db_table", "outbox_fence_that_is_not_there")
+    said = [(each.id, "'shop': Database" in each.msg) for each in check_fences(databases=[alias])]
+    assert said == [("outbox.W046", True)] * found
+    assert list(check_fences(databases=[])) == list(check_fences()) == []
+    monkeypatch.setattr(MigrationRecorder, "has_table", lambda self: False)
+    assert list(check_fences(databases=[alias])) == [], "migrate will make it"
