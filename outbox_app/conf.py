@@ -129,11 +129,7 @@ class OutboxSettings:
     #: Dotted path of a function that names the scope of the caller's session, such as its tenant:
     #: only commands of one scope share a transaction. None: all of them may.
     ENTITY_SCOPE: str | None = None
-    #: Seconds for which the keeper does not ask the sender about an event that it has prepared.
-    PREPARED_IMMUNE: float = 10.0
-    #: Seconds after which the policy of a prepared event decides: the default, and the most that a
-    #: sender may ask for.
-    PREPARED_DECIDE_BY: float = 86400.0
+    #: The most seconds that a sender may ask for until the policy of a prepared event decides.
     PREPARED_MAX_DECIDE_BY: float = 14 * 86400.0
     #: Days for which the keeper keeps decided events.
     PREPARED_RETENTION_DAYS: int = 30

@@ -11,7 +11,6 @@ MIDDLEWARE = []
 ROOT_URLCONF = "example_project.prepared_demo.urls"
 DATABASES["default"]["NAME"] = str(DATA_DIR / "payments.sqlite3")
 OUTBOX |= {
-    "PREPARED_IMMUNE": 1.0,  # the shop asks soon, as the demo is watched
     "PEERS": {
         "shop": {
             "direction": "keeper",

@@ -91,8 +91,8 @@ ACTIONS = (
         _("Extend prepared events"),
         _("Extend the event"),
         _(
-            "The senders are asked for another day (OUTBOX['PREPARED_DECIDE_BY']) before the "
-            "policy of the events decides. Undecided events are prepared again."
+            "The senders are asked for another day before the policy of the events decides. "
+            "Undecided events are prepared again."
         ),
         lambda rows, values, by: operations.extend(rows, by=by, reason=values["reason"]),
         outcome=ngettext_lazy("%d event was extended.", "%d events were extended."),

@@ -27,7 +27,7 @@ MOST = {"DAYS": MAX_DAYS, "HOURS": 24 * MAX_DAYS}
 MOST_SECONDS = 10**9
 #: The least value of a number, if it is not just "above 0".
 LEAST = {
-    **{"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "PREPARED_IMMUNE": 0},
+    **{"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0},
     **{"INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01},
 }
 #: Days for which a sender keeps a fence after the last time that a keeper may ask about it.
@@ -158,14 +158,7 @@ def _check_timeouts(conf: OutboxSettings) -> Iterator[CheckMessage]:
 
 
 def _check_prepared(conf: OutboxSettings) -> Iterator[CheckMessage]:
-    usual, longest = conf.PREPARED_DECIDE_BY, conf.PREPARED_MAX_DECIDE_BY
-    if usual > longest:
-        yield Error(
-            f"OUTBOX['PREPARED_DECIDE_BY'] is {usual:.12g} seconds, and PREPARED_MAX_DECIDE_BY "
-            f"{longest:.12g}: every event that is prepared without decide_by= would be refused.",
-            hint="Make the first smaller or the second larger.",
-            id="outbox.E044",
-        )
+    longest = conf.PREPARED_MAX_DECIDE_BY
     least = math.ceil(longest / 86400) + FENCE_MARGIN
     if (kept := conf.FENCE_RETENTION_DAYS) < least:
         yield Error(

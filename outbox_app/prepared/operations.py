@@ -26,6 +26,7 @@ from ..text import Write, get_logger
 from . import keeper
 from .asking import DECIDES
 from .fences import outcomes
+from .request import DECIDE_BY, IMMUNE
 
 logger = get_logger("outbox_app.prepared")
 
@@ -65,11 +66,11 @@ def check(events: PreparedEventQuerySet) -> int:
 
 
 def extend(events: PreparedEventQuerySet, *, by: str, reason: str) -> int:
-    """Give senders the time PREPARED_DECIDE_BY again, from now; return about how many events.
+    """Give senders another day from now; return about how many events that changes.
 
     Undecided events become prepared again. It never makes the time of an event shorter.
     """
-    seconds = outbox_settings().PREPARED_DECIDE_BY
+    seconds = min(DECIDE_BY, outbox_settings().PREPARED_MAX_DECIDE_BY)
     rows = events.open().order_by()
     count = rows.update(
         state=State.PREPARED,
@@ -84,8 +85,8 @@ def extend(events: PreparedEventQuerySet, *, by: str, reason: str) -> int:
 def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     """Fetch this sender's open events from a keeper, and send it the outcomes of their fences.
 
-    For a sender that no keeper can call. Events younger than the setting PREPARED_IMMUNE are left
-    alone: their transactions may not have begun.
+    For a sender that no keeper can call. Events younger than ``IMMUNE`` seconds are left alone:
+    their transactions may not have begun.
 
     Returns:
         How many events were confirmed, cancelled, left open, and decided otherwise before.
@@ -96,7 +97,7 @@ def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     there = HttpKeeper(name, using)
     done = Counter(dict.fromkeys([*DECIDES.values(), keeper.CONTRADICTION, "open"], 0))
     while found := there.open(skip=done["open"]):
-        asked = timezone.now() - timedelta(seconds=outbox_settings().PREPARED_IMMUNE)
+        asked = timezone.now() - timedelta(seconds=IMMUNE)
         old = [each for each in found if each.prepared_at <= asked]
         found_out = outcomes(old, keeper=name, using=using)
         told = there.decide({id: DECIDES[o] for id, o in found_out.items() if o in DECIDES})

@@ -26,6 +26,10 @@ from ..jobs.staging.declarations import named
 from ..models import Event, EventLog, PreparedEvent
 from ..process.tracing import TRACE, current_trace, trace_in
 
+#: The seconds after which the policy of an event decides (never later than the setting
+#: PREPARED_MAX_DECIDE_BY), and for which the keeper does not ask about it, if its sender says
+#: nothing else.
+DECIDE_BY, IMMUNE = 86_400.0, 10.0
 #: A log, or its table.
 Log = type[EventLog] | str
 
@@ -69,7 +73,6 @@ def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
     """
     if not isinstance(new, NewPrepared):
         raise InvalidPrepared(f"Give NewPrepared(stream, type, data); got {new!r:.100}.")
-    conf = outbox_settings()
     try:
         fields = (_job if new.job else _event)(new, remote=not using)
         fields["event_id"] = _event_id(new.event_id)
@@ -80,9 +83,9 @@ def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
     if new.policy not in PreparedEvent.Policy.values:
         known = ", ".join(map(repr, PreparedEvent.Policy.values))
         raise InvalidPrepared(f"policy must be one of {known}; got {new.policy!r:.100}.")
-    longest = conf.PREPARED_MAX_DECIDE_BY
-    decide_by = _seconds("decide_by", new.decide_by, conf.PREPARED_DECIDE_BY, 0.001, longest)
-    immune = _seconds("immune", new.immune, min(conf.PREPARED_IMMUNE, decide_by), 0, decide_by)
+    longest = outbox_settings().PREPARED_MAX_DECIDE_BY
+    decide_by = _seconds("decide_by", new.decide_by, min(DECIDE_BY, longest), 0.001, longest)
+    immune = _seconds("immune", new.immune, min(IMMUNE, decide_by), 0, decide_by)
     fields |= {"policy": new.policy, "decide_by": timedelta(seconds=decide_by)}
     row = PreparedEvent(**fields, next_check_at=timedelta(seconds=immune))  # type: ignore[misc]
     row.content_hash = content_hash(row)

@@ -103,7 +103,7 @@ def test_value_that_makes_no_sense(settings, name, value):
         {"SINK": {"outbox_event": ["there", 1]}},
         {"SINK": {"outbox_event": ("there", 365_000)}},
         {"ADMIN_DATABASES": ["default"], "ENTITY_SCOPE": "os.getpid"},
-        {"PREPARED_DECIDE_BY": 60, "PREPARED_MAX_DECIDE_BY": 60},
+        {"PREPARED_MAX_DECIDE_BY": 60},
         {"SENSITIVE_KEYS": ["password", "ключ"]},
         {"SENSITIVE_KEYS": ()},
     ],
@@ -120,10 +120,6 @@ def test_value_that_makes_sense(settings, value):
         ({"MAX_ETA": float("inf")}, "is inf; expected a number above 0 and at most 1000000000."),
         ({"HOLD_HORIZON": 1e15}, "expected a number of at least 0 and at most 1000000000."),
         ({"INBOX_RETENTION_DAYS": 0}, "expected an integer of at least 1 and at most 365000."),
-        (
-            {"PREPARED_DECIDE_BY": 1_209_601},
-            "OUTBOX['PREPARED_DECIDE_BY'] is 1209601 seconds, and PREPARED_MAX_DECIDE_BY 1209600: ",
-        ),
         (
             {"FENCE_RETENTION_DAYS": 20},
             "OUTBOX['FENCE_RETENTION_DAYS'] is 20, but a keeper may ask about an event for 14 ",
@@ -190,12 +186,10 @@ def test_a_publish_right_after_the_commit_ends_well_before_its_hold(settings, ho
 @pytest.mark.parametrize(
     ("value", "found"),
     [
-        ({"PREPARED_IMMUNE": 0, "FENCE_RETENTION_DAYS": 21}, []),
+        ({"FENCE_RETENTION_DAYS": 21}, []),
         ({"FENCE_RETENTION_DAYS": 20}, ["outbox.E043"]),
         ({"PREPARED_MAX_DECIDE_BY": 23.5 * 86400}, ["outbox.E043"]),
         ({"PREPARED_MAX_DECIDE_BY": 22.5 * 86400}, []),
-        ({"PREPARED_MAX_DECIDE_BY": 60.0}, ["outbox.E044"]),
-        ({"PREPARED_DECIDE_BY": 15 * 86400}, ["outbox.E044"]),
     ],
 )
 def test_fences_are_kept_for_longer_than_a_keeper_may_ask(settings, value, found):

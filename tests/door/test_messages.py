@@ -315,7 +315,14 @@ def test_a_sender_that_takes_few_at_once(
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_without_time_zones(
-    alias: str, sender: str, states: Any, ask: Any, settings: Any, peers: Any, asks: bool
+    alias: str,
+    sender: str,
+    states: Any,
+    ask: Any,
+    settings: Any,
+    peers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    asks: bool,
 ) -> None:
     """What is sent has its zone nevertheless, and keys are valid for a time."""
     settings.USE_TZ, settings.TIME_ZONE = False, "UTC"  # as that of the servers
@@ -331,7 +338,7 @@ def test_without_time_zones(
     if asks:
         assert ask().trouble == ""
     else:
-        settings.OUTBOX = {**settings.OUTBOX, "PREPARED_IMMUNE": 0}
+        monkeypatch.setattr(operations, "IMMUNE", 0)
         operations.answer("shop")
     assert states() == ["cancelled", "confirmed"]
     _, said = call(peer_named("shop", "keeper"), "GET", f"prepared/{gone.event_id}")
