@@ -66,27 +66,32 @@ def span_of(carrier: Any) -> Any:
 
 
 def start_span(name: str, carriers: Iterable[Any], *, kind: str, **options: Any) -> Any:
-    """Start a span in the carried trace, or with links to several traces; None if there is none."""
+    """Start a span as ``new_span`` does, but log errors of samplers and processors."""
     try:
-        if not (trace := api_with_provider()):
-            return None
-        spans = islice(filter(None, map(span_of, carriers)), MAX_LINKS)
-        parents = {(c := span.get_span_context()).span_id: c for span in spans}
-        traces = {each.trace_id for each in parents.values()}
-        if not traces:
-            return None
-        first, *others = parents.values()
-        within = first if len(traces) == 1 else trace.INVALID_SPAN_CONTEXT
-        return trace.get_tracer("outbox_app").start_span(
-            name,
-            context=trace.set_span_in_context(trace.NonRecordingSpan(within)),
-            kind=trace.SpanKind[kind],
-            links=[trace.Link(each) for each in (others if len(traces) == 1 else parents.values())],
-            **options,
-        )
+        return new_span(name, carriers, kind=kind, **options)
     except Exception as error:
         logger.warning("Span not started error=%r", error)
         return None
+
+
+def new_span(name: str, carriers: Iterable[Any], *, kind: str, **options: Any) -> Any:
+    """Start a span in the carried trace, or with links to several traces; None if there is none."""
+    if not (trace := api_with_provider()):
+        return None
+    spans = islice(filter(None, map(span_of, carriers)), MAX_LINKS)
+    parents = {(c := span.get_span_context()).span_id: c for span in spans}
+    traces = {each.trace_id for each in parents.values()}
+    if not traces:
+        return None
+    first, *others = parents.values()
+    within = first if len(traces) == 1 else trace.INVALID_SPAN_CONTEXT
+    return trace.get_tracer("outbox_app").start_span(
+        name,
+        context=trace.set_span_in_context(trace.NonRecordingSpan(within)),
+        kind=trace.SpanKind[kind],
+        links=[trace.Link(each) for each in (others if len(traces) == 1 else parents.values())],
+        **options,
+    )
 
 
 @contextmanager

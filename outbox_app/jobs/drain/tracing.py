@@ -10,13 +10,11 @@ most: an error or a slow exporter stops nothing, and causes no second send.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
-from ...process.tracing import api_with_provider
+from ...process.tracing import api_with_provider, new_span
 from ...text import get_logger
-from .outcome import PreparedMessage, PublishResult
+from .outcome import PublishResult
 
 logger = get_logger("outbox_app.drain")
 
@@ -38,18 +36,17 @@ def trace_batch(outcome: PublishResult) -> None:
 
 
 def _make_spans(trace: Any, outcome: PublishResult) -> None:
-    tracer, until = trace.get_tracer("outbox_app"), time.monotonic() + MAX_SECONDS
+    made, until = 0, time.monotonic() + MAX_SECONDS
     # The error of each row that was sent, or None if it was accepted.
     errors: dict[int, Exception | None] = {row.id: outcome.error for row in outcome.unknown}
     errors |= {row.id: error for row, error in outcome.refused}
     errors |= {row.id: None for row in outcome.accepted}
-    sent = [item for item in outcome.prepared[:MAX_LOOKS] if item.row.id in errors]
-    for item, context in islice(_traced(trace, sent), MAX_SPANS):
+    for item in [each for each in outcome.prepared[:MAX_LOOKS] if each.row.id in errors]:
         row, error = item.row, errors[item.row.id]
-        span = tracer.start_span(
+        span = new_span(
             "outbox publish",
-            context=context,
-            kind=trace.SpanKind.PRODUCER,
+            [item.message.headers],
+            kind="PRODUCER",
             attributes={
                 "messaging.operation.name": "publish",
                 "messaging.operation.type": "send",
@@ -61,26 +58,12 @@ def _make_spans(trace: Any, outcome: PublishResult) -> None:
             },
             start_time=outcome.began,
         )
+        if span is None:
+            continue
         if error is not None:
             # Not the text of the error: it may hold an address or a part of the message.
             span.set_status(trace.StatusCode.ERROR, type(error).__name__)
         span.end(outcome.began + int(outcome.seconds * 1e9))
-        if time.monotonic() >= until:
+        made += 1
+        if made == MAX_SPANS or time.monotonic() >= until:
             return
-
-
-def _traced(trace: Any, sent: list[PreparedMessage]) -> Iterator[tuple[PreparedMessage, Any]]:
-    """Yield the jobs that were staged in a sampled trace, with its context."""
-    from opentelemetry.context import Context
-    from opentelemetry.propagate import extract, get_global_textmap
-
-    fields = get_global_textmap().fields
-    for item in sent:
-        given = {name: item.message.headers.get(name) for name in fields}
-        headers = {name: value for name, value in given.items() if isinstance(value, str)}
-        if not headers:
-            continue
-        context = extract(headers, context=Context())
-        parent = trace.get_current_span(context).get_span_context()
-        if parent.is_valid and parent.trace_flags.sampled:
-            yield item, context
