@@ -69,7 +69,8 @@ def call(
         timeout=httpx2.Timeout(seconds, connect=min(CONNECT, 0.8 * seconds)),
     )
     line = _Line()
-    not_sent = httpx2.InvalidURL, httpx2.ConnectError, httpx2.ConnectTimeout
+    # A look-up refuses a name with a label of more than 63 characters by UnicodeError.
+    not_sent = httpx2.InvalidURL, UnicodeError, httpx2.ConnectError, httpx2.ConnectTimeout
     try:
         request = client.build_request(
             *(method, base_url(peer, address) + path),

@@ -116,10 +116,13 @@ def test_what_cannot_be_connected_to_was_not_sent(alias: str) -> None:
     assert not raised.value.sent
 
 
-def test_an_address_that_no_host_has(alias: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "error"), [("10.0.0.256", "Invalid IPv4 address"), ("a" * 64, "UnicodeError")]
+)
+def test_an_address_that_no_host_has(alias: str, host: str, error: str) -> None:
     """One server of a service may have registered it by mistake: the others are tried."""
-    with pytest.raises(PeerUnavailable, match="Invalid IPv4 address") as raised:
-        call(peer_named("shop", "keeper"), "GET", "open", address="https://10.0.0.256/outbox/")
+    with pytest.raises(PeerUnavailable, match=error) as raised:
+        call(peer_named("shop", "keeper"), "GET", "open", address=f"https://{host}/outbox/")
     assert not raised.value.sent
 
 
