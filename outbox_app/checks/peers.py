@@ -57,7 +57,7 @@ def check_fences(databases: Sequence[str] | None = None, **kwargs: Any) -> Itera
             yield Warning(
                 f"Nothing can be prepared for the keeper {name!r}: {error}",
                 hint="Let the database routers allow the model Fence there, and migrate.",
-                id="outbox.W046",
+                id="outbox.W047",
             )
 
 

@@ -61,7 +61,7 @@ def test_fences_of_an_alias_that_prepares(alias, settings, monkeypatch, directio
     assert list(check_fences(databases=[alias])) == []
     monkeypatch.setattr(Fence._meta, "db_table", "outbox_fence_that_is_not_there")
     said = [(each.id, "'shop': Database" in each.msg) for each in check_fences(databases=[alias])]
-    assert said == [("outbox.W046", True)] * found
+    assert said == [("outbox.W047", True)] * found
     assert list(check_fences(databases=[])) == list(check_fences()) == []
     monkeypatch.setattr(MigrationRecorder, "has_table", lambda self: False)
     assert list(check_fences(databases=[alias])) == [], "migrate will make it"
