@@ -1,28 +1,29 @@
 """Calls to a peer: one signed request, and one answer that is verified before it is used.
 
 Only registered addresses are called, by https (by http on this machine alone). The client follows
-no redirect, keeps no cookie and uses no proxy of the environment. A thread makes each call, over a
-connection of its own, and the timeout covers the whole call: when it is over, the caller cuts the
-connection, so a peer that sends a byte a second ends with it, and a call that has no connection yet
-is never sent. A process that exits may start no thread (Python 3.12); there the timeout limits each
-read. An answer that cannot be verified raises ``PeerUnavailable``. Importing this does
-not need the extra ``door``.
+no redirect, keeps no cookie and uses no proxy of the environment. The timeout covers the whole
+call, so a peer that sends a byte a second cannot extend it: all calls of a process run on the event
+loop of one thread, which the first call starts; after a fork, the child starts its own. An answer
+that cannot be verified raises ``PeerUnavailable``. Importing this does not need the extra ``door``.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import selectors
 import socket
 import ssl
+import sys
 import threading
-from collections.abc import Mapping
-from contextlib import closing, suppress
-from functools import cache
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import PeerUnavailable
 from ..models import Peer
-from ..process.background import in_thread
 from .messages import JSON, PROBLEM, MessageRefused, media_type, parsed, written
 from .peers import VERIFIES, Key, base_url, signing_key, valid_keys
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Seconds to connect, default seconds of a whole call, and default limit of an answer in bytes.
 CONNECT, SECONDS, BYTES = 3.0, 10.0, 64 * 1024
+#: Concurrent DNS look-ups. A look-up cannot be cancelled, and others must not wait behind it.
+NAMES = 256
 
 
 def call(
@@ -55,43 +58,25 @@ def call(
     """
     from .signing import NotBelieved, adapt_message, httpx2, sign, verify
 
+    loop, client = _running()
     body = b"" if payload is None else written(payload)
-    given = {
-        **{"Accept": JSON, "Accept-Encoding": "identity", "Content-Type": content_type},
-        "Outbox-Seconds-Left": f"{seconds:.3f}",
-    }
-    client = httpx2.Client(
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-        verify=_trusted(),
-        follow_redirects=False,
-        trust_env=False,
-        # Connecting ends before the whole call does: if it fails, the request was not sent.
-        timeout=httpx2.Timeout(seconds, connect=min(CONNECT, 0.8 * seconds)),
-    )
-    line = _Line()
-    # A look-up refuses a name with a label of more than 63 characters by UnicodeError.
-    not_sent = httpx2.InvalidURL, UnicodeError, httpx2.ConnectError, httpx2.ConnectTimeout
+    given = {"Content-Type": content_type, "Outbox-Seconds-Left": f"{seconds:.3f}"}
+    url = base_url(peer, address) + path
+    # Connecting ends before the whole call does: if it fails, the request was certainly not sent.
+    timeout = httpx2.Timeout(None, connect=min(CONNECT, 0.8 * seconds))
+    not_sent = httpx2.InvalidURL, httpx2.ConnectError, httpx2.ConnectTimeout
     try:
         request = client.build_request(
-            *(method, base_url(peer, address) + path),
-            content=body,
-            headers=given | dict(headers or {}),
-            extensions={"trace": line.note},
+            *(method, url), content=body, headers=given | dict(headers or {}), timeout=timeout
         )
         sign(adapt_message(request), body, signing_key(peer))
-        try:
-            future = in_thread("outbox-door", _exchange, client, request, most)
-        except RuntimeError:  # the interpreter exits, or the system has no more threads
-            response, answer = _exchange(client, request, most)
-        else:
-            response, answer = future.result(seconds)
+        future = asyncio.run_coroutine_threadsafe(_exchange(client, request, seconds, most), loop)
+        response, answer = future.result()
     except (httpx2.HTTPError, httpx2.StreamError, OSError, *not_sent) as error:
         raise PeerUnavailable(
             f"The peer {peer.name!r} gave no answer: {error!r}",
-            sent=line.cut() and not isinstance(error, not_sent),
+            sent=not isinstance(error, not_sent),
         ) from error
-    finally:
-        line.cut()
 
     def peer_of(id: Any) -> tuple[Peer, Key] | None:
         return next(((peer, key) for key in valid_keys(peer, VERIFIES) if key.id == id), None)
@@ -107,49 +92,84 @@ def call(
         ) from error
 
 
-def _exchange(
-    client: httpx2.Client, request: httpx2.Request, most: int
+async def _exchange(
+    client: httpx2.AsyncClient, request: httpx2.Request, seconds: float, most: int
 ) -> tuple[httpx2.Response, bytes]:
-    with client, closing(client.send(request, stream=True)) as reply:
+    async with asyncio.timeout(seconds), aclosing(await client.send(request, stream=True)) as reply:
         body = bytearray()
-        for chunk in reply.iter_raw():
+        async for chunk in reply.aiter_raw():
             body += chunk
             if len(body) > most:
                 raise OSError(f"The answer has more than {most} bytes.")
         return reply, bytes(body)
 
 
-class _Line:
-    """The connection of a call, which the caller can cut while a thread reads from it.
+@contextmanager
+def _of_no_thread() -> Iterator[None]:
+    """Hide the running loop while other greenlets may run.
 
-    Only that thread closes its socket: the number of a closed one may belong to another connection.
-    So the caller has a duplicate.
+    Under gevent they see this loop as theirs, and Django would refuse them database access.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_cut = False
-        self._socket: socket.socket | None = None
-
-    def note(self, event: str, info: Mapping[str, Any]) -> None:
-        """Note the connection, when it is there: the client's trace extension calls this."""
-        if event.endswith("connect_tcp.complete"):
-            connected = info["return_value"].get_extra_info("socket")
-            with self._lock:
-                if self._is_cut:
-                    info["return_value"].close()
-                    raise TimeoutError("The call has ended.")
-                self._socket = connected.dup()
-
-    def cut(self) -> bool:
-        """End the connection. Return whether there was one: if not, there will be none."""
-        with self._lock:
-            self._is_cut = True
-            if self._socket:
-                with suppress(OSError):  # the peer, or an earlier cut, has ended it
-                    self._socket.shutdown(socket.SHUT_RDWR)
-                self._socket.close()
-            return self._socket is not None
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
 
 
-_trusted = cache(ssl.create_default_context)
+class _Selector(selectors.DefaultSelector):
+    def select(self, timeout: float | None = None) -> list[Any]:
+        with _of_no_thread():
+            return super().select(timeout)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def run_in_executor(self, *args: Any) -> Any:  # type: ignore[override]
+        with _of_no_thread():  # starting a thread lets other greenlets run
+            return super().run_in_executor(*args)
+
+    async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().getaddrinfo(*args, **options)
+        except RuntimeError:  # the interpreter exits, and has ended the executor's threads
+            return socket.getaddrinfo(*args, **options)
+
+
+_lock = threading.Lock()
+#: The loop and client of each process id. A child leaves those of its parent, which uses them.
+_loops: dict[int, tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]] = {}
+
+
+def _running() -> tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]:
+    from .signing import httpx2
+
+    with _lock:
+        if os.getpid() not in _loops:
+            loop = _Loop(_Selector())
+            loop.set_default_executor(ThreadPoolExecutor(NAMES, "outbox-names"))
+            headers = {"Accept": JSON, "Accept-Encoding": "identity"}
+            monkey = sys.modules.get("gevent.monkey")
+            if monkey and monkey.is_module_patched("select"):
+                # Before it reuses a connection, the client polls it, and other greenlets run.
+                headers["Connection"] = "close"
+            client = httpx2.AsyncClient(
+                headers=headers,
+                # Servers close idle connections after two seconds at the earliest.
+                limits=httpx2.Limits(keepalive_expiry=1.0),
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+                verify=ssl.create_default_context(),
+                follow_redirects=False,
+                trust_env=False,
+            )
+            threading.Thread(target=loop.run_forever, name="outbox-door", daemon=True).start()
+            _loops[os.getpid()] = loop, client
+        return _loops[os.getpid()]
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

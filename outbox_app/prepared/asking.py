@@ -28,7 +28,6 @@ from ..exceptions import UnknownPrepared
 from ..failpoints import failpoint
 from ..models import DatabaseNow, PreparedEvent
 from ..models.clock import aware, stored
-from ..process.background import in_thread
 from ..process.backoff import Backoff, described
 from ..process.lock_wait import is_conflict
 from ..process.loop import LeasedLoop
@@ -129,7 +128,18 @@ class SenderWorker:
         return rows
 
     def _start(self, rows: Sequence[PreparedEvent]) -> None:
-        future = in_thread(f"outbox-ask-{self.name}", self._ask, rows)
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(self._ask(rows))
+            except BaseException as error:
+                future.set_exception(error)
+            finally:
+                connections.close_all()  # of this thread
+
+        # A daemon: a question that hangs does not keep the process from ending.
+        threading.Thread(target=run, name=f"outbox-ask-{self.name}", daemon=True).start()
         self.under_way[future] = rows, time.monotonic()
 
     def _ask(self, rows: Sequence[PreparedEvent]) -> BaseException | None:

@@ -15,12 +15,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize, register_after_fork
-from typing import Any, TypeVar
+from typing import Any
 
 from celery.signals import worker_process_shutdown
 from django.db import connections
@@ -30,8 +29,6 @@ from ..text import get_logger
 from .backoff import Backoff
 
 logger = get_logger("outbox_app.process")
-
-Result = TypeVar("Result")
 
 #: Seconds after which an idle thread ends.
 IDLE = 1.0
@@ -47,22 +44,6 @@ def at_end(call: Callable[[], object]) -> None:
     register_after_fork(at_end, lambda _: finalize())
     if parent_process():  # a child that has imported this itself, as one of a fork server
         finalize()
-
-
-def in_thread(name: str, call: Callable[..., Result], *args: Any) -> Future[Result]:
-    """Call in a thread. A call that hangs does not keep the process from ending."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call(*args))
-        except BaseException as error:
-            future.set_exception(error)
-        finally:
-            connections.close_all()  # of this thread
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
 
 
 class Background:
