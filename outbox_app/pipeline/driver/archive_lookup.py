@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
-from django.db.models import Field, JSONField
+from django.db.models import DurationField, Field, GenericIPAddressField, JSONField
 
 from ...exceptions import NoSpark, Unreachable
 from ...models import EntityVersion
@@ -40,27 +40,23 @@ def load_archive(folder: str, log: str) -> Archive:
 def archived_versions(
     log: type[EntityVersion], id: str, *, folder: str, using: str
 ) -> list[EntityVersion]:
-    """Return the versions of an entity in an archive, the oldest first.
-
-    They have the columns of ``EntityVersion``. A column of the log's own is deferred, so reading it
-    raises ``DoesNotExist`` if the row was pruned; the archive's files have it.
-    """
+    """Return the versions of an entity in an archive, the oldest first."""
     archive = load_archive(folder, log._meta.db_table)
     from ..parquet import read_stream
 
     with _readable():
         rows = read_stream(archive.store, archive.files(), archive.schema.names, id)
-    usual = {field.name for field in EntityVersion._meta.fields}
-    fields = [
-        field
-        for field in log._meta.concrete_fields
-        if field.name in usual and field.column in archive.schema.names
-    ]
-    names, connection = [field.attname for field in fields], connections[using]
-    return [
-        log.from_db(using, names, [_python_value(f, row[f.column], connection) for f in fields])
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        values = {
+            field.attname: _python_value(field, row[field.column], connections[using])
+            for field in log._meta.concrete_fields
+            if field.column in row
+        }
+        version = log(**values)
+        version._state.adding, version._state.db = False, using
+        found.append(version)
+    return found
 
 
 class ArchiveLookup:
@@ -116,6 +112,14 @@ def _python_value(field: Field[Any, Any], value: Any, connection: Any) -> Any:
         return None if value is None else json.loads(value, cls=field.decoder)
     if isinstance(value, datetime):
         value = as_stored(value, connection)
+    elif isinstance(field, DurationField) and isinstance(value, int):
+        value = timedelta(microseconds=value)
+    elif isinstance(field, GenericIPAddressField) and value:
+        value = value.partition("/")[0]  # PostgreSQL appends a mask
+    elif value and str(kind := field.db_type(connection)).endswith(("]", "range")):
+        with connection.cursor() as cursor:  # only PostgreSQL can parse its text of these
+            cursor.execute(f"SELECT %s::{kind}", [value])
+            [value] = cursor.fetchone()
     return field.to_python(value)
 
 
