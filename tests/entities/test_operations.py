@@ -474,10 +474,7 @@ def test_an_import_that_is_broken_off_goes_on(alias, command, tmp_path):
             command("import", str(file))
     finally:
         set_failpoint("entity_written", None)
-    assert (
-        "executed=2 replayed=2 rejected=0 failed=0"
-        in command("import", str(file))[1]
-    )
+    assert "executed=2 replayed=2 rejected=0 failed=0" in command("import", str(file))[1]
 
 
 @pytest.mark.parametrize("error", [OperationalError, OutcomeUnknown])

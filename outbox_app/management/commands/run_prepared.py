@@ -1,6 +1,6 @@
 """Asks the senders of prepared events what became of their transactions, and publishes or cancels
 each event by the answer. A sender is asked about events that it has neither confirmed nor cancelled
-in 10 s, or the seconds of its immune=, and then again after 10, 20, 40 s and so on, up to 5 minutes.
+in 10 s, or the seconds of its immune=, and then again after 10, 20, 40 s and so on, at most 5 min.
 If it gives no outcome within a day, the policy that it chose decides, or a person.
 
 Run one or more of these on the keeper, beside drain_outbox. Any number may run: one at a time asks
