@@ -15,7 +15,6 @@ from uuid import UUID
 
 from django.db.models import F
 from django.db.models.functions import Greatest
-from django.utils import timezone
 
 from ..conf import outbox_settings
 from ..door.peers import peer_named
@@ -26,7 +25,7 @@ from ..text import Write, get_logger
 from . import keeper
 from .asking import DECIDES
 from .fences import outcomes
-from .request import DECIDE_BY, IMMUNE
+from .request import DECIDE_BY
 
 logger = get_logger("outbox_app.prepared")
 
@@ -85,8 +84,7 @@ def extend(events: PreparedEventQuerySet, *, by: str, reason: str) -> int:
 def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     """Fetch this sender's open events from a keeper, and send it the outcomes of their fences.
 
-    For a sender that no keeper can call. Events younger than ``IMMUNE`` seconds are left alone:
-    their transactions may not have begun.
+    For a sender that no keeper can call. The keeper leaves out events that are immune still.
 
     Returns:
         How many events were confirmed, cancelled, left open, and decided otherwise before.
@@ -97,9 +95,7 @@ def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     there = HttpKeeper(name, using)
     done = Counter(dict.fromkeys([*DECIDES.values(), keeper.CONTRADICTION, "open"], 0))
     while found := there.open(skip=done["open"]):
-        asked = timezone.now() - timedelta(seconds=IMMUNE)
-        old = [each for each in found if each.prepared_at <= asked]
-        found_out = outcomes(old, keeper=name, using=using)
+        found_out = outcomes(found, keeper=name, using=using)
         told = there.decide({id: DECIDES[o] for id, o in found_out.items() if o in DECIDES})
         ended = Counter(each.state for each in told if each.state in done)
         done.update(ended, open=len(found) - ended.total())

@@ -16,7 +16,7 @@ from ..door.messages import MessageRefused
 from ..door.serving import KEEPER, SENDER, Said, door, seconds_left
 from ..exceptions import InvalidPrepared
 from ..jobs.staging.insert import chunks
-from ..models import Peer, PreparedEvent
+from ..models import DatabaseNow, Peer, PreparedEvent
 from ..models.clock import stored
 from ..text import get_logger
 from . import keeper
@@ -113,8 +113,12 @@ def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
 
 @door("GET", SENDER, messages.JSON)
 def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
-    """List open events of the caller, the longest due first, after the first ``?skip=``."""
+    """List open events of the caller, the longest due first, after the first ``?skip=``.
+
+    Events that are immune still are left out: their transactions may not have begun.
+    """
     rows = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name).open()
+    rows = rows.exclude(asked=0, next_check_at__gt=DatabaseNow())
     try:
         skip = min(int(request.GET.get("skip", 0)), 1_000_000)
     except ValueError:

@@ -203,6 +203,8 @@ def test_a_keeper_that_was_restored(alias: str, sender: str, in_log: Any) -> Non
 def test_each_request(alias: str, sender: str) -> None:
     event = prepare("a", "order.paid", using=sender, to="shop")
     shop, id = peer_named("shop", "keeper"), event.event_id
+    assert call(shop, "GET", "prepared/open") == (200, []), "it is immune for ten seconds"
+    PreparedEvent.objects.using(alias).update(next_check_at=timezone.now() - timedelta(minutes=1))
     status, said = call(shop, "GET", f"prepared/{id}")
     assert (status, said["id"], said["state"], said["type"]) == (
         *(200, str(id), "prepared"),
@@ -321,7 +323,6 @@ def test_without_time_zones(
     ask: Any,
     settings: Any,
     peers: Any,
-    monkeypatch: pytest.MonkeyPatch,
     asks: bool,
 ) -> None:
     """What is sent has its zone nevertheless, and keys are valid for a time."""
@@ -338,7 +339,6 @@ def test_without_time_zones(
     if asks:
         assert ask().trouble == ""
     else:
-        monkeypatch.setattr(operations, "IMMUNE", 0)
         operations.answer("shop")
     assert states() == ["cancelled", "confirmed"]
     _, said = call(peer_named("shop", "keeper"), "GET", f"prepared/{gone.event_id}")
@@ -575,9 +575,11 @@ def test_a_reply_is_lost(
 def test_a_sender_that_cannot_be_called_answers_by_itself(
     alias: str, sender: str, served: Any, settings: Any, states: Any, in_log: Any
 ) -> None:
-    """Two that have committed, one that never began, one that is open, and one just prepared."""
+    """Two that have committed, one that never began, one that is open, and one that is immune."""
     events = prepare_many(
-        [NewPrepared(f"o-{n}", "order.paid") for n in range(5)], using=sender, to="shop"
+        [NewPrepared(f"o-{n}", "order.paid", immune=3600) for n in range(5)],
+        using=sender,
+        to="shop",
     )
     committed, _, still_open, also, young = events
     for event in (committed, also):
@@ -588,7 +590,7 @@ def test_a_sender_that_cannot_be_called_answers_by_itself(
     holds = connections[sender].vendor != "sqlite"
     young_ids = [young.event_id] if holds else [young.event_id, still_open.event_id]
     minute_ago = timezone.now() - timedelta(minutes=1)
-    rows.exclude(event_id__in=young_ids).update(prepared_at=minute_ago)
+    rows.exclude(event_id__in=young_ids).update(next_check_at=minute_ago)
     lines: list[str] = []
     with transaction.atomic(using=sender) if holds else nullcontext():
         if holds:
@@ -597,13 +599,14 @@ def test_a_sender_that_cannot_be_called_answers_by_itself(
     if not holds:
         with transaction.atomic(using=sender):
             fence(still_open)
-        rows.filter(event_id=still_open.event_id).update(prepared_at=minute_ago)
-    assert done == {"confirmed": 2, "cancelled": 1, "contradiction": 0, "open": 2}
-    assert lines == ["answered keeper=shop confirmed=2 cancelled=1 contradiction=0 open=2"]
+        rows.filter(event_id=still_open.event_id).update(next_check_at=minute_ago)
+    left = 1 if holds else 0
+    assert done == {"confirmed": 2, "cancelled": 1, "contradiction": 0, "open": left}
+    assert lines == [f"answered keeper=shop confirmed=2 cancelled=1 contradiction=0 open={left}"]
     assert states() == ["confirmed", "cancelled", "prepared", "confirmed", "prepared"]
     out = StringIO()
     call_command("outbox_prepared", "answer", "shop", stdout=out)
-    assert out.getvalue() == "answered keeper=shop confirmed=1 cancelled=0 contradiction=0 open=1\n"
+    assert out.getvalue() == "answered keeper=shop confirmed=1 cancelled=0 contradiction=0 open=0\n"
     assert {stream for stream, *_ in in_log()} == {"o-0", "o-2", "o-3"}
 
 
