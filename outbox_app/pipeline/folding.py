@@ -1,27 +1,23 @@
 """Folds all events of a log by key, in parallel tasks, and those of a key in order of position.
 
-The driver makes a plan: the files of an archive, the ranges of the log after it, and the offset at
-which they end. Tasks read the events, send each to the task of its key, and fold them. A task that
-is retried, or runs twice, makes the same rows, because the events are fixed. If the log is pruned
-meanwhile, planned rows may be missing: ``pruned`` reports that, and the caller makes another plan.
+The driver plans: the files of an archive, the ranges of the log after it, and the offset at which
+they end. Tasks read the events, send each to the task of its key, and fold them. A task that is
+retried, or runs twice, makes the same rows, because the events are fixed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.core.rdd import portable_hash
 
 from ..eventlog.filter import EventFilter
-from .archive_reader import Part, frame, planned, read
-from .database import connect
-from .offset import Offset, Offsets
+from .archive_reader import Part, frame, read
+from .database import columns_of
 from .options import Options
 from .schema import COLUMNS as ALL
 from .schema import arrow_types, some
@@ -39,49 +35,28 @@ ANSWER = ("command_id", "rejected", "response", "state")
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    options: Options
-    only: EventFilter
-    schema: pa.Schema
-    parts: list[Part]
-    end: Offset
-    #: The lowest position that is read from the log; 0 if none is.
-    lowest: int
+def fold(
+    session: SparkSession,
+    options: Options,
+    only: EventFilter,
+    parts: Sequence[Part],
+    make: Callable[[], Any],
+) -> RDD[Any]:
+    """Return what the ``ViewFold`` that each task makes by ``make`` yields for all events.
 
-    @classmethod
-    def make(cls, options: Options, only: EventFilter) -> Plan:
-        """Plan to read what is committed by now. Raises ``ArchiveRefused``, ``ReadRefused``."""
-        parts, end, lowest, _ = planned(options)
-        with closing(connect(options)) as database:
-            answer = ANSWER if database.schema().keys() >= set(ANSWER) else ()
-            lowest = lowest or Offsets(database).lowest(part.conditions for part in parts)
-        return cls(options, only, arrow_types(some(*COLUMNS, *answer)), parts, end, lowest)
-
-    def rows(self, part: Part) -> Iterator[Row]:
-        for batch in batches(self.options, part, self.schema, self.only):
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-    def pruned(self) -> bool:
-        """Return whether planned rows may have been pruned from the log before they were read."""
-        if not self.lowest:
-            return False
-        with closing(connect(self.options)) as database:
-            return not database.has(self.lowest)
-
-
-def fold(session: SparkSession, plan: Plan, make: Callable[[], Any]) -> RDD[Any]:
-    """Return what the ``ViewFold`` that each task makes by ``make`` yields for all events."""
+    Rows behind an archive that were pruned before they were read make the task fail.
+    """
     context = session.sparkContext
-    parts = plan.parts
-    plan = replace(plan, parts=[])  # a task is sent its own part only
+    answer = ANSWER if columns_of(options).keys() >= set(ANSWER) else ()
+    schema = arrow_types(some(*COLUMNS, *answer))
 
     def keyed(parts: Iterable[Part]) -> Iterator[tuple[tuple[int, int], Row]]:
         key = make().key
         portable_hash("")  # raises if tasks would hash the same text differently
         for part in parts:
-            for row in plan.rows(part):
-                yield (hash(key(row)), row[0]), row
+            for batch in batches(options, part, schema, only):
+                for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    yield (hash(key(row)), row[0]), row
 
     def folded(rows: Iterable[tuple[tuple[int, int], Row]]) -> Iterator[Any]:
         fold = make()

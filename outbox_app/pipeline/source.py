@@ -88,17 +88,8 @@ class Reader(DataSourceReader):
             return [Part(conditions=[f"log = {database.literal(options.log)}"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a part. Raises ``ReadRefused`` if the log was pruned meanwhile."""
         assert isinstance(partition, Part)
-        options, lowest = self.options, partition.lowest
-        yield from batches(options, partition, self.schema, options.only)
-        if lowest:
-            with closing(connect(options)) as database:
-                if not database.has(lowest):
-                    raise ReadRefused(
-                        f"Position {lowest} was removed from {options.log} while the log was read: "
-                        "the archive has grown, and the log was pruned. Read both again."
-                    )
+        return batches(self.options, partition, self.schema, self.options.only)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -154,10 +145,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def batches(
     options: Options, part: Part, schema: pa.Schema, only: EventFilter = ALL
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part that match a filter. Raises ``ArchiveRefused``, ``Unreachable``."""
+    """Yield the rows of a part that match a filter.
+
+    Raises ``ArchiveRefused``, ``Unreachable``, and ``ReadRefused`` if the log was pruned meanwhile.
+    """
     if part.files:
         yield from file_batches(part.files, schema, options, only)
-    if not part.conditions:
+    if not (part.conditions or part.lowest):
         return
     with closing(connect(options)) as database:
         table = database.quoted(_TABLES.get(options.read, options.log))
@@ -167,3 +161,8 @@ def batches(
         for each in part.conditions:
             where = f"({each}){chosen}"
             yield from database.batches(f"SELECT {columns} FROM {table} WHERE {where}", schema)
+        if part.lowest and not database.has(part.lowest):
+            raise ReadRefused(
+                f"Position {part.lowest} was removed from {options.log} while the log was read: "
+                "the archive has grown, and the log was pruned. Read both again."
+            )

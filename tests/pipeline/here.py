@@ -51,8 +51,8 @@ class Partitions:
     def collect(self):
         return list(itertools.chain(*self.parts))
 
-    def sum(self):
-        return sum(itertools.chain(*self.parts))
+    def count(self):
+        return sum(map(len, self.parts))
 
     def toLocalIterator(self, prefetchPartitions=False):
         return itertools.chain(*self.parts)

@@ -15,10 +15,11 @@ from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.models.collation import compare_bytes
+from outbox_app.pipeline.archive_reader import planned
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver.rebuild import SparkRebuild, log_of
 from outbox_app.pipeline.driver.rebuild_fold import ViewFold
-from outbox_app.pipeline.folding import Plan
+from outbox_app.pipeline.folding import fold
 from outbox_app.projections.rebuild import rebuild
 from outbox_app.projections.rows import ProjectionTable
 from outbox_app.subscriptions.runner import Runner
@@ -69,6 +70,23 @@ def test_spark_makes_the_rows_of_outbox_rebuild(alias, name, spark, spark_rebuil
     assert rows(alias, name) == rebuilt(alias, name)
 
 
+class Rows:
+    """A fold that yields the rows that it is given."""
+
+    def __init__(self):
+        self.rows = []
+
+    def key(self, row):
+        return row[0]
+
+    def add(self, row):
+        self.rows.append(row)
+
+    def result(self):
+        rows, self.rows = self.rows, []
+        return rows
+
+
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_events_are_those_of_the_log(alias, options, settings, use_tz):
     """What a fold is given is what a subscription is given, in value and type."""
@@ -79,9 +97,9 @@ def test_events_are_those_of_the_log(alias, options, settings, use_tz):
         publish_many([NewEvent("ä", "made", {"list": [1.5, None, "\u2028"]}, {"by": "ü"})])
     reader = LogReader(Event, using=alias)
     logged, _ = reader.read(reader.window.start(0), 1000)
-    fold = ViewFold(ProjectionTable(declare(StatusOf, "status")(), using=alias))
-    plan = Plan.make(options, EventFilter())
-    events = [fold._event(row) for part in plan.parts for row in plan.rows(part)]
+    view = ViewFold(ProjectionTable(declare(StatusOf, "status")(), using=alias))
+    rows = fold(Here(), options, EventFilter(), planned(options).parts, Rows).collect()
+    events = [view._event(row) for row in rows]
     assert sorted(events, key=lambda each: each.id) == logged
     assert [*map(type, events[0])] == [*map(type, logged[0])]
     assert {each.recorded_at.utcoffset() for each in events} == {
@@ -253,7 +271,7 @@ class TestArchive:
         assert not Cursor.objects.using(alias).exists()
 
     @on("postgres")
-    def test_a_log_that_is_pruned_meanwhile_is_read_again(
+    def test_a_log_that_is_pruned_behind_its_archive_meanwhile_is_refused(
         self, alias, spark, spark_rebuilds, archived, monkeypatch
     ):
         projection("spark_sold")
@@ -262,19 +280,38 @@ class TestArchive:
         archive = archived(0.5)
         work(alias, 5, seed=1)
         run("spark_sold")
-        right, fold, planned = rows(alias, "spark_sold"), SparkRebuild._fold, []
+        right, fold = rows(alias, "spark_sold"), SparkRebuild._fold
 
         def folded(self):
-            planned.append(self.plan)
-            if len(planned) == 1:
-                archived()
+            archived()
             return fold(self)
 
         monkeypatch.setattr(SparkRebuild, "_fold", folded)
-        lines = spark_rebuilds("spark_sold", session=spark, archive=archive)
-        assert lines[2] == "folding again name=spark_sold: the log was pruned meanwhile"
-        assert len(planned) == 2
+        damage(alias, "spark_sold")
+        before = rows(alias, "spark_sold")
+        with pytest.raises(RebuildFailed, match=r"Position \d+ was removed from outbox_event"):
+            spark_rebuilds("spark_sold", session=spark, archive=archive)
+        assert rows(alias, "spark_sold") == before
+        assert tables_left(alias) == []
+        monkeypatch.undo()
+        spark_rebuilds("spark_sold", session=spark, archive=archive)
         assert rows(alias, "spark_sold") == right
+        assert run("spark_sold") == 0
+
+    @pytest.mark.parametrize("point", ["rebuild_folded", "rebuild_loaded"])
+    def test_rows_that_are_made_again_of_a_pruned_log_are_refused(
+        self, alias, spark_rebuilds, monkeypatch, point
+    ):
+        """An executor is lost after its rows were made, and the log was pruned meanwhile."""
+        projection("spark_sold")
+        work(alias, 5)
+        run("spark_sold")
+        before = rows(alias, "spark_sold")
+        set_failpoint(point, lambda: Event.objects.using(alias).filter(version=1).delete())
+        with pytest.raises(RebuildRefused, match="has no version 1 of"):
+            spark_rebuilds("spark_sold")
+        assert rows(alias, "spark_sold") == before
+        assert tables_left(alias) == []
 
 
 @on("mariadb")

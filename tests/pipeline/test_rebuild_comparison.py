@@ -10,7 +10,7 @@ from django.db.models.functions import Upper
 from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.models import Cursor, Event
-from outbox_app.pipeline.driver.rebuild import SparkRebuild, rebuild_on_spark
+from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
 from outbox_app.projections import comparison
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import on
@@ -153,15 +153,3 @@ class TestRefused:
         with pytest.raises(RebuildRefused, match=text) as caught:
             rebuild_on_spark(Here(), options, name)
         assert caught.value.returncode == 2
-
-    def test_rows_that_were_made_of_fewer_events(self, alias, spark_rebuilds, monkeypatch):
-        """As when an executor is lost whose rows are made again of a log that was pruned."""
-        projection("spark_sold")
-        work(alias, 10)
-        load = SparkRebuild._load
-        monkeypatch.setattr(
-            SparkRebuild, "_load", lambda self, rows, events: load(self, rows, events + 1)
-        )
-        with pytest.raises(RebuildFailed, match="an executor was lost, and the log was pruned"):
-            spark_rebuilds("spark_sold")
-        assert rows(alias, "spark_sold") == []

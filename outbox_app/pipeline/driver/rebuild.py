@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -37,13 +36,11 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import SparkSession
 
-    from ..folding import Plan
+    from ..archive_reader import Planned
     from ..options import Options
 
 logger = get_logger("outbox_app.pipeline")
 
-#: How many plans are made in a row if the log is pruned while it is read.
-PLANS = 3
 #: Rows loaded by one statement.
 ROWS = 1_000
 #: Rows between two progress lines.
@@ -76,23 +73,22 @@ def rebuild_on_spark(
     _, using = log_of(name)
     projection = rebuildable(name)
     with failing_as_one(name, describe=reason):
-        plan = planned(session, replace(options, archive=archive), projection)
+        from ..archive_reader import planned
+
+        options = replace(options, archive=archive)
+        # Plan first: rows that are pruned later are missed when they are read, or after that.
+        plan = planned(options)
+        _require_whole(session, options, projection)
         with shadow_table(projection.model, using=using) as shadow:
             return SparkRebuild(
-                session, plan, projection, shadow, compare_only=compare_only, write=write
+                session, options, plan, projection, shadow, compare_only=compare_only, write=write
             ).run()
 
 
-def planned(session: SparkSession, options: Options, projection: Projection) -> Plan:
-    """Plan to read all events that are committed by now, from the archive and the log after it.
+def _require_whole(session: SparkSession, options: Options, projection: Projection) -> None:
+    """Raise ``RebuildRefused`` if an event was removed from the log, and from its archive."""
+    from ..folding import beginning_missing
 
-    Raises ``RebuildRefused`` if an event was removed from both.
-    """
-    from ..folding import Plan, beginning_missing
-
-    subscriber = projection.subscriber
-    plan = Plan.make(options, EventFilter(subscriber.topics, subscriber.types))
-    # Check after planning: later pruning is noticed by ``Plan.pruned``.
     if not options.archive:
         require_whole(projection)
     elif stream := beginning_missing(session, options):
@@ -101,14 +97,14 @@ def planned(session: SparkSession, options: Options, projection: Projection) -> 
             f"{stream!r}: events were removed that are not archived. The view has applied them, "
             "but a rebuild could not. Put the events back, or keep the view as it is."
         )
-    return plan
 
 
 class SparkRebuild(Rebuild):
     def __init__(
         self,
         session: SparkSession,
-        plan: Plan,
+        options: Options,
+        plan: Planned,
         projection: Projection,
         shadow: type[models.Model],
         *,
@@ -116,14 +112,28 @@ class SparkRebuild(Rebuild):
         write: Write,
     ) -> None:
         super().__init__(projection, shadow, write=write)
-        self.session, self.plan, self.compare_only = session, plan, compare_only
+        self.session, self.options, self.plan = session, options, plan
+        self.compare_only = compare_only
 
     def fill(self) -> list[WindowState]:
         """Load the rows that Spark makes of the events up to an offset; catch up from there."""
-        with self._folded() as (folded, events):
+        from pyspark import StorageLevel
+
+        self.write(f"folding name={self.name} parts={len(self.plan.parts)}")
+        self.ask(self._close)
+        disconnect(self.using)
+        folded = self._fold().persist(StorageLevel.DISK_ONLY)  # of the executors
+        try:
+            folded.count()  # the iterator of ``_load`` would run the tasks one after the other
             failpoint("rebuild_folded")
-            self._load(folded, events)
-        return self._caught_up()
+            self._load(folded)
+        finally:
+            folded.unpersist()
+        if not self.options.archive:
+            self.ask(require_whole, self.projection)  # it may have been pruned meanwhile
+        [reader] = self.readers
+        self.positions = [self.plan.end.position]
+        return self.replay([reader.load(self.plan.end.state)])
 
     def finish(self, states: list[WindowState]) -> int:
         differing = self._compare()
@@ -132,30 +142,6 @@ class SparkRebuild(Rebuild):
             return differing
         # The comparison took some time, and the takeover locks: replay, so that little is left.
         return super().finish(self.replay(states))
-
-    @contextmanager
-    def _folded(self) -> Iterator[tuple[RDD[Any], int]]:
-        """Let tasks make the rows, and keep these on the executors' disks while they are loaded."""
-        from pyspark import StorageLevel
-
-        for _ in range(PLANS):
-            self.write(f"folding name={self.name} parts={len(self.plan.parts)}")
-            self.ask(self._close)
-            disconnect(self.using)
-            folded = self._fold().persist(StorageLevel.DISK_ONLY)
-            try:
-                events = int(folded.map(lambda each: each if isinstance(each, int) else 0).sum())
-                if not self.plan.pruned():
-                    yield folded, events
-                    return
-            finally:
-                folded.unpersist()
-            self.write(f"folding again name={self.name}: the log was pruned meanwhile")
-            self.plan = planned(self.session, self.plan.options, self.projection)
-        raise PipelineError(
-            f"{self.plan.options.log} was pruned {PLANS} times while it was read. Stop "
-            "outbox_prune until the view is rebuilt."
-        )
 
     def _fold(self) -> RDD[Any]:
         """Return an RDD of rows, and of the numbers of their events. No task has run yet.
@@ -172,9 +158,10 @@ class SparkRebuild(Rebuild):
             settings=os.environ["DJANGO_SETTINGS_MODULE"],
             path=tuple(map(os.path.abspath, sys.path)),
         )
-        return fold(self.session, self.plan, make)
+        only = EventFilter(self.subscriber.topics, self.subscriber.types)
+        return fold(self.session, self.options, only, self.plan.parts, make)
 
-    def _load(self, folded: RDD[Any], events: int) -> None:
+    def _load(self, folded: RDD[Any]) -> None:
         results = folded.toLocalIterator(prefetchPartitions=True)
         rows, loaded = self._rows(results), 0
         while batch := list(islice(rows, ROWS)):
@@ -192,13 +179,7 @@ class SparkRebuild(Rebuild):
             before, loaded = loaded, loaded + len(batch)
             if before // PROGRESS_ROWS < loaded // PROGRESS_ROWS:
                 self.write(f"loading name={self.name} rows={loaded}")
-        # If an executor is lost, its rows are made again, from a log that may be pruned by then.
-        if self.replayed != events:
-            raise PipelineError(
-                f"The rows were made from {events} events, but the loaded rows from "
-                f"{self.replayed}: an executor was lost, and the log was pruned meanwhile."
-            )
-        self.write(f"loaded name={self.name} events={events} rows={loaded}")
+        self.write(f"loaded name={self.name} events={self.replayed} rows={loaded}")
 
     def _rows(self, results: Iterable[Any]) -> Iterator[models.Model]:
         names = columns(self.shadow)
@@ -207,11 +188,6 @@ class SparkRebuild(Rebuild):
                 self.replayed += each
             else:
                 yield self.shadow.from_db(self.using, names, each)
-
-    def _caught_up(self) -> list[WindowState]:
-        [reader] = self.readers
-        self.positions = [self.plan.end.position]
-        return self.replay([reader.load(self.plan.end.state)])
 
     def _compare(self) -> int:
         counts, examples = compare(self.live, self.shadow, using=self.using)
