@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from pyarrow import parquet
 from pyspark.sql import Column, DataFrame, Window
@@ -184,16 +185,11 @@ def for_table(frame: DataFrame) -> DataFrame:
     )
 
 
-def rows_of(frame: DataFrame) -> Iterator[tuple[str, datetime, str, str, str, float]]:
-    """Yield statistics as tuples, one partition at a time, after all were computed."""
+def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """Return statistics as tuples."""
     source, _, *others = COLUMNS
-    kept = frame.select(source, F.unix_seconds("minute"), *others).persist()
-    try:
-        kept.count()
-        for source, seconds, *values in kept.toLocalIterator():
-            yield source, datetime.fromtimestamp(seconds, UTC), *values
-    finally:
-        kept.unpersist()
+    rows = frame.select(source, F.unix_seconds("minute"), *others).collect()
+    return [(name, datetime.fromtimestamp(at, UTC), *values) for name, at, *values in rows]
 
 
 def _minute() -> Column:

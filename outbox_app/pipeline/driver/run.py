@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ...entities.operations import entity_types
 from ...entities.verification import differences
 from ...exceptions import InvalidOption, PipelineError
 from ...models import Statistic
-from ...models.statistic import BATCH, label_of, write_figures
+from ...models.statistic import label_of, write_figures
 from ...text import Write
 from ..archive_reader import check_files, planned
 from ..audit import LIMIT, audit
@@ -165,32 +164,27 @@ def run_statistics(
         if to:
             write(f"statistics log={log} file={write_statistics(found, to)}")
         if table:
-            rows = ((source, as_stored(minute, connections[run.using]), *figure)
-                    for source, minute, *figure in rows_of(for_table(found)))  # fmt: skip
-            count = store(rows, log=log)
-            write(f"statistics log={log} table=outbox_statistic rows={count}")
+            rows = [
+                (source, as_stored(minute, connections[run.using]), *figure)
+                for source, minute, *figure in rows_of(for_table(found))
+            ]
+            store(rows, log=log)
+            write(f"statistics log={log} table=outbox_statistic rows={len(rows)}")
         found.unpersist()
 
 
-def store(rows: Iterable[tuple[Any, ...]], *, log: str) -> int:
-    """Replace the statistics of a log in the table, in one transaction; return their number.
+def store(rows: Iterable[tuple[Any, ...]], *, log: str) -> None:
+    """Replace the statistics of a log in the table, in one transaction.
 
     Readers see the old rows until the commit, and a run that is killed has changed nothing. The
     transaction is short: on PostgreSQL no subscription reads beyond one that is still writing.
     """
     using = outbox_alias()
-    made = (
+    made = [
         Statistic(**dict(zip(COLUMNS, (*key, label_of(label), value), strict=True)))
         for *key, label, value in rows
-    )
-    # The first row comes when all rows are computed. Only then does the transaction begin.
-    batch = list(islice(made, BATCH))
-    table, written = Statistic.objects.using(using), 0
+    ]
     with transaction.atomic(using=using):
-        table.filter(source=log, name__in=NAMES).delete()
-        while batch:
-            # Rows that another run has inserted since the DELETE are updated.
-            write_figures(batch, using=using)
-            written += len(batch)
-            batch = list(islice(made, BATCH))
-    return written
+        Statistic.objects.using(using).filter(source=log, name__in=NAMES).delete()
+        # Rows that another run has inserted since the DELETE are updated.
+        write_figures(made, using=using)
