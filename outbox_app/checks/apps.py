@@ -72,10 +72,13 @@ def configuration_error(app: Celery) -> Exception | None:
 
 def _check_app(app: Celery) -> Iterator[CheckMessage]:
     """Warn only: an app may belong to another service, and be configured on that one's hosts."""
-    try:
-        app.conf.task_serializer  # noqa: B018  # loads the configuration
-        load_tasks(app)
-    except Exception as error:  # the project's configuration and modules may raise anything
+    error = configuration_error(app)
+    if error is None:
+        try:
+            load_tasks(app)
+        except Exception as raised:  # the project's modules may raise anything
+            error = raised
+    if error is not None:
         text = f"Celery app {app.main!r} cannot be loaded here, with its task modules: {error!r}."
         hint = "Silence this where the app is not used, or only workers have its dependencies."
         yield Warning(text, hint=hint, id="outbox.W031")

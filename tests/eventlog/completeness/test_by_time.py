@@ -285,34 +285,38 @@ def test_another_number_of_partitions_with_late_commits(alias, reading, before, 
     assert sorted(found) == sorted((s, v) for s in [*streams, "t"] for v in (1, 2))
 
 
-def test_what_was_skipped_is_not_handled_after_others_that_commit_late(reading, log, alias):
-    reader = reading(by_time=True)
-    log.add("bad", 1)
-    log.age("bad", 1, seconds=10)
-    reader.broken = {"bad"}
-    reader.later(5)
-    failed = Cursor.objects.using(alias).get().failed_event
-    skip_event("reads", failed["position"], by="ann", reason="bad", using=alias)
+@pytest.fixture
+def skipping(reading, log, alias):
+    """Return a reader whose handler failed on a version of a stream, which was then skipped."""
+
+    def skip(version):
+        reader = reading(by_time=True)
+        log.add("bad", version)
+        log.age("bad", version, seconds=10)
+        reader.broken = {"bad"}
+        reader.later(5)
+        failed = Cursor.objects.using(alias).get().failed_event
+        assert failed["version"] == version
+        skip_event("reads", failed["position"], by="ann", reason="bad", using=alias)
+        reader.broken = set()
+        return reader
+
+    return skip
+
+
+def test_what_was_skipped_is_not_handled_after_others_that_commit_late(skipping, log):
+    reader = skipping(1)
     for stream in ("c", "d", "e"):
         log.add(stream, 1)
         log.age(stream, 1, seconds=20)
-    reader.broken = set()
     assert reader.start().later(60).handled == ["c:1", "d:1", "e:1"]
 
 
-def test_a_version_that_commits_late_before_one_that_was_skipped_is_handled(reading, log, alias):
+def test_a_version_that_commits_late_before_one_that_was_skipped_is_handled(skipping, log):
     """The skip is of one event: it does not count the stream as handled up to there."""
-    reader = reading(by_time=True)
-    log.add("bad", 2)
-    log.age("bad", 2, seconds=10)
-    reader.broken = {"bad"}
-    reader.later(5)
-    failed = Cursor.objects.using(alias).get().failed_event
-    assert failed["version"] == 2
-    skip_event("reads", failed["position"], by="ann", reason="bad", using=alias)
+    reader = skipping(2)
     log.add("bad", 1)
     log.age("bad", 1, seconds=20)
-    reader.broken = set()
     log.add("bad", 3)
     assert reader.start().later(60).handled == ["bad:1", "bad:3"]
 
