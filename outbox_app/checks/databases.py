@@ -2,18 +2,14 @@
 
 The checks run for the aliases that ``--database`` names, if the tables exist: ``migrate`` checks
 before it creates them. They read catalogues and the first rows of the job table. With ``--deploy``
-they try LISTEN on PostgreSQL as a drainer does, on two sessions of their own; a LISTEN that hears
-nothing takes ``HEAR_SECONDS``.
+they try LISTEN on PostgreSQL as a drainer does, which takes ``TEST_SECONDS`` if it hears nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from typing import Any
-from uuid import uuid4
 
-import django.db
 from django.apps import apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
@@ -26,15 +22,15 @@ from ..jobs.staging.sending import celery_app
 from ..models import EntityVersion, StagedJob
 from ..models.collation import COLLATIONS
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
+from ..process.waiting import TEST_SECONDS, StopFlag, waiter
 from ..process.wakeup import JOBS
-from ..transactions import leave_pool
+from ..process.watchdog import Watchdog
+from ..transactions import own_connection
 from .aliases import written_aliases
 from .messages import listed
 
 #: How many staged rows are read, the oldest first.
 ROWS = 1000
-#: Seconds in which a NOTIFY must be heard. Longer than a drainer's own test, which is repeated.
-HEAR_SECONDS = 5.0
 _LOG_COLUMNS = {field.column for field in EntityVersion._meta.local_fields}
 #: By vendor, the query that returns whether a server is read-only.
 STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}
@@ -204,40 +200,17 @@ def _check_commits(connection: Any) -> Iterator[CheckMessage]:
 
 def _check_listen(connection: Any) -> Iterator[CheckMessage]:
     """Report a LISTEN that hears no NOTIFY."""
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3
-
     alias = connection.alias
-    if not is_psycopg3:
-        return  # drainers do not listen with psycopg2
-    try:
-        heard = _hears(alias)
-    except (django.db.Error, OSError) as error:
-        text = f"could not be tried: {type(error).__name__}: {str(error).strip()}"
-    else:
-        text = "does not work: a NOTIFY was not heard"
-        if heard:
-            return
+    watchdog = Watchdog(using=alias, limit=TEST_SECONDS)
+    listening = waiter(StopFlag(), using=alias, watchdog=watchdog, channel=JOBS)
+    with own_connection(alias, seconds=TEST_SECONDS):  # not of Django's pool
+        fault = listening.fault()
+    if not fault:
+        return
     yield Warning(
-        f"LISTEN through {alias!r} {text}. Drainers are not woken and poll, once a second by "
-        "default. Is there a pooler in transaction mode?",
+        f"LISTEN through {alias!r} does not work: {fault}. Drainers are not woken and poll, once a "
+        "second by default.",
         hint="Give the drainers an alias that bypasses the pooler, and name it in --database. "
         "Silence this if the drainers may poll.",
         id="outbox.W022",
     )
-
-
-def _hears(alias: str) -> bool:
-    token = uuid4().hex  # a drainer that hears it takes it for another drainer's test
-    with (
-        closing(connections.create_connection(alias)) as listener,
-        closing(connections.create_connection(alias)) as notifier,
-    ):
-        leave_pool(listener)
-        leave_pool(notifier)
-        with listener.cursor() as cursor:
-            cursor.execute(f"LISTEN {JOBS}")
-        # A pooler may pass on a session's own notices, so another session sends this one.
-        with notifier.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [JOBS, token])
-        notices = listener.connection.notifies
-        return any(notice.payload == token for notice in notices(timeout=HEAR_SECONDS))

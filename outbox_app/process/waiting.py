@@ -70,6 +70,10 @@ class PollWaiter:
         self.stop.wait(seconds)
         return False
 
+    def fault(self) -> str:
+        """Return why nothing wakes it although LISTEN is there; empty if LISTEN is not."""
+        return ""
+
     def close(self) -> None:
         """Nothing to close."""
 
@@ -107,6 +111,20 @@ class NotifyWaiter(PollWaiter):
             self._give_up(repr(error))
         return super().wait(until - time.monotonic())
 
+    def fault(self) -> str:
+        """Test LISTEN once; return why it does not work, or an empty string."""
+        from psycopg import Error as DriverError
+
+        try:
+            self._test()
+            while self._token:
+                self._is_woken(SLICE)
+        except (django.db.Error, DriverError) as error:
+            return str(error).strip()
+        finally:
+            self.close()
+        return ""
+
     def close(self) -> None:
         connection, self.watchdog.listener = self.watchdog.listener, None
         if connection is not None:
@@ -137,7 +155,9 @@ class NotifyWaiter(PollWaiter):
         if self._token in heard:
             self._token = ""
         elif self._token and time.monotonic() > self._hear_until:
-            self._give_up("a NOTIFY was not heard; is there a pooler in transaction mode?")
+            raise django.db.OperationalError(
+                "a NOTIFY was not heard; is there a pooler in transaction mode?"
+            )
         # The NOTIFY of a test has a payload (other processes test, too), that of a commit has none.
         return "" in heard
 

@@ -11,6 +11,7 @@ from django.db import connections
 from outbox_app.checks import databases
 from outbox_app.checks.databases import check_databases, check_sessions
 from outbox_app.checks.logs import check_log_tables
+from outbox_app.process import waiting
 from tests.faults.test_pgbouncer import pooler
 from tests.faults.tools import alias_for, on
 from tests.patience import patience
@@ -68,7 +69,7 @@ def test_synchronous_commit(alias, value, fits):
 @pytest.mark.django_db(transaction=True)
 class TestPooler:
     def test_transaction_mode(self, alias, pooler, monkeypatch):
-        monkeypatch.setattr(databases, "HEAR_SECONDS", 0.3)
+        monkeypatch.setattr(waiting, "TEST_SECONDS", 0.3)
         with at(alias, HOST="127.0.0.1", PORT=str(pooler), DISABLE_SERVER_SIDE_CURSORS=True):
             [message] = check_sessions(databases=[alias])
         assert message.id == "outbox.W022"
@@ -89,7 +90,7 @@ class TestPooler:
         monkeypatch.setattr(connections, "create_connection", elsewhere)
         [message] = check_sessions(databases=[alias])
         assert message.id == "outbox.W022"
-        assert "could not be tried: OperationalError" in message.msg
+        assert "does not work: connection failed" in message.msg
 
     def test_the_notify_of_the_check_wakes_no_drainer(self, alias):
         with connections.create_connection(alias).cursor() as cursor:
