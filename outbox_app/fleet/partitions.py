@@ -83,15 +83,10 @@ class PostgresPartitions(PostgresCopy, Partitions):
                 f"CREATE TABLE {self.n} (LIKE {self.t} INCLUDING ALL EXCLUDING INDEXES) "
                 f"PARTITION BY HASH ({self.quote(self.by)})"
             )
-            [(options,)] = self.run(
-                "SELECT array_to_string(reloptions, ', ') FROM pg_class WHERE oid = %s::regclass",
-                [self.t],
-            )
             for number in range(self.shards):
                 self.run(
                     f"CREATE TABLE {self.quote(f'{self.new}_{number}')} PARTITION OF {self.n} "
                     f"FOR VALUES WITH (MODULUS {self.shards}, REMAINDER {number})"
-                    + (f" WITH ({options})" if options else "")
                 )
             self.renamed = list(self._make_indexes())
             for (sql,) in self.run(
@@ -101,9 +96,8 @@ class PostgresPartitions(PostgresCopy, Partitions):
                 "FROM (SELECT relacl, '' FROM pg_class WHERE oid = %s::regclass UNION ALL "
                 "SELECT attacl, format(' (%%I)', attname) FROM pg_attribute "
                 "WHERE attrelid = %s::regclass AND NOT attisdropped) AS of (acl, these), "
-                "aclexplode(acl) UNION ALL SELECT format('COMMENT ON TABLE %%s IS %%L', %s::text, "
-                "obj_description(%s::regclass, 'pg_class'))",
-                [self.n, self.t, self.t, self.n, self.t],
+                "aclexplode(acl)",
+                [self.n, self.t, self.t],
             ):
                 self.run(sql)
             self.make_journal()
