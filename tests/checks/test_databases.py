@@ -54,6 +54,7 @@ def test_an_empty_default(monkeypatch):
     assert not [m for m in run_checks(databases=["empty"]) if "empty" in m.msg]
     with pytest.raises(InvalidArgument, match=r"no such alias\. Known: default"):
         require_alias("empty")
+    del connections["empty"]  # other tests have an alias of this name
     monkeypatch.setitem(connections.settings, "legacy", {**empty, "ENGINE": "no_such_driver"})
     require_alias("default")
 
