@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from celery.exceptions import SoftTimeLimitExceeded
-from django.conf import settings
-from django.utils.timezone import get_default_timezone
-from django.utils.translation import get_supported_language_variant
 
 from ..aliases import log_alias
 from ..conf import fleet_settings
@@ -43,9 +41,10 @@ class NotPassedOn(Exception):
 def leader_of(call: Call, entity: Any, *, using: str) -> str:
     """Return the address of the server to pass a command to; empty if it stays here.
 
-    The leader would use its own language, time zone and alias: a call that needs others stays.
+    The leader would use its own alias, and finds a time zone by its name: other calls stay.
     """
-    if not entity.routed or not _is_usual(call) or using != log_alias(entity.versions):
+    has_name = isinstance(call.zone, ZoneInfo) and call.zone.key
+    if not entity.routed or not has_name or using != log_alias(entity.versions):
         return ""
     try:
         leader = topology.other_leader(slice_of(call.id))
@@ -57,17 +56,12 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
     return leader
 
 
-def _is_usual(call: Call) -> bool:
-    with suppress(LookupError):  # LANGUAGE_CODE is not a language
-        # LocaleMiddleware makes "en" of "en-us".
-        made = get_supported_language_variant(settings.LANGUAGE_CODE)
-        return call.usual or (call.language == made and call.zone is get_default_timezone())
-    return call.usual
-
-
 def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
     """Let the leader answer the calls. A call that it does not answer gets ``NotPassedOn``."""
-    asked = [[c.id, c.command, c.arguments, c.command_id, c.expected] for c in calls]
+    asked = [
+        [c.id, c.command, c.arguments, c.command_id, c.expected, c.language, str(c.zone)]
+        for c in calls
+    ]
     seconds = max(min(SECONDS, max(call.seconds_left for call in calls) / 2), 0.001)
     for call in calls:  # from here on the leader may execute it
         call.answer, call.route, call.begun = NotPassedOn(), ELSEWHERE, True

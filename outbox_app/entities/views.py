@@ -15,6 +15,7 @@ from typing import Any
 
 from django.apps import apps
 from django.http import HttpRequest
+from django.utils import timezone, translation
 
 from .. import exceptions as errors
 from ..conf import fleet_settings
@@ -137,10 +138,11 @@ def routed(request: HttpRequest, peer: Peer, content: Any) -> Said:
         entity: Any = apps.get_model(given["type"])  # or a proxy model
         if not issubclass(entity, EntityRow):
             raise TypeError(entity)
-        calls = [
-            Call(Command(*asked, command_id=key, expected_version=versions.get(at, at)))
-            for *asked, key, at in given["commands"]
-        ]
+        calls = []
+        for *asked, key, at, language, zone in given["commands"]:
+            with translation.override(language), timezone.override(zone):
+                command = Command(*asked, command_id=key, expected_version=versions.get(at, at))
+                calls.append(Call(command))
     except (errors.OutboxError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise MessageRefused(422, "There is no such type, or no such command.") from error
     return 200, answered_here(entity, calls, seconds_left(request) or entity.timeout)

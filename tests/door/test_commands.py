@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 from django.test import Client
+from django.utils import timezone, translation
 
 from outbox_app.entities import Rejected, remote, views
+from outbox_app.entities.declaration import spec_of
 from outbox_app.eventlog.newevent import NO_STREAM
 from outbox_app.exceptions import (
     CommandIdConflict,
@@ -267,13 +269,14 @@ def test_headers_that_are_not_signed(alias: str, account: None, send: Any) -> No
 @pytest.mark.parametrize("alias", [pytest.param("postgres", id="postgres")], indirect=True)
 def test_what_another_server_passes_on(alias: str, account: None, send: Any, settings: Any) -> None:
     """It is executed here; what has no answer is for the other server to do."""
+    own = "en", "UTC"
     commands = [
-        ["a", "withdraw", {"amount": 4}, "k-1", None],
-        ["b", "open", {"owner": "bob"}, "k-2", 0],
-        ["a", "withdraw", {"amount": 4}, "k-1", None],
-        ["a", "withdraw", {"amount": 50}, "k-3", 2],
-        ["a", "withdraw", {"amount": 4}, "k-4", 7],
-        ["a", "fail", {}, "k-5", None],
+        ["a", "withdraw", {"amount": 4}, "k-1", None, *own],
+        ["b", "open", {"owner": "bob"}, "k-2", 0, *own],
+        ["a", "withdraw", {"amount": 4}, "k-1", None, *own],
+        ["a", "withdraw", {"amount": 50}, "k-3", 2, *own],
+        ["a", "withdraw", {"amount": 4}, "k-4", 7, *own],
+        ["a", "fail", {}, "k-5", None, *own],
     ]
 
     def passed_on(**given: Any) -> Any:
@@ -292,7 +295,12 @@ def test_what_another_server_passes_on(alias: str, account: None, send: Any, set
     ]
     for odd in ({"type": "auth.user"}, {"commands": [["a"]]}, {"commands": 7}, {"more": 1}):
         assert passed_on(**odd).status_code == 422
-    assert passed_on(commands=[["a", "withdraw", [], "k-6", None]]).status_code == 422
+    for odd in (
+        [[], "k-6", None, *own],
+        [{}, "k-6", None, "en", "Nowhere"],
+        [{}, "k-6", None, 7, 7],
+    ):
+        assert passed_on(commands=[["a", "withdraw", *odd]]).status_code == 422
     assert len(versions()) == 3
 
 
@@ -311,10 +319,28 @@ def test_a_proxy_that_another_server_passes_on(
 
     monkeypatch.setattr(views, "apps", django_isolated_apps)
     settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"SERVICE": "billing", "TOPOLOGY": None}}
-    commands = [["a", "withdraw", {"amount": 4}, "k-1", None]]
+    commands = [["a", "withdraw", {"amount": 4}, "k-1", None, "en", "UTC"]]
     body = json.dumps({"type": Shown._meta.label_lower, "commands": commands}).encode()
     response = send(path="/outbox/routed", key=None, body=body)
     assert response.json() == [[{"balance": 6}, 2, None, False]]
+
+
+@one
+@pytest.mark.usefixtures("fresh")
+def test_a_command_that_another_server_passes_on_has_its_callers_language_and_zone(
+    alias: str, account: None, send: Any, settings: Any, monkeypatch: Any
+) -> None:
+    def note(self: Any, amount: Any) -> str:
+        return f"{translation.get_language()} {timezone.get_current_timezone_name()}"
+
+    monkeypatch.setattr(spec_of(Account).commands["withdraw"], "handler", note)
+    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"SERVICE": "billing", "TOPOLOGY": None}}
+    callers = ("de", "Asia/Tokyo"), ("fr", "UTC")
+    commands = [["a", "withdraw", {"amount": 4}, f"k-{at}", None, at, zone] for at, zone in callers]
+    body = json.dumps({"type": TYPE, "commands": commands}).encode()
+    said = send(path="/outbox/routed", key=None, body=body).json()
+    assert [each[0] for each in said] == ["de Asia/Tokyo", "fr UTC"]
+    assert translation.get_language() == "en-us"
 
 
 @one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import subprocess
 import sys
@@ -37,6 +38,7 @@ pytestmark = [
     pytest.mark.parametrize("alias", [pytest.param("postgres", id="postgres")], indirect=True),
 ]
 LEADER = "http://127.0.0.1:1/outbox/"
+NAMELESS = datetime.timezone(datetime.timedelta(hours=2))
 PEER = {"direction": "both", "address": LEADER, "keys": [{"id": "f", "secret": "env:FLEET_KEY"}]}
 
 
@@ -75,7 +77,7 @@ def account(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Account, "routed", True)
 
 
-def test_the_leaders_answer(requests: list[Any], ask: Any, rows: Any) -> None:
+def test_the_leaders_answer(requests: list[Any], ask: Any, rows: Any, settings: Any) -> None:
     yes = ask("enlist", {"item": [7, 8, None, False]}, command_id="k", expected_version=1)
     assert (yes.response, yes.version, yes.rejected, yes.replayed) == (7, 8, None, False)
     no = asyncio.run(
@@ -83,9 +85,10 @@ def test_the_leaders_answer(requests: list[Any], ask: Any, rows: Any) -> None:
     )
     assert (no.response, no.version, no.replayed) == (None, 9, True)
     assert (no.rejected.code, no.rejected.text) == ("c", "t")
+    own = settings.LANGUAGE_CODE, settings.TIME_ZONE
     assert requests == [
-        [["a", "enlist", {"item": [7, 8, None, False]}, "k", 1]],
-        [["a", "enlist", {"item": [None, 9, ["c", "t"], True]}, "l", None]],
+        [["a", "enlist", {"item": [7, 8, None, False]}, "k", 1, *own]],
+        [["a", "enlist", {"item": [None, 9, ["c", "t"], True]}, "l", None, *own]],
     ]
     assert len(rows()) == 1
 
@@ -139,7 +142,9 @@ def test_servers_that_wait_for_one_another(alias: str, settings: Any, monkeypatc
     told: list[Any] = []
 
     def call(*args: Any, **options: Any) -> Any:
-        calls = [Call(Command(*asked, command_id=key)) for *asked, key, _ in args[3]["commands"]]
+        calls = [
+            Call(Command(*asked, command_id=key)) for *asked, key, _, _, _ in args[3]["commands"]
+        ]
         told.append(passing.answered_here(Account, calls, options["seconds"]))
         return 200, told[-1]
 
@@ -312,7 +317,7 @@ def test_what_is_counted(requests: list[Any], ask: Any, alias: str, monkeypatch:
 def test_what_stays_here(requests: list[Any], ask: Any, alias: str, settings: Any) -> None:
     with transaction.atomic(using=alias):
         ask("withdraw", {"amount": 1})
-    with translation.override("de"):
+    with timezone.override(NAMELESS):
         ask("withdraw", {"amount": 1})
     given = settings.OUTBOX
     for other in ({"ENTITY_SCOPE": "os.getpid"}, {"DATABASE": "default"}):  # is not that of ``ask``
@@ -322,19 +327,14 @@ def test_what_stays_here(requests: list[Any], ask: Any, alias: str, settings: An
     assert Account.objects.using(alias).get().state["balance"] == 6
 
 
-def test_what_locale_middleware_makes_of_the_language(
+def test_the_language_and_the_zone_of_a_caller_go_to_the_leader(
     requests: list[Any], ask: Any, settings: Any
 ) -> None:
-    """It activates "en" where the setting is "en-us", as ``startproject`` writes it."""
-    settings.LANGUAGE_CODE = "en-us"
-    with translation.override(translation.get_supported_language_variant("en-us")):
+    with translation.override("de"), timezone.override("Asia/Tokyo"):
         ask("enlist", {"item": [7, 8, None, False]})
-        with timezone.override("Asia/Tokyo"):
-            ask("withdraw", {"amount": 1})
-    settings.LANGUAGES = [("de", "German")]
-    with translation.override("en"):
-        ask("withdraw", {"amount": 1})
-    assert len(requests) == 1
+    with translation.override(None):
+        ask("enlist", {"item": [7, 8, None, False]}, command_id="k")
+    assert [each[5:] for [each] in requests] == [["de", "Asia/Tokyo"], [None, settings.TIME_ZONE]]
 
 
 def test_what_the_leader_may_still_execute_is_not_said_to_be_not_begun(
@@ -347,7 +347,7 @@ def test_what_the_leader_may_still_execute_is_not_said_to_be_not_begun(
 
     def stay() -> Any:
         try:
-            with translation.override("de"):
+            with timezone.override(NAMELESS):
                 return ask("withdraw", {"amount": 1})
         finally:
             connections.close_all()

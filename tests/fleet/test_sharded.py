@@ -225,7 +225,7 @@ def test_a_leader_that_is_stopped_with_a_full_queue_and_goes_on(
     set_failpoint("entity_loaded", None)
     [(address, pid)] = there.items()
     fellow = Peer(name="shop", keys=[{"id": "fleet", "secret": "env:FLEET_KEY"}])
-    commands = [["list", "enlist", {"item": n}, f"k-{n}", None] for n in range(500)]
+    commands = [["list", "enlist", {"item": n}, f"k-{n}", None, "en", "UTC"] for n in range(500)]
 
     def pass_on() -> Any:
         payload, options = {"type": TYPE, "commands": commands}, {"address": address}
@@ -238,7 +238,7 @@ def test_a_leader_that_is_stopped_with_a_full_queue_and_goes_on(
         try:
             eventually(lambda: os.waitpid(pid, os.WNOHANG | os.WUNTRACED)[0] == pid)
             here = Account.execute_many(
-                [Command(id, name, given, command_id=key) for id, name, given, key, _ in commands],
+                [Command(id, name, given, command_id=key) for id, name, given, key, *_ in commands],
                 using=alias,
             )
         finally:
