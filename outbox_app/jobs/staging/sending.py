@@ -14,7 +14,7 @@ autocommit off, outside ``atomic()``                   refused: it would be sent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
@@ -26,6 +26,7 @@ from celery import Celery
 from celery._state import _get_active_apps  # type: ignore[attr-defined]
 from celery.app import amqp as celery_amqp
 from celery.app.task import Task
+from celery.canvas import group
 from django.apps import apps
 from django.db import connections
 
@@ -46,7 +47,8 @@ logger = get_logger("outbox_app.shadow")
 # Every hook on Celery. The code of each says why it exists:
 #
 #   this module         Celery.send_task, producer_or_acquire, producer_pool and backend; the class
-#                       of a plain app that ``stage()`` was given; Task.on_replace of all apps
+#                       of a plain app that ``stage()`` was given; Task.on_replace and
+#                       group._apply_tasks of all apps
 #   results             on_task_call, on_chord_part_return, add_pending_result,
 #                       remove_pending_result, wait_for_pending and iter_native of a result
 #                       backend
@@ -341,6 +343,31 @@ def _on_replace_at_once(task: Any, sig: Any) -> Any:
 
 
 Task.on_replace = _on_replace_at_once  # type: ignore[method-assign, assignment]
+
+
+_group: Any = group
+_apply_tasks = _group._apply_tasks
+
+
+@wraps(_apply_tasks)
+def _apply_tasks_of_all_apps(
+    self: Any, tasks: Any, producer: Any = None, app: Any = None, *args: Any, **options: Any
+) -> Iterator[Any]:
+    # The producer of a plain app, which a group passes on, would send the tasks of other apps, too.
+    app = app or self.app
+    given: Any = nullcontext(producer)
+    if producer is None and not isinstance(app, StagingMixin) and _an_app_may_stage():
+        given = LazyProducer(app, strict=False)
+    with given as producer:
+        yield from _apply_tasks(self, tasks, producer, app, *args, **options)
+
+
+_group._apply_tasks = _apply_tasks_of_all_apps
+
+
+def _an_app_may_stage() -> bool:
+    staging: list[Any] = staging_apps()
+    return any(app._may_stage() for app in staging)
 
 
 class _NoNativeDelay:

@@ -275,6 +275,29 @@ def test_a_producer_taken_by_hand_publishes_at_once(alias, app, add, staged, sen
 
 
 @on_sqlite
+@pytest.mark.parametrize("form", [group, lambda header: chord(header, header[0].clone((3,)))])
+def test_a_canvas_of_two_apps_stages_what_is_the_outboxs(
+    form, alias, add, plain, plain_add, staged, sent, sent_by
+):
+    """Celery sends a group with the producer of its first task's app, here a plain one."""
+    tasks_of_both = [plain_add.s(1, 1), add.s(2, 2)]
+    with rolled_back(alias):
+        form(tasks_of_both).delay()
+    with transaction.atomic(using=alias):
+        form(tasks_of_both).delay()
+    assert staged() == [[2, 2]]
+    assert not sent()
+    assert sent_by(plain) == [[1, 1], [1, 1]]
+
+
+@on_sqlite
+def test_a_group_with_a_producer_is_sent(alias, app, add, plain_add, staged, sent_by):
+    with transaction.atomic(using=alias), app.amqp.producer_pool.acquire() as producer:
+        group(plain_add.s(1, 1), add.s(2, 2)).apply_async(producer=producer)
+    assert not staged()
+
+
+@on_sqlite
 @pytest.mark.skipif(VERSION < (5, 7), reason="this Celery waits for a producer without a time-out")
 def test_a_producer_taken_by_hand_is_waited_for_as_long_as_celery_would(alias, app, monkeypatch):
     app.conf.broker_pool_acquire_timeout = 0.01
