@@ -9,9 +9,6 @@ from __future__ import annotations
 #: The columns of a statistic in Parquet and in the table. See ``models.Statistic``.
 COLUMNS = ("source", "minute", "name", "dimension", "label", "value")
 
-#: Percentiles of the seconds from recorded to handled, by type.
-PERCENTILES = {f"handled_seconds_p{percent}": percent / 100 for percent in (50, 90, 95, 99)}
-
 #: All statistics of a log.
 NAMES = (
     # Events of one minute: all of them, by type, by topic.
@@ -22,6 +19,6 @@ NAMES = (
     *("partition_events", "partition_skew"),
     # Events of a type that were handled, and that the inbox does not have.
     *("handled_events", "unmatched_events"),
-    # Seconds from recorded to handled, by type.
-    *PERCENTILES,
+    # Percentiles of the seconds from recorded to handled, by type.
+    *(f"handled_seconds_p{percent}" for percent in (50, 90, 95, 99)),
 )

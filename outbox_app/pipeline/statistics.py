@@ -15,15 +15,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from pyarrow import parquet
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from .statistic_names import COLUMNS, PERCENTILES
+from .statistic_names import COLUMNS
 
 #: The columns of a log that are read.
 USED = ("topic", "stream", "type", "slice", "message_id", "recorded_at")
@@ -40,6 +39,67 @@ IS_MOMENT = (
 #: The file that ``write_statistics`` leaves in its folder.
 FILE = "statistics.parquet"
 
+_STATISTICS = """
+WITH whole AS (
+    SELECT count(*) AS whole, max(date_trunc('minute', recorded_at)) AS newest
+    FROM {events} HAVING count(*) > 0
+), hot AS (
+    SELECT stream AS label, count(*) AS events
+    FROM {events} GROUP BY stream ORDER BY events DESC, label LIMIT {top}
+), sliced AS (
+    SELECT slice % {parts} AS id, count(*) AS events FROM {events} GROUP BY 1
+), parts AS (
+    SELECT id, coalesce(events, 0) AS events FROM range({parts}) LEFT JOIN sliced USING (id)
+), handled AS (
+    SELECT job_id AS message_id, min(handled_at) AS handled_at FROM {inbox} GROUP BY job_id
+), times AS (
+    SELECT type AS label, (unix_micros(handled_at) - unix_micros(recorded_at)) / 1e6D AS seconds
+    FROM {events} LEFT JOIN handled USING (message_id)
+), units AS (
+    SELECT *, pow(10D, floor(log10(abs(seconds))) - 2) AS unit FROM times
+), rounded AS (  -- there is no logarithm of 0
+    SELECT label, coalesce(round(seconds / unit) * unit, seconds) AS seconds, count(*) AS events
+    FROM units GROUP BY 1, 2
+), types AS (
+    SELECT label, sum(if(seconds IS NULL, 0, events)) AS handled,
+        sum(if(seconds IS NULL, events, 0)) AS unmatched,
+        percentile(seconds, array(0.5D, 0.9D, 0.95D, 0.99D), events) AS p
+    FROM rounded GROUP BY label
+)
+SELECT date_trunc('minute', recorded_at) AS minute, 'events' AS name, dimension, label,
+    double(count(*)) AS value
+FROM {events} LATERAL VIEW
+    stack(3, '', '', 'type', type, 'topic', topic) AS dimension, label
+GROUP BY 1, 3, 4
+UNION ALL
+SELECT newest, name, 'stream', label, value FROM hot CROSS JOIN whole LATERAL VIEW
+    stack(2, 'stream_events', double(events), 'stream_share', events / whole) AS name, value
+UNION ALL
+SELECT newest, 'partition_events', 'partition', concat_ws('/', id, {parts}), double(events)
+FROM parts CROSS JOIN whole
+UNION ALL
+SELECT newest, 'partition_skew', 'partitions', string({parts}), max(events) / avg(events)
+FROM parts CROSS JOIN whole GROUP BY newest
+UNION ALL
+SELECT newest, name, 'type', label, value FROM types CROSS JOIN whole LATERAL VIEW
+    stack(6, 'handled_events', double(handled), 'unmatched_events', double(unmatched),
+        'handled_seconds_p50', p[0], 'handled_seconds_p90', p[1],
+        'handled_seconds_p95', p[2], 'handled_seconds_p99', p[3]) AS name, value
+WHERE value IS NOT NULL
+"""
+_FOR_TABLE = """
+WITH counts AS (
+    SELECT * FROM {frame} WHERE name = 'events'
+), kept AS (
+    SELECT dimension, label, row_number() OVER
+        (PARTITION BY dimension ORDER BY sum(value) DESC, label) <= {labels} AS kept
+    FROM counts GROUP BY dimension, label
+)
+SELECT * FROM {frame} LEFT JOIN kept USING (dimension, label)
+WHERE (dimension NOT IN ('type', 'topic') OR kept) AND (name != 'events'
+    OR unix_seconds(minute) > (SELECT unix_seconds(max(minute)) FROM counts) - {seconds})
+"""
+
 
 def statistics(
     events: DataFrame,
@@ -52,85 +112,18 @@ def statistics(
 
     ``events``, with the columns ``USED``, is read several times, so give a frame that does not
     change meanwhile: see ``read_once``.
+
+    - Of minutes: the events, in all, by type, and by topic.
+    - Of streams: those with the most events; of equally many, the first by name.
+    - Of ``partitions``: the events of each (``3/8`` is partition 3 of 8), and the skew: the events
+      of the largest, divided by the mean. 1 is best; 8 means that all are in one of eight.
+    - Of types: the time from recorded to handled. The inbox has the events whose idempotent task
+      was staged under their id. All others are unmatched: they are not handled yet, or their
+      handler records nothing. Times below 0, as two clocks disagree, count in the percentiles.
     """
-    parts = [
-        per_minute(events),
-        hot_streams(events),
-        partition_skew(events, partitions=partitions or PARTITIONS),
-        times_until_handled(events, inbox),
-    ]
-    return reduce(DataFrame.unionByName, parts).select(F.lit(log).alias("source"), *COLUMNS[1:])
-
-
-def per_minute(events: DataFrame) -> DataFrame:
-    """Count the events of each minute: all, by type, by topic."""
-    labels = {"": F.lit(""), "type": F.col("type"), "topic": F.col("topic")}
-    keys = [
-        F.struct(F.lit(dimension).alias("dimension"), label.alias("label"))
-        for dimension, label in labels.items()
-    ]
-    minutes = events.select(_minute(), F.inline(F.array(*keys)))
-    counted = minutes.groupBy("minute", "dimension", "label", F.lit("events").alias("name"))
-    return counted.agg(F.count("*").cast("double").alias("value"))
-
-
-def hot_streams(events: DataFrame) -> DataFrame:
-    """Return the streams with the most events; of streams with equally many, the first by name."""
-    streams = events.groupBy(F.col("stream").alias("label")).agg(F.count("*").alias("events"))
-    hot = streams.orderBy(F.desc("events"), "label").limit(TOP).crossJoin(_whole(events))
-    share = F.col("events") / F.col("whole")
-    return _figures(hot, "stream", stream_events=F.col("events"), stream_share=share)
-
-
-def partition_skew(events: DataFrame, *, partitions: int) -> DataFrame:
-    """Count the events of each partition, including empty ones, and compute the skew.
-
-    Labels are ``3/8`` for partition 3 of 8, and ``8`` for the skew: the events of the largest
-    partition, divided by the mean. 1 is best; 8 means that all events are in one of eight.
-    """
-    counted = events.groupBy((F.col("slice") % partitions).cast("bigint").alias("id")).count()
-    numbers = events.sparkSession.range(partitions)
-    each = numbers.join(counted, "id", "left").select(
-        F.concat_ws("/", "id", F.lit(partitions)).alias("label"),
-        F.coalesce("count", F.lit(0)).alias("events"),
-    )
-    whole = _whole(events)
-    all_of_them = F.lit(str(partitions)).alias("label")
-    skew = each.groupBy(all_of_them).agg((F.max("events") / F.avg("events")).alias("skew"))
-    counts = _figures(each.crossJoin(whole), "partition", partition_events=F.col("events"))
-    return counts.unionByName(
-        _figures(skew.crossJoin(whole), "partitions", partition_skew=F.col("skew"))
-    )
-
-
-def times_until_handled(events: DataFrame, inbox: DataFrame) -> DataFrame:
-    """Measure the time from recorded to handled, by type.
-
-    The inbox has the events whose idempotent task was staged under their id. All others are counted
-    as unmatched: they are not handled yet, or their handler records nothing. Times before the
-    recording, as two clocks disagree, are part of the percentiles.
-    """
-    handled_at = F.min("handled_at").alias("handled_at")
-    first = inbox.groupBy(F.col("job_id").alias("message_id")).agg(handled_at)
-    seconds = (F.unix_micros("handled_at") - F.unix_micros("recorded_at")) / F.lit(1e6)
-    times = events.join(first, "message_id", "left").select(
-        F.col("type").alias("label"), seconds.alias("seconds")
-    )
-    unit = F.pow(F.lit(10.0), F.floor(F.log10(F.abs("seconds"))) - 2)
-    rounded = F.coalesce(F.round(F.col("seconds") / unit) * unit, "seconds")  # no logarithm of 0
-    counted = times.groupBy("label", rounded.alias("rounded")).agg(F.count("*").alias("events"))
-    types = counted.groupBy("label").agg(
-        _sum_where(F.col("rounded").isNotNull()).alias("handled"),
-        _sum_where(F.col("rounded").isNull()).alias("unmatched"),
-        F.percentile("rounded", [*PERCENTILES.values()], F.col("events")).alias("percentiles"),
-    )
-    return _figures(
-        types.crossJoin(_whole(events)),
-        "type",
-        handled_events=F.col("handled"),
-        unmatched_events=F.col("unmatched"),
-        **{name: F.col("percentiles")[n] for n, name in enumerate(PERCENTILES)},
-    )
+    given = {"inbox": inbox, "parts": partitions or PARTITIONS, "top": TOP}
+    found = _queried(_STATISTICS, events, events=events, **given)
+    return found.select(F.lit(log).alias("source"), *COLUMNS[1:])
 
 
 @contextmanager
@@ -169,20 +162,8 @@ def for_table(frame: DataFrame) -> DataFrame:
     These are the newest minutes of the events per minute, and the types and topics with the most
     events. Types and topics that are left out still count in the totals.
     """
-    counts = frame.where("name = 'events'")
-    end = counts.agg(F.unix_seconds(F.max("minute")).alias("end"))
-    totals = counts.groupBy("dimension", "label").agg(F.sum("value").alias("total"))
-    most = Window.partitionBy("dimension").orderBy(F.desc("total"), "label")
-    is_kept = F.row_number().over(most) <= TABLE_LABELS
-    kept = totals.select("dimension", "label", is_kept.alias("kept"))
-    is_recent = F.unix_seconds("minute") > F.col("end") - 60 * TABLE_MINUTES
-    return (
-        frame.join(kept, ["dimension", "label"], "left")
-        .crossJoin(end)
-        .where((F.col("name") != "events") | is_recent)
-        .where(~F.col("dimension").isin("type", "topic") | F.col("kept"))
-        .select(*COLUMNS)
-    )
+    given = {"seconds": 60 * TABLE_MINUTES, "labels": TABLE_LABELS}
+    return _queried(_FOR_TABLE, frame, frame=frame, **given).select(*COLUMNS)
 
 
 def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
@@ -192,24 +173,8 @@ def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
     return [(name, datetime.fromtimestamp(at, UTC), *values) for name, at, *values in rows]
 
 
-def _minute() -> Column:
-    return F.date_trunc("minute", F.col("recorded_at")).alias("minute")
-
-
-def _whole(events: DataFrame) -> DataFrame:
-    """Return a row with the number of events and the newest one's minute; no row without events."""
-    whole = events.agg(F.count("*").alias("whole"), F.max(_minute()).alias("newest"))
-    return whole.where(F.col("whole") > 0)
-
-
-def _sum_where(condition: Column) -> Column:
-    return F.sum(F.when(condition, F.col("events")).otherwise(0))
-
-
-def _figures(frame: DataFrame, dimension: str, **figures: Column) -> DataFrame:
-    pairs = [
-        F.struct(F.lit(name).alias("name"), value.cast("double").alias("value"))
-        for name, value in figures.items()
-    ]
-    about = [F.col("newest").alias("minute"), F.lit(dimension).alias("dimension"), F.col("label")]
-    return frame.select(*about, F.inline(F.array(*pairs))).where("value is not null")
+def _queried(sql: str, frame: DataFrame, /, **given: Any) -> DataFrame:
+    found = frame.sparkSession.sql(sql, **given)
+    if frame.is_cached:  # sql() has dropped the cache, with its view
+        frame.persist()
+    return found

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from outbox_app.eventlog.newevent import slice_of
 from outbox_app.pipeline import statistics as module
-from outbox_app.pipeline.statistic_names import COLUMNS, NAMES, PERCENTILES
+from outbox_app.pipeline.statistic_names import COLUMNS, NAMES
 from outbox_app.pipeline.statistics import (
     for_table,
     read_once,
@@ -29,6 +29,7 @@ from outbox_app.pipeline.statistics import (
 
 LOG = "outbox_event"
 TOP, PARTITIONS = 10, 7
+PERCENTILES = {f"handled_seconds_p{percent}": percent / 100 for percent in (50, 90, 95, 99)}
 SCHEMA = (
     "topic string, stream string, type string, slice int, message_id string, recorded_at timestamp"
 )
