@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from .audit_checks import STREAM, compare, settled, versions
-from .defects import KINDS, MISSING, Audit, Defect
+from .defects import ENTITY, KINDS, MISSING, Audit, Defect
 
 #: How many defects of each kind are brought to the driver.
 LIMIT = 10_000
@@ -138,5 +138,5 @@ def _first(found: DataFrame, counts: Mapping[str, int]) -> list[Defect]:
 
 
 def _checked(archived: bool, whole: bool) -> list[str]:
-    left_out = (*(() if archived else _COMPARISON), *(() if whole else ("late_start",)))
+    left_out = [ENTITY, *(() if archived else _COMPARISON), *(() if whole else ("late_start",))]
     return [kind for kind in KINDS if kind not in left_out]

@@ -24,6 +24,8 @@ _RESTORE = (
     "archive or a backup; the next audit settles the gap. If they are gone for good, accept the "
     "gap in the admin, with the reason (outbox_subscriptions skip-gap); audits then leave it out."
 )
+#: The kind in the log of an entity type, with which the rows of entities are compared.
+ENTITY = "entity"
 #: Every kind, the most serious first.
 KINDS: Mapping[str, Kind] = {
     "gap": Kind("Versions missing inside a stream", _RESTORE),
@@ -68,18 +70,12 @@ KINDS: Mapping[str, Kind] = {
         "The next publish() to the stream fails, because its version exists. Set the stream's row "
         "in outbox_stream to its last version in the log.",
     ),
+    ENTITY: Kind(
+        "Entities that differ from their versions",
+        "A row was edited by hand, so commands raise DamagedEntity. The versions are right: "
+        "manage.py outbox_entities verify --repair writes the row from the newest version.",
+    ),
 }
-_EDITED = (
-    "A row was edited by hand, so commands raise DamagedEntity. The versions are right: manage.py "
-    "outbox_entities verify --repair writes the row from the newest version."
-)
-#: Kinds for the log of an entity type, with which the rows of entities are compared.
-ENTITY_KINDS: Mapping[str, Kind] = {
-    "entity_row": Kind("Entities with a missing or a superfluous row", _EDITED),
-    "entity_version": Kind("Entities at another version than their log", _EDITED),
-    "entity_state": Kind("Entities in another state than their newest version", _EDITED),
-}
-ALL_KINDS: Mapping[str, Kind] = {**KINDS, **ENTITY_KINDS}
 #: Kinds of missing versions, which become rows of ``outbox_gap``.
 MISSING = ("gap", "late_start", "tail")
 
@@ -133,7 +129,7 @@ class Defect(NamedTuple):
             case "low_head":
                 knows = f"knows version {first} only" if first else "does not know it"
                 return f"{stream}: outbox_stream {knows}; the log has version {last}"
-        return f"{stream}: {detail}"  # of an entity
+        return f"{stream}: {detail}"  # ENTITY
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from outbox_app.pipeline.archiver import MAX_ROWS
-from outbox_app.pipeline.defects import ENTITY_KINDS, KINDS
+from outbox_app.pipeline.defects import KINDS
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.options import Options, _spelled
 from outbox_app.pipeline.schema import ANSWERS, SCHEMAS, arrow_types
@@ -95,12 +94,9 @@ def test_keys_of_offsets_and_commits_are_documented() -> None:
     assert names("Commits") == [each.name for each in fields(Mark)]
 
 
-@pytest.mark.parametrize(
-    ("heading", "kinds"), [("Defects", KINDS), ("Defects of entities", ENTITY_KINDS)]
-)
-def test_kinds_of_defects_are_documented_with_their_titles(heading: str, kinds: Any) -> None:
-    assert [row[:2] for row in rows(heading)] == [
-        [f"`{name}`", kind.title] for name, kind in kinds.items()
+def test_kinds_of_defects_are_documented_with_their_titles() -> None:
+    assert [row[:2] for row in rows("Defects")] == [
+        [f"`{name}`", kind.title] for name, kind in KINDS.items()
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from django.template import Engine
 
 from ...text import shown
-from ..defects import ALL_KINDS, KINDS, Audit
+from ..defects import KINDS, Audit
 from ..figures import DAYS, Count, Figures
 from ..store import write_whole
 
@@ -32,11 +32,10 @@ def _context(result: Audit, figures: Figures) -> dict[str, Any]:
     """Return the contents of the page. Numbers are text, the same in every language."""
     advice: dict[str, list[str]] = {}
     for kind in result.counts:
-        advice.setdefault(ALL_KINDS[kind].advice, []).append(ALL_KINDS[kind].title)
+        advice.setdefault(KINDS[kind].advice, []).append(KINDS[kind].title)
     found = {name: f"{result.counts.get(name, 0):,}" for name in result.checked}
-    kinds = {name: kind for name, kind in ALL_KINDS.items() if name in KINDS or name in found}
-    by_kind = [(ALL_KINDS[kind].title, number) for kind, number in result.counts.items()]
-    listed = [(ALL_KINDS[each.kind].title, each.line) for each in result.defects[:LISTED]]
+    by_kind = [(KINDS[kind].title, number) for kind, number in result.counts.items()]
+    listed = [(KINDS[each.kind].title, each.line) for each in result.defects[:LISTED]]
     days = f"Events per day (UTC), the newest {DAYS} days that have any"
     return {
         "log": shown(result.log, 200, but=""),
@@ -59,7 +58,7 @@ def _context(result: Audit, figures: Figures) -> dict[str, Any]:
             _chart("Most frequent types", "Type", figures.types),
             _chart("Biggest streams", "Stream", figures.streams),
         ],
-        "checks": [(kind.title, found.get(name, "not checked")) for name, kind in kinds.items()],
+        "checks": [(kind.title, found.get(name, "not checked")) for name, kind in KINDS.items()],
     }
 
 

@@ -5,7 +5,6 @@ The file, or the admin's table, has only the statistics of the last run.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
@@ -25,7 +24,7 @@ from ..archive_reader import check_files, planned
 from ..audit import LIMIT, audit
 from ..audit_checks import EVENTS_SCHEMA
 from ..database import connect
-from ..defects import ENTITY_KINDS, Audit, Defect
+from ..defects import ENTITY, Audit, Defect
 from ..figures import figures
 from ..offset import Offsets
 from ..schema import some
@@ -132,16 +131,15 @@ def _ask(run: Pipeline, sql: str) -> int | None:
 def _with_entities(result: Audit, entity: Any, *, using: str) -> Audit:
     """Add the differences between entities and their versions."""
     found = [
-        Defect(f"entity_{kind}", id, None, None, None, text)
+        Defect(ENTITY, id, None, None, None, text)
         for id, (kind, text) in differences(entity, using=using)
         if kind != "head"  # the audit has it as "tail" or "low_head"
     ]
-    found.sort(key=lambda defect: [*ENTITY_KINDS].index(defect.kind))
     return replace(
         result,
-        counts={**result.counts, **Counter(each.kind for each in found)},
+        counts={**result.counts, **({ENTITY: len(found)} if found else {})},
         defects=[*result.defects, *found[:LIMIT]],
-        checked=[*result.checked, *ENTITY_KINDS],
+        checked=[*result.checked, ENTITY],
     )
 
 
