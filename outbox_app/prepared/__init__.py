@@ -3,8 +3,7 @@
 Import it where models may be imported: it imports models itself.
 """
 
-from .fences import fence
-from .questions import COMMITTED, IN_PROGRESS, check_back
+from .fences import COMMITTED, IN_PROGRESS, check_back, fence
 from .request import NewPrepared
 from .sender import (
     acancel,

@@ -33,9 +33,8 @@ from ..process.lock_wait import is_conflict
 from ..process.loop import LeasedLoop
 from ..text import get_logger, storable
 from . import keeper
-from .fences import outcomes
+from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question, outcomes
 from .local import PREFIX
-from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
 
 logger = get_logger("outbox_app.prepared")
 

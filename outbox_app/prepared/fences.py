@@ -4,16 +4,20 @@ The sender inserts 'committed' as the first statement of its business transactio
 question, ``outcomes`` reads the row and, if there is none, inserts 'rolled_back' in a transaction
 of its own. The INSERT waits for an open business transaction; once the row exists, that transaction
 cannot commit. So an answer stays true. "Not found, so rolled back" could be wrong a moment later.
+
+Functions of the project answer before the fences, from business rows, but only that a transaction
+has committed or is in progress: only a fence answers 'rolled_back'.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import django.db
@@ -25,22 +29,38 @@ from ..models import Fence
 from ..models.clock import aware, stored
 from ..models.upsert import insert_if_missing, insert_rows
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
+from ..text import get_logger
 from ..transactions import is_atomic, is_in_test, own_connection
-from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question, own_answer
 
 if TYPE_CHECKING:
     from .sender import Prepared
 
-ID: Any = Fence._meta.pk
+logger = get_logger("outbox_app.prepared")
+
+COMMITTED, ROLLED_BACK = Fence.Outcome.COMMITTED.value, Fence.Outcome.ROLLED_BACK.value
+#: Answers that decide nothing: the transaction is open; its fence may have been removed.
+IN_PROGRESS, TOO_OLD = "in_progress", "too_old"
 #: The outcome of an id that has committed as another keeper's event. It is never sent.
 OF_ANOTHER = "another keeper's"
 
+ID: Any = Fence._meta.pk
 #: Seconds that an answer waits for an open transaction. MySQL has whole seconds only.
 LOCK_SECONDS = 0.5
 #: Seconds after which the remaining ids of a question are answered without waiting.
 ANSWER_SECONDS = 5.0
 #: How much the clocks of keeper and sender may differ.
 CLOCKS = timedelta(days=1)
+
+
+class Question(NamedTuple):
+    """A keeper's question about one event."""
+
+    event_id: UUID
+    #: The time by the keeper's clock.
+    prepared_at: datetime
+    stream: str = ""
+    #: The type of the event, or the task of the job.
+    type: str = ""
 
 
 def fence(event: Prepared) -> None:
@@ -77,6 +97,31 @@ def fence(event: Prepared) -> None:
     failpoint("fenced")
 
 
+Function = TypeVar("Function", bound=Callable[[Question], Any])
+_functions: list[tuple[str, Callable[[Question], Any]]] = []
+
+
+def check_back(pattern: str) -> Callable[[Function], Function]:
+    """Register a function that answers for events without a fence, from business rows.
+
+    Put it into the module ``subscribers`` of an app, which every process imports. In a process that
+    has not registered it, the fence decides; without a fence nothing has committed.
+
+    The function is called with a ``Question`` (event_id, prepared_at, stream, type), outside
+    transactions. It returns ``COMMITTED``, or ``IN_PROGRESS`` (the keeper may ask again), or None
+    to let the fence decide.
+
+    Args:
+        pattern: Types of events, or task names, as for ``fnmatch``: ``"order.*"``.
+    """
+
+    def register(function: Function) -> Function:
+        _functions.append((pattern, function))
+        return function
+
+    return register
+
+
 def outcomes(
     questions: Iterable[Question], *, keeper: str = "", using: str, seconds: float | None = None
 ) -> dict[UUID, str]:
@@ -101,7 +146,7 @@ def outcomes(
         for id in random.sample(missing, len(missing)):
             if time.monotonic() >= until:
                 break
-            own = own_answer(asked[id])
+            own = _own_answer(asked[id])
             if not own and mark is not None and asked[id].prepared_at < mark + CLOCKS:
                 answers[id] = TOO_OLD
             elif own != IN_PROGRESS:
@@ -110,6 +155,26 @@ def outcomes(
         if missing:
             answers = _recorded(missing, keeper=keeper, using=using) | answers
         return {id: answers.get(id, IN_PROGRESS) for id in asked if answers.get(id) != OF_ANOTHER}
+
+
+def _own_answer(question: Question) -> str:
+    """Return the answer of the project's functions; empty if none answers."""
+    for pattern, function in _functions:
+        if not fnmatchcase(question.type, pattern):
+            continue
+        try:
+            answer = function(question)
+        except Exception:
+            logger.exception(
+                "Check-back failed function=%r event_id=%s", function, question.event_id
+            )
+            return IN_PROGRESS
+        if answer in (COMMITTED, IN_PROGRESS):
+            return str(answer)
+        if answer is not None:
+            logger.error("Check-back answered neither COMMITTED nor IN_PROGRESS: %r", answer)
+            return IN_PROGRESS
+    return ""
 
 
 def _recorded(ids: Iterable[UUID], *, keeper: str, using: str) -> dict[UUID, Any]:

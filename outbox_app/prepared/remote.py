@@ -20,8 +20,8 @@ from ..jobs.staging.insert import chunks
 from ..models import Peer, PreparedEvent
 from ..models.clock import stored
 from ..transactions import open_transactions
+from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer, status_of
-from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
 
 State = PreparedEvent.State
 #: What a keeper may answer about an event.

@@ -26,10 +26,9 @@ from ..process.preflight import require_migrated
 from ..text import get_logger
 from ..transactions import after_commit, is_atomic, is_in_test, open_transactions
 from . import one_way
-from .fences import OF_ANOTHER, fence, outcomes
+from .fences import COMMITTED, OF_ANOTHER, ROLLED_BACK, Question, fence, outcomes
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
 from .local import LocalKeeper
-from .questions import COMMITTED, ROLLED_BACK, Question
 from .request import NewPrepared, checked
 
 logger = get_logger("outbox_app.prepared")

@@ -13,7 +13,7 @@ from django.db.models.functions import Left
 
 from ..models import DatabaseNow, Incident, PreparedEvent, Process, counting
 from ..process.lease import alive
-from .questions import IN_PROGRESS, TOO_OLD
+from .fences import IN_PROGRESS, TOO_OLD
 
 SAMPLE = 1000
 #: A sender is silent after it has not answered so many questions about an event.

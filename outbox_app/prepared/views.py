@@ -20,8 +20,7 @@ from ..models import DatabaseNow, Peer, PreparedEvent
 from ..models.clock import stored
 from ..text import get_logger
 from . import keeper
-from .fences import outcomes
-from .questions import Question
+from .fences import Question, outcomes
 from .request import NewPrepared, checked
 
 logger = get_logger("outbox_app.door")

@@ -23,7 +23,7 @@ from django.db import connections, transaction
 from django.test.utils import isolate_apps
 
 from outbox_app.models import Fence
-from outbox_app.prepared import questions
+from outbox_app.prepared import fences
 from outbox_app.subscriptions import subscriber
 from tests.fleet.conftest import begin_anew
 
@@ -97,7 +97,7 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in (page.stem, "models"):
         monkeypatch.setitem(sys.modules, f"tests.docs.{name}", module)
     monkeypatch.setattr(subscriber, "_subscribers", dict(subscriber._subscribers))
-    monkeypatch.setattr(questions, "_functions", list(questions._functions))
+    monkeypatch.setattr(fences, "_functions", list(fences._functions))
     prepares = "outbox_app.prepared import" in page.read_text()
     try:
         with isolate_apps("tests"), billing(tmp_path) if prepares else transaction.atomic():

@@ -24,7 +24,7 @@ from outbox_app.door.messages import MessageRefused
 from outbox_app.door.peers import peer_named
 from outbox_app.exceptions import InvalidPeer, KeeperUnavailable, PeerUnavailable
 from outbox_app.prepared import NewPrepared, prepare
-from outbox_app.prepared.questions import Question
+from outbox_app.prepared.fences import Question
 from outbox_app.prepared.remote import HttpKeeper, ask_over_http
 from outbox_app.prepared.request import checked
 from tests.fixtures.door import ROOT
@@ -45,7 +45,7 @@ FORKED = """
 import os, sys, uuid, django
 django.setup()
 from django.utils import timezone
-from outbox_app.prepared.questions import Question
+from outbox_app.prepared.fences import Question
 from outbox_app.prepared.remote import ask_over_http
 
 def ask():
@@ -67,7 +67,7 @@ django.setup()
 from django.utils import timezone
 from outbox_app.door import client
 from outbox_app.prepared import one_way
-from outbox_app.prepared.questions import Question
+from outbox_app.prepared.fences import Question
 from outbox_app.prepared.remote import ask_over_http
 
 def ask(items):

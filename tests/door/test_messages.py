@@ -41,17 +41,16 @@ from outbox_app.prepared import (
     cancel,
     confirm,
     fence,
+    fences,
     operations,
     prepare,
     prepare_many,
     prepared,
     prepared_many,
-    questions,
     remote,
 )
 from outbox_app.prepared import sender as senders
-from outbox_app.prepared.fences import outcomes
-from outbox_app.prepared.questions import Question
+from outbox_app.prepared.fences import Question, outcomes
 from outbox_app.prepared.remote import HttpKeeper, ask_over_http
 from outbox_app.prepared.request import checked, time_ordered_id
 from tests import tasks
@@ -415,7 +414,7 @@ def test_what_a_function_has_answered_is_answered_again(
 ) -> None:
     """A reply may be lost, and so may the call of a sender that confirms by itself."""
     said = [("order.*", lambda question: "committed")]
-    monkeypatch.setattr(questions, "_functions", said)
+    monkeypatch.setattr(fences, "_functions", said)
     event = prepare("a", "order.paid", using=sender, to="shop", immune=0)
     if confirms:
         assert senders._outcomes([event]) == {event.event_id: "committed"}

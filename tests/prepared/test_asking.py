@@ -27,12 +27,11 @@ from outbox_app.prepared import (
     check_back,
     confirm,
     keeper,
-    questions,
 )
 from outbox_app.prepared import fences as fences_module
 from outbox_app.prepared.asking import CheckBack, SenderWorker
+from outbox_app.prepared.fences import Question
 from outbox_app.prepared.keeper import CALL
-from outbox_app.prepared.questions import Question
 from outbox_app.prepared.request import NewPrepared, checked
 from tests.patience import eventually, patience
 
@@ -73,7 +72,7 @@ def answering(monkeypatch: Any) -> Callable[..., Sender]:
 @pytest.fixture
 def own(monkeypatch: Any) -> None:
     """Forget the functions that a test registers."""
-    monkeypatch.setattr(questions, "_functions", [])
+    monkeypatch.setattr(fences_module, "_functions", [])
 
 
 def move(alias: str, **moments: timedelta) -> None:

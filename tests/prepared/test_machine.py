@@ -28,7 +28,7 @@ from outbox_app.models import DatabaseNow, Event, Fence, Incident, PreparedEvent
 from outbox_app.prepared import fence, keeper
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import SenderWorker, ask
-from outbox_app.prepared.questions import Question
+from outbox_app.prepared.fences import Question
 from outbox_app.prepared.request import NewPrepared, checked
 from outbox_app.prepared.sender import Prepared
 from tests.faults.tools import on

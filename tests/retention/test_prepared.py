@@ -12,8 +12,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from outbox_app.models import DatabaseNow, Fence, PreparedEvent
-from outbox_app.prepared.fences import outcomes
-from outbox_app.prepared.questions import Question
+from outbox_app.prepared.fences import Question, outcomes
 from outbox_app.retention import rows as retention
 
 pytestmark = pytest.mark.django_db
