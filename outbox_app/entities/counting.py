@@ -2,7 +2,8 @@
 
 Counting costs a batch no statement: a batch reads the database's clock anyway, which gives the
 minute. Commands in a caller's transaction are counted when it commits. The counters are written
-after the callers have their answers. Nothing here raises, except a task's time limit.
+after the callers have their answers, but for those of a batch one of whose callbacks executes a
+command. Nothing here raises, except a task's time limit.
 
 A batch belongs to many traces, so its OpenTelemetry span is the root of a trace of its own, with
 links to its callers' sampled spans. If there are none, it has no span.
@@ -13,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from ..process import counters
@@ -61,15 +61,9 @@ def count_after_commit(attempt: Attempt) -> None:
 
 def write_if_due(using: str) -> None:
     """Write the counters, unless they were written lately or a transaction is open."""
-    counters.write_shared(using, partial(_samples, using))
-
-
-def _samples(using: str) -> dict[str, float] | None:
     from .queue import queues  # queue imports this module
 
-    if queues.leads_here():
-        return None  # this is a callback of a batch: its callers wait for their answers
-    return {counters.WAITING: queues.waiting_on(using)}
+    counters.write_shared(using, lambda: {counters.WAITING: queues.waiting_on(using)})
 
 
 def _figures(attempt: Attempt) -> Callable[[counters.Minute], None]:

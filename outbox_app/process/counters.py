@@ -247,13 +247,10 @@ def counting(now: datetime, *, using: str) -> Iterator[Minute]:
         logger.exception("Committed work was not counted database=%s", using)
 
 
-def write_shared(
-    using: str, samples: Callable[[], Mapping[str, float] | None] = dict[str, float]
-) -> None:
+def write_shared(using: str, samples: Callable[[], Mapping[str, float]] = dict[str, float]) -> None:
     """Write the shared counters, if a write is due, with samples by name.
 
-    If ``samples()`` returns None, a later call writes them. Only what has to end this thread is
-    raised, as a time limit.
+    Only what has to end this thread is raised, as a time limit.
     """
     shared = _shared.get(_key(using))
     if shared is None or not shared.is_due or connections[using].in_atomic_block:
@@ -263,8 +260,7 @@ def write_shared(
     log = partial(logger.warning, "Counters were not written database=%s error=%r", using)
     try:
         with after_the_commit(log, using=using):
-            if (found := samples()) is None:
-                return
+            found = samples()
             with shared.lock:
                 for minute in shared.changed()[-1:]:
                     for name, value in found.items():
