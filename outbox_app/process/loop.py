@@ -26,6 +26,9 @@ from .waiting import StopFlag, poll_interval, waiter
 from .wakeup import LINGER
 from .watchdog import Watchdog
 
+#: Failures of the database in a row after which a run with ``once`` gives up.
+ONCE_FAILURES = 5
+
 
 @contextmanager
 def collection_paused() -> Iterator[None]:

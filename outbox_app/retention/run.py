@@ -23,8 +23,7 @@ from ..models import EventLog
 from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.backoff import described
 from ..process.foreground import Listen
-from ..process.loop import LeasedLoop
-from ..subscriptions.runner import ONCE_FAILURES
+from ..process.loop import ONCE_FAILURES, LeasedLoop
 from ..text import get_logger
 from .events import prune_events, prune_steps
 from .rows import BATCH_SIZE, prune

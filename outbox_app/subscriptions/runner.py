@@ -25,7 +25,7 @@ from ..models import Cursor, Subscription
 from ..process.backoff import Backoff
 from ..process.counters import FAILED, HANDLED, LOG, NEWEST_POSITION, SUBSCRIPTION, Counters
 from ..process.lease import LeaseHolder
-from ..process.loop import ProcessLoop
+from ..process.loop import ONCE_FAILURES, ProcessLoop
 from ..process.wakeup import EVENTS
 from ..text import get_logger
 from .cursors import Paused, SharedPages, StoredRows
@@ -37,8 +37,6 @@ logger = get_logger("outbox_app.subscriptions")
 
 #: Seconds after which a statement of a handler that gets no answer is cut off.
 ANSWER_SECONDS = 300.0
-#: Failures of the database in a row after which a run with ``once`` gives up.
-ONCE_FAILURES = 5
 
 
 @dataclass(eq=False)
@@ -86,7 +84,9 @@ class SubscriptionWorker:
         holder = self.holder
         if holder.joined and holder.beat_is_due():
             holder.beat(done=self.handled, trouble=self.trouble)
-        if holder.sharing_is_due() and time.monotonic() >= self._released_until:
+        # If making a partition has failed, as without its replica, it is made again.
+        is_due = holder.sharing_is_due() or holder.owned != self.partitions.keys()
+        if is_due and time.monotonic() >= self._released_until:
             self._share()
             self._sample_if_due()
 

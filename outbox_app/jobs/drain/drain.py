@@ -31,7 +31,7 @@ from ...process import counters
 from ...process.backoff import Backoff
 from ...process.lease import LeaseHolder
 from ...process.lock_wait import is_conflict
-from ...process.loop import ProcessLoop, collection_paused
+from ...process.loop import ONCE_FAILURES, ProcessLoop, collection_paused
 from ...process.wakeup import JOBS
 from ...signals import drainer_started, drainer_stopped
 from ...text import get_logger
@@ -128,6 +128,10 @@ class Drain(ProcessLoop):
         backoffs = [self._backoff, *(app.backoff for app in self._apps.values())]
         return "; ".join(each.text for each in backoffs if each.text)
 
+    @property
+    def has_failed(self) -> bool:
+        return self._backoff.failures >= ONCE_FAILURES
+
     def open_brokers(self) -> None:
         """Connect to the brokers of this process's apps. An unreachable broker is no error."""
         for app in staging_apps():
@@ -137,7 +141,7 @@ class Drain(ProcessLoop):
         """Drain until ``stop()``; with ``once``, until the rows that exist now have left.
 
         With ``once`` it leaves the shards of live drainers alone, takes over those of dead ones,
-        and waits for a broker that is unreachable.
+        and waits for a broker that is unreachable; it gives up if the database has failed.
 
         Returns:
             The counts of this drainer.
@@ -159,6 +163,8 @@ class Drain(ProcessLoop):
 
     def _is_finished(self, busy: bool | None, *, once: bool) -> bool:
         if self.max_jobs is not None and self.done >= self.max_jobs:
+            return True
+        if once and self.has_failed:
             return True
         look = once and busy is False
         return look and bool(self._run_or_back_off(self._nothing_left, self._backoff))

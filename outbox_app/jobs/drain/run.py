@@ -49,7 +49,8 @@ def drain_outbox(
         processes: The number of drainers, each in a process of its own.
 
     Returns:
-        An exit code: 0; 1 if a drainer process died; 3 if the broker is unsafe.
+        An exit code: 0; 1 if a drainer process died, or with ``once`` if the database failed; 3 if
+        the broker is unsafe.
 
     Raises:
         InvalidArgument, NotMigrated, UnfitSession: It cannot begin.
@@ -93,6 +94,9 @@ def drain_here(
         logger.error("Unsafe broker: %s", error)
         return EXIT_UNSAFE
     stopped = "Drainer stopped published=%d dead=%d"
+    if once and drainer.has_failed:
+        logger.error(f"{stopped} trouble=%s", tally.published, tally.dead, drainer.trouble)
+        return 1
     if once:
         left = held(using=using).rows
         logger.info(f"{stopped} held=%d", tally.published, tally.dead, left)

@@ -7,8 +7,8 @@ They share the work. If one is killed, the others take over its shards when its 
 
   SIGTERM, SIGINT   finish the current batch, hand the shards back, exit 0
 
-Exit codes: 0 stopped or done; 1 a drainer process died; 2 wrong arguments, or no tables;
-3 the broker is unsafe.
+Exit codes: 0 stopped or done; 1 a drainer process died, or with --once the database failed several
+times; 2 wrong arguments, or no tables; 3 the broker is unsafe.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connections, transaction
 
 from outbox_app.jobs.drain.drain import Drain
+from outbox_app.jobs.drain.run import drain_here
 from outbox_app.models import DatabaseNow, Incident, Process, StagedJob
 from outbox_app.process.lease import LeaseHolder
 from tests import tasks
@@ -107,3 +108,18 @@ def test_a_step_that_fails_is_logged_by_its_name(alias, caplog):
 
 def test_with_nothing_to_do(alias):
     assert Drain(using=alias).run(once=True).done == 0
+
+
+def test_gives_up_if_the_database_refuses_each_statement(alias, note, settings, caplog):
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.01}
+    stage(note, alias, 3)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("ALTER TABLE outbox_stagedjob RENAME TO outbox_away")
+    try:
+        assert drain_here(alias, once=True, listen=lambda stop: None) == 1
+    finally:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("ALTER TABLE outbox_away RENAME TO outbox_stagedjob")
+    assert "Drainer stopped published=0 dead=0 trouble=" in caplog.text
+    assert drain_here(alias, once=True, listen=lambda stop: None) == 0
+    assert not StagedJob.objects.using(alias).exists()
