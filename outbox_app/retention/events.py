@@ -81,13 +81,7 @@ def prune_events(
             that log; without ``log`` the other logs were pruned.
         ArchiveRefused: There is no archive of the log, or a file of it is damaged.
     """
-    days = outbox_settings().EVENT_RETENTION_DAYS if older_than is None else older_than
-    if days is None:
-        raise InvalidArgument(
-            "Events are never removed: OUTBOX['EVENT_RETENTION_DAYS'] is None. Set it, or give "
-            "--older-than."
-        )
-    chosen = log_named(log or Event._meta.db_table)
+    chosen, days = chosen_events(log, older_than)
     table, alias = chosen._meta.db_table, using or log_alias(chosen)
     check_arguments(alias, days, batch_size, given=older_than)
     if not log and not archive:
@@ -121,6 +115,17 @@ def prune_events(
     steps = prune_steps(chosen, age, batch_size, archived, using=alias, dry_run=dry_run)
     batches = _batches(steps, table, write)
     return remove(f"log={table}", batches, f"{age}d", using=alias, dry_run=dry_run, write=write)
+
+
+def chosen_events(log: str | None, older_than: int | None) -> tuple[type[EventLog], int]:
+    """Return the log and the age in days, or raise ``InvalidArgument`` or ``UnknownLog``."""
+    days = outbox_settings().EVENT_RETENTION_DAYS if older_than is None else older_than
+    if days is None:
+        raise InvalidArgument(
+            "Events are never removed: OUTBOX['EVENT_RETENTION_DAYS'] is None. Set it, or give "
+            "--older-than."
+        )
+    return log_named(log or Event._meta.db_table), days
 
 
 def holds(log: type[EventLog], *, using: str | None = None, verify: bool = True) -> list[Hold]:

@@ -28,7 +28,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...exceptions import InvalidArgument
-from ...retention.events import prune_events
+from ...retention.events import chosen_events, prune_events
 from ...retention.rows import BATCH_SIZE, KEPT, prune
 from ..teaching import TeachingCommand
 
@@ -62,8 +62,7 @@ class Command(TeachingCommand):
 
     def handle(self, **options: Any) -> None:
         options["events"] = options["events"] or bool(options["archived"])
-        chosen = [name for name in (*KEPT, "events") if options[name]]
-        if not chosen:
+        if not any(options[name] for name in (*KEPT, "events")):
             raise InvalidArgument(
                 "Say what to prune: --results, --prepared, --fences, --inbox, --incidents, "
                 "--counters, --events, --archived DIR, or several."
@@ -71,9 +70,13 @@ class Command(TeachingCommand):
         if options["log"] and not options["events"]:
             raise InvalidArgument("--log needs --events or --archived.")
         given = {name: options[name] for name in ("older_than", "batch_size", "dry_run")}
-        given |= {"using": options["database"], "write": self.write}
-        for name in chosen:
-            if name == "events":
-                prune_events(log=options["log"], archive=options["archived"], **given)
-            else:
-                prune(name, **given)
+        given["write"] = self.write
+        # Before the first kind is pruned, as these refuse wrong arguments.
+        using = {name: options["database"] or KEPT[name].alias() for name in KEPT if options[name]}
+        if options["events"]:
+            chosen_events(options["log"], options["older_than"])
+        for name, alias in using.items():
+            prune(name, alias, **given)
+        if options["events"]:
+            chosen_log = {"log": options["log"], "archive": options["archived"]}
+            prune_events(using=options["database"], **chosen_log, **given)

@@ -180,6 +180,14 @@ def test_an_unknown_kind_is_refused_by_the_function():
         prune_rows("events")
 
 
+@pytest.mark.parametrize("wrong", [["--fences"], ["--events"], ["--archived", "x", "--log", "no"]])
+def test_wrong_arguments_of_one_kind_prune_no_other(kept, wrong, alias):
+    kept.fill(31)
+    with pytest.raises(CommandError, match=r"--database|EVENT_RETENTION_DAYS|'no'"):
+        prune("--inbox", *wrong)
+    assert kept.inbox == [31]
+
+
 def test_a_pruned_id_is_forgotten(task, effects, kept, alias):
     @task
     @idempotent
