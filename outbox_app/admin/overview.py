@@ -80,6 +80,8 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     parts = {name for name, model in PARTS.items() if may_view(request, model)}
     types = {each._meta.label for each in entity_types() if may_view(request, each)}
     facts = outbox_status(parts=parts | {"entities"} if types else parts)
+    if log_alias(Event) in facts.away:
+        parts -= {"subscriptions", "gaps"}
     found = problems(facts)
     tone, sentence = headline(facts, found, parts)
     charts: list[SafeString] = []

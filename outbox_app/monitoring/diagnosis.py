@@ -62,6 +62,10 @@ CODES = {
     "subscription": Kind(BAD, ngettext_lazy(
         "%(count)s subscription has stopped.", "%(count)s subscriptions have stopped.", "n"),
         _("Remove the cause that its error names, or start manage.py run_subscriptions.")),
+    "database": Kind(BAD, ngettext_lazy(
+        "%(count)s database of logs or entities cannot be read, or has no outbox tables.",
+        "%(count)s databases of logs or entities cannot be read, or have no outbox tables.", "n"),
+        _("The figures lack what it holds: make it available, or migrate it.")),
     "no_check_back": Kind(BAD, ngettext_lazy(
         "%(count)s prepared event waits for a check-back, and no process asks its sender.",
         "%(count)s prepared events wait for check-backs, and no process asks their senders.", "n"),
@@ -216,7 +220,7 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
     """Return what is wrong in ``outbox_status()``, the most urgent first."""
     still = [Subject(each.log, each.waits_for, each.behind_seconds) for each in status.sinks
              if each.waits_for and each.behind_seconds > OLD_SINK]  # fmt: skip
-    away = [Subject(peer, f"{seconds:+d} s") for peer, seconds in status.clocks.items()]
+    wrong = [Subject(peer, f"{seconds:+d} s") for peer, seconds in status.clocks.items()]
     with chosen(""):  # the alias that commands use by default, not the one that the admin shows
         on = "" if status.database == outbox_alias() else f" --database {status.database}"
     looked_for = [
@@ -226,7 +230,8 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
         *_of_dead(status, limits),
         *_of_transactions(status),
         *(_of_prepared(status.prepared, on) if status.prepared else ()),
-        _named("peer_clock", away),
+        _named("peer_clock", wrong),
+        _named("database", [Subject(alias, why) for alias, why in status.away.items()]),
         _named("sink", still),
         _counted("gaps", status.gaps),
     ]

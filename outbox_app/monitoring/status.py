@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import django.db
 from django.apps import apps
 from django.db.models import Model
 
@@ -28,7 +29,17 @@ from ..jobs.drain import status
 from ..jobs.drain.status import Backlog, DrainerStatus, Held
 from ..jobs.staging.declarations import declared
 from ..jobs.staging.sending import staging_apps
-from ..models import DatabaseNow, DeadJob, Event, Gap, Incident, Server, StagedJob, counting
+from ..models import (
+    DatabaseNow,
+    DeadJob,
+    Event,
+    Gap,
+    Incident,
+    Process,
+    Server,
+    StagedJob,
+    counting,
+)
 from ..prepared.status import PreparedStatus, prepared_status
 from ..subscriptions import lag
 from ..subscriptions.lag import SubscriptionLag
@@ -94,6 +105,8 @@ class OutboxStatus:
     decisions: Decisions = field(default_factory=Decisions)
     #: Peers whose clocks are wrong by more than a minute, and by how many seconds.
     clocks: dict[str, int] = field(default_factory=dict)
+    #: Aliases of logs and entities that cannot be read, and why. What they hold is left out.
+    away: dict[str, str] = field(default_factory=dict)
 
     @property
     def alive(self) -> list[DrainerStatus]:
@@ -189,7 +202,12 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
     """
     jobs = using or outbox_alias()
     logs = using or log_alias(Event)
-    facts: dict[str, Any] = {"in_flight": {}}
+    types = entity_types() if "entities" in parts else []
+    of_types = {using or log_alias(each.versions) for each in types}
+    away = {alias: why for alias in sorted({logs, *of_types} - {jobs}) if (why := _trouble(alias))}
+    if logs in away:
+        parts, logs = {*parts} - {"subscriptions", "gaps"}, jobs
+    facts: dict[str, Any] = {"in_flight": {}, "away": away}
     written: dict[str, list[type[Model]]] = defaultdict(list)
     if "jobs" in parts:
         facts |= {
@@ -209,8 +227,7 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
         facts["in_flight"] |= open_writers(*models, using=alias)
     if "gaps" in parts:
         facts["gaps"] = counting.counted(Gap.objects.using(logs).open())
-    if "entities" in parts and (types := entity_types()):
-        aliases = [using] if using else sorted({log_alias(each.versions) for each in types})
+    if aliases := sorted(of_types - away.keys()):
         facts["commands"] = series.commands(aliases)
     if "prepared" in parts:
         facts["clocks"] = wrong_clocks(using=jobs)
@@ -228,6 +245,15 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
         snapshots=long_transactions(using=jobs, seconds=OLD_SNAPSHOT),
         **facts,
     )
+
+
+def _trouble(using: str) -> str:
+    """Return why an alias cannot be read, or has no outbox tables; empty if it can."""
+    try:
+        Process.objects.using(using).exists()
+    except django.db.Error as error:
+        return repr(error)
+    return ""
 
 
 def _stages(using: str) -> bool:

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 from django.core.management import call_command
 from django.db import connections
+from django.db.backends.sqlite3.base import DatabaseWrapper as SQLite
 from django.test import RequestFactory
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,6 +21,7 @@ from outbox_app.metrics import exposition
 from outbox_app.models import (
     Cursor,
     Event,
+    EventLog,
     Gap,
     Incident,
     Lease,
@@ -99,6 +101,17 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
             source="door", minute=DatabaseNow(), name=counters.PEER_CLOCK,
             dimension=counters.PEER, label="billing", value=-7200.0)  # fmt: skip
 
+    def database():
+        class Router:
+            def db_for_write(self, model, **hints):
+                return "away" if issubclass(model, EventLog) else alias
+
+        settings.OUTBOX = {}
+        settings.DATABASE_ROUTERS = [Router()]
+        nowhere = {**connections.settings["default"], "NAME": "/nowhere/at/all.sqlite3"}
+        away = SQLite(nowhere, alias="nowhere")  # which Django lets a test connect to
+        monkeypatch.setattr(connections._connections, "away", away, raising=False)
+
     def not_working(**columns):
         staged(2)
         drainers.update(**columns)
@@ -120,6 +133,7 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
         "dead": lambda: died(2),
         "gaps": gap,
         "sink": sink,
+        "database": database,
         "no_check_back": lambda: prepared(next_check_at=DatabaseNow()),
         "undecided": lambda: prepared(state="undecided"),
         "sender_silent": lambda: prepared(unreachable=3, last_answer="OSError: away"),
