@@ -18,7 +18,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest
-from django.db import models
+from django.db import OperationalError, models
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils import timezone
@@ -200,6 +200,8 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         if found.done or found.error or (is_over and not done):
             note = _outcome(action, found.done, found.error)
             log(request, rows, action, note, values["reason"])
+        if found.error and not isinstance(found.error, (OutboxError, OperationalError)):
+            raise found.error
         outcome = _outcome(action, done, found.error)
         if is_over:
             self.message_user(request, outcome, messages.ERROR if found.error else messages.SUCCESS)

@@ -16,11 +16,10 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Any
 
-from django.db import OperationalError, connections
+from django.db import connections
 from django.db.models import F, QuerySet
 from django.db.models.functions import Length
 
-from ..exceptions import OutboxError
 from ..models import DatabaseNow
 from ..process.lock_wait import is_conflict
 from .drain.batch import BUDGET_BYTES
@@ -79,7 +78,7 @@ def run_for(
                 try:
                     done += act([id for _, id, _ in batch]) if batch else 0
                     break
-                except (OutboxError, OperationalError) as error:
+                except Exception as error:
                     # A deadlock with another transaction, for example.
                     again = is_conflict(error) and not connections[rows.db].in_atomic_block
                     if attempt == ATTEMPTS or not again or clock() >= end:

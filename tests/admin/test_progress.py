@@ -201,6 +201,24 @@ def test_what_could_not_be_done_stops_it_with_what_was_done(alias, superuser, mo
     assert len(left(alias)) == 3
 
 
+def test_what_was_done_before_a_defect_is_in_the_log(alias, superuser, monkeypatch):
+    jobs = dead_jobs(5, using=alias)
+    form = hidden(begin(superuser, DEAD, "requeue_selected", jobs[0]))
+    record = dead.record_requeue
+
+    def fail_the_second_time(**kwargs):
+        monkeypatch.setattr(dead, "record_requeue", None)
+        return record(**kwargs)
+
+    monkeypatch.setattr(actions, "SECONDS", 60)
+    monkeypatch.setattr(dead, "record_requeue", fail_the_second_time)
+    with pytest.raises(TypeError):
+        superuser.post(DEAD, form)
+    assert len(left(alias)) == 1
+    [_, line] = lines()
+    assert line.startswith("2 dead jobs were requeued. Stopped half-way: 'NoneType' ")
+
+
 @pytest.mark.parametrize("name", ["until", "after", "done"])
 @pytest.mark.parametrize("value", ["", "x", "1.5", "9" * 5000, "\x00", 2**63, -(2**63) - 1])
 def test_a_forged_form_changes_nothing(superuser, name, value):
