@@ -11,6 +11,7 @@ projection that cannot be rebuilt is refused before anything is written.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,9 +23,9 @@ from django.db.models import Exists, OuterRef
 
 from ..conf import outbox_settings
 from ..eventlog.filter import EventFilter
-from ..eventlog.reader import LogReader
+from ..eventlog.reader import Events, LogReader
 from ..eventlog.state import PostgresState, WindowState
-from ..exceptions import RebuildFailed, RebuildRefused
+from ..exceptions import RebuildFailed, RebuildRefused, TooManyGaps
 from ..failpoints import failpoint
 from ..models import Cursor, Gap, ParkedStream, StreamHead, Subscription
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
@@ -43,6 +44,8 @@ logger = get_logger("outbox_app.subscriptions")
 LOCK_WAIT = 2
 #: How often the takeover is tried.
 ATTEMPTS = 10
+#: Seconds between two looks at a log in which too many gaps are open.
+GAPS_PAUSE = 0.5
 #: Events between two progress lines.
 PROGRESS_EVENTS = 50_000
 
@@ -155,15 +158,16 @@ class Rebuild:
         return states
 
     def finish(self, states: list[WindowState]) -> int:
-        """Take over; try again after a lock timeout or a deadlock. Return the number of rows."""
+        """Take over; again after a lock timeout, a deadlock or new gaps. Return how many rows."""
         for attempt in range(1, ATTEMPTS + 1):
             replayed = self.replayed
             try:
                 rows = self._take_over(states)
                 break
-            except django.db.OperationalError as error:
+            except (django.db.OperationalError, TooManyGaps) as error:
                 # After any other error the COMMIT may have worked: the shadow has the events then.
-                if attempt == ATTEMPTS or not is_conflict(error):
+                passes = is_conflict(error) or isinstance(error, TooManyGaps)
+                if attempt == ATTEMPTS or not passes:
                     raise
                 self.replayed = replayed
                 self.write(f"takeover tried again name={self.name} error={error!r}")
@@ -191,7 +195,7 @@ class Rebuild:
             more = True
             while more:
                 before = states[index]
-                found, page = self.ask(reader.read, before, self.limit)
+                found, page = self._read(reader, before)
                 with transaction.atomic(using=self.using):
                     self.view.apply([PendingEvent(event) for event in found])
                 failpoint("rebuild_page")
@@ -202,6 +206,16 @@ class Rebuild:
                 if count // PROGRESS_EVENTS < self.replayed // PROGRESS_EVENTS:
                     self.write(f"replaying name={self.name} events={self.replayed}")
         return states
+
+    def _read(self, reader: LogReader, state: WindowState) -> Events:
+        """Read a page. With too many gaps wait, as a subscription does, but not with locks."""
+        while True:
+            try:
+                return self.ask(reader.read, state, self.limit)
+            except TooManyGaps:
+                if connections[self.using].in_atomic_block:
+                    raise
+                time.sleep(GAPS_PAUSE)
 
     def _take_over(self, states: list[WindowState]) -> int:
         using = self.using

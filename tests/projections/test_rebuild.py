@@ -115,6 +115,16 @@ def test_a_subscription_that_never_ran(alias, run, sold):
     assert Cursor.objects.using(alias).count() == 3
 
 
+@on("mariadb")
+def test_it_waits_where_too_many_gaps_are_open(alias, sold, settings, monkeypatch):
+    settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 0.5}
+    monkeypatch.setattr("outbox_app.eventlog.windows.mysql.MAX_RUNS", 3)
+    declare(SoldOf, "sold", batch_size=7)
+    sell(alias, 30)
+    rebuild("sold")
+    assert sold() == expected_sold(alias)
+
+
 @on("postgres", "mariadb")
 def test_it_ends_though_there_are_always_more_events(alias, run, sold, in_thread):
     declare(SoldOf, "sold")

@@ -102,7 +102,7 @@ class MysqlWindow(Window[MysqlState]):
             # The first column is the position, the second says whether the row is wanted.
             [row[2:] for row in rows if row[1]],
             after,
-            more=full or (crowded and bool(rows)),
+            more=full or crowded,
             position=high if rows else 0,
         )
 
