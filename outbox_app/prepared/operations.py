@@ -25,7 +25,7 @@ from ..text import Write, get_logger
 from . import keeper
 from .asking import DECIDES
 from .fences import outcomes
-from .request import DECIDE_BY
+from .request import DECIDE_BY, MOST_SKIPPED
 
 logger = get_logger("outbox_app.prepared")
 
@@ -84,7 +84,8 @@ def extend(events: PreparedEventQuerySet, *, by: str, reason: str) -> int:
 def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     """Fetch this sender's open events from a keeper, and send it the outcomes of their fences.
 
-    For a sender that no keeper can call. The keeper leaves out events that are immune still.
+    For a sender that no keeper can call. The keeper leaves out events that are immune still. It
+    ends after ``MOST_SKIPPED`` events that stay open.
 
     Returns:
         How many events were confirmed, cancelled, left open, and decided otherwise before.
@@ -94,7 +95,7 @@ def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     using = peer_named(name, Peer.Direction.KEEPER).database
     there = HttpKeeper(name, using)
     done = Counter(dict.fromkeys([*DECIDES.values(), keeper.CONTRADICTION, "open"], 0))
-    while found := there.open(skip=done["open"]):
+    while done["open"] <= MOST_SKIPPED and (found := there.open(skip=done["open"])):
         found_out = outcomes(found, keeper=name, using=using)
         told = there.decide({id: DECIDES[o] for id, o in found_out.items() if o in DECIDES})
         ended = Counter(each.state for each in told if each.state in done)

@@ -30,6 +30,8 @@ from ..process.tracing import TRACE, current_trace, trace_in
 #: PREPARED_MAX_DECIDE_BY), and for which the keeper does not ask about it, if its sender says
 #: nothing else.
 DECIDE_BY, IMMUNE = 86_400.0, 10.0
+#: A keeper lists the open events of a sender after skipping at most so many.
+MOST_SKIPPED = 1_000_000
 #: A log, or its table.
 Log = type[EventLog] | str
 

@@ -21,7 +21,7 @@ from ..models.clock import stored
 from ..text import get_logger
 from . import keeper
 from .fences import Question, outcomes
-from .request import NewPrepared, checked
+from .request import MOST_SKIPPED, NewPrepared, checked
 
 logger = get_logger("outbox_app.door")
 
@@ -119,7 +119,7 @@ def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
     rows = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name).open()
     rows = rows.exclude(asked=0, next_check_at__gt=DatabaseNow())
     try:
-        skip = min(int(request.GET.get("skip", 0)), 1_000_000)
+        skip = min(int(request.GET.get("skip", 0)), MOST_SKIPPED)
     except ValueError:
         raise MessageRefused(400, "skip must be a number.") from None
     said = map(_described, rows.order_by("next_check_at", "id")[max(skip, 0) :][:OPEN])

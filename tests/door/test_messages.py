@@ -609,6 +609,16 @@ def test_a_sender_that_cannot_be_called_answers_by_itself(
     assert {stream for stream, *_ in in_log()} == {"o-0", "o-2", "o-3"}
 
 
+def test_a_sender_with_more_open_events_than_a_keeper_skips_comes_to_an_end(
+    sender: str, served: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("outbox_app.prepared.operations.MOST_SKIPPED", 0)
+    monkeypatch.setattr("outbox_app.prepared.views.MOST_SKIPPED", 0)
+    monkeypatch.setattr(operations, "outcomes", lambda found, **_: {})  # all are in progress
+    prepare("o", "order.paid", using=sender, to="shop", immune=0)
+    assert operations.answer("shop", write=lambda line: None)["open"] == 1
+
+
 def test_many_threads_call(alias: str, sender: str, states: Any) -> None:
     errors: list[Exception] = []
 

@@ -87,9 +87,9 @@ class Command(TeachingCommand):
         add(decisions, "--reason", required=True, metavar="TEXT", help=why)
         for each in decisions.split():
             self.add_no_input(parsers[each])
-        add(every, "--database", metavar="ALIAS", help=OUTBOX_ALIAS)
+        add(every.replace("answer ", ""), "--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
-    def handle(self, *, action: str, database: str | None, **options: Any) -> None:
+    def handle(self, *, action: str, database: str | None = None, **options: Any) -> None:
         if not options.get("reason", "-").strip():
             raise InvalidArgument("--reason is empty. Say why: the reason is kept with the events.")
         using = database or outbox_alias()
