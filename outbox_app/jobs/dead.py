@@ -18,6 +18,7 @@ from typing import Any
 from celery import current_app
 from django.db.models import Max, Min, QuerySet
 
+from ..aliases import outbox_alias
 from ..conf import outbox_settings
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult
 from ..models.counting import counted
@@ -46,8 +47,8 @@ def requeue_dead(
     are requeued in the same transaction: if they stayed dead, they would block the key.
 
     Args:
-        jobs: The dead jobs, on the outbox's alias:
-            ``DeadJob.objects.using(alias).filter(task="shop.send")``.
+        jobs: The dead jobs, such as ``DeadJob.objects.filter(task="shop.send")``. Without
+            ``using()`` they are on the outbox's alias.
         by: Who decided, for the incident.
         reason: Why, for the incident.
         options: For a part of a decision: ``until``, the highest id that belongs to it; ``asked``,
@@ -85,6 +86,8 @@ def _decide(
     asked: Moment | None = None,
     **options: Any,
 ) -> BulkResult:
+    if not jobs._db:  # type: ignore[attr-defined]  # the routers may name a replica
+        jobs = jobs.using(outbox_alias())
     is_part = until is not None
     if until is None:
         newest = DeadJob.objects.using(jobs.db).order_by("-id").annotate(now=DatabaseNow())

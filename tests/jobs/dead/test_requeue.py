@@ -45,6 +45,14 @@ def test_a_requeued_job_is_the_same_message_in_a_new_row(alias):
     assert row.available_at is None
 
 
+@pytest.mark.django_db
+@pytest.mark.parametrize("decide", [requeue_dead, discard_dead])
+def test_a_queryset_without_using_is_on_the_outboxs_alias(alias, decide):
+    dead_jobs(using=alias)
+    assert decide(DeadJob.objects.all()).done == 1
+    assert not DeadJob.objects.using(alias).exists()
+
+
 @pytest.fixture
 def in_twos(monkeypatch):
     """A batch has two jobs."""
