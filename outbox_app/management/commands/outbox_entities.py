@@ -2,9 +2,9 @@
 
 A TYPE is a label such as bank.Account, or its table.
 
-  list                the types, their tables, and how many rows they have (--json: all of it)
-  show TYPE ID        version and state of an entity, and its last versions with their answers;
-                      --version N: its state at that version
+  list                the types, their tables, and how many rows they have, as JSON
+  show TYPE ID        version and state of an entity, and its last versions with their answers, as
+                      JSON; --version N: its state at that version
   verify [TYPE]       compare rows, heads and newest versions, while commands continue. --repair
                       writes the row or the head from the newest version, and prints what it did
   import FILE         execute a command for each line of JSON; - is standard input:
@@ -23,7 +23,6 @@ failed, or there is no such entity; 2 wrong arguments, no such type, or no table
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -35,7 +34,7 @@ from ...entities.verification import verify
 from ...exceptions import InvalidArgument
 from ...models.counting import counted, shown_count
 from ...process.preflight import require_migrated
-from ..teaching import TeachingCommand, when
+from ..teaching import TeachingCommand
 
 
 class Command(TeachingCommand):
@@ -44,14 +43,12 @@ class Command(TeachingCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
         names = ("list", "show", "verify", "import", "erase")
-        listed, shown, verified, imported, erased = map(actions.add_parser, names)
+        _, shown, verified, imported, erased = map(actions.add_parser, names)
         for each in (shown, erased):
             each.add_argument("type", metavar="TYPE", help="label or table of the type")
             each.add_argument("id", metavar="ID", help="id of the entity")
         then = "its state at this version"
         shown.add_argument("--version", dest="at", type=int, metavar="N", help=then)
-        for each in (listed, shown):
-            each.add_argument("--json", action="store_true", help="as JSON")
         verified.add_argument("type", nargs="?", metavar="TYPE", help="one type (default: all)")
         repair = "write rows and heads from the newest versions"
         verified.add_argument("--repair", action="store_true", help=repair)
@@ -73,40 +70,12 @@ class Command(TeachingCommand):
             require_migrated(using, each)
         getattr(self, f"_{action}")(found, database=database, **options)
 
-    def _list(self, types: dict[Any, str], *, json: bool, **options: Any) -> None:
-        found = [operations.summary(each, using=using) for each, using in types.items()]
-        if json:
-            self.write_json(found)
-        elif not found:
-            self.write("The project has no entity type.")
-        for each in [] if json else found:
-            self.write(f"{each['type']} on {each['database']!r}")
-            self.write(f"  {each['table']:<40} {shown_count(each['entities'])} entities")
-            self.write(f"  {each['log']:<40} {shown_count(each['versions'])} versions")
+    def _list(self, types: dict[Any, str], **options: Any) -> None:
+        self.write_json([operations.summary(each, using=using) for each, using in types.items()])
 
     def _show(self, types: dict[Any, str], *, id: str, at: int | None, **options: Any) -> None:
         [(entity, using)] = types.items()
-        found = operations.describe(entity, id, version=at, using=using)
-        if options["json"]:
-            self.write_json(found)
-            return
-        self.write(f"{found['type']} {id!r} on {found['database']!r}")
-        changed = found["changed_at"]
-        since = f", changed {when(changed, using=using)}" if changed else ""
-        self.write(f"version {found['version']}{since}")
-        if found["state"] is None:
-            kept = ", or a later version of its transaction has it" * (entity.states == "last")
-            self.write(f"no state: its creation was rejected, or it was erased{kept}")
-        else:
-            for line in json.dumps(found["state"], indent=2, ensure_ascii=False).split("\n"):
-                self.write(line)
-        for each in found["versions"]:
-            answer = "rejected" if each["rejected"] else "accepted"
-            what = f"{each['command'] or each['type']} {answer}, id {each['command_id']}"
-            self.write(f"{each['version']:>8}  {when(each['recorded_at'], using=using)}  {what}")
-            for name in ("arguments", "response", "metadata"):
-                if each[name]:
-                    self.write(f"          {name} {json.dumps(each[name], ensure_ascii=False)}")
+        self.write_json(operations.describe(entity, id, version=at, using=using))
 
     def _verify(self, types: dict[Any, str], *, repair: bool, **options: Any) -> None:
         given: Any = {"repair": repair, "write": self.write}
