@@ -114,10 +114,12 @@ class LeaseHolder:
 
     def share(self) -> None:
         """Share the parts with the other drainers; join them first if that is not done."""
+        started = self.clock()
         if self.joined:
             self.rebalance()
         else:
             self.join()
+        self._shared_at = started  # if it fails, it is due again
 
     def join(self) -> None:
         """Insert the row that makes this drainer visible, and take a share of the parts."""
@@ -176,7 +178,6 @@ class LeaseHolder:
         """Give up parts beyond a fair share, or take free ones. Call it only between batches."""
         # The leases are read before the drainers. The other way round, a drainer that joins and
         # claims between the two reads would look like an owner without a row, and lose its shards.
-        self._shared_at = self.clock()
         owners = dict(self._leases().values_list("part", "owner"))
         if len(owners) < self.parts:
             owners |= self._enter_missing(owners)

@@ -17,6 +17,7 @@ from outbox_app import subscriber
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.windows.time import TimeWindow
 from outbox_app.models import Cursor, Incident, ParkedStream, Process
+from outbox_app.process.lease import LeaseHolder
 from outbox_app.signals import page_failed, page_handled, stream_parked
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.control import release
@@ -408,6 +409,32 @@ def test_a_database_error_under_one_subscription(alias, published, run_on, monke
     runner = Runner([subscriber_named(name) for name in ("a-fails", "works")])
     assert runner.run(once=True) == 2  # and it ends
     assert "a-fails: OperationalError: canceling" in runner.trouble
+
+
+def test_a_replica_that_is_not_configured(alias, published):
+    subscriber("copy", by_time=True, on_gap="park", read_from="nowhere")(lambda events: None)
+    published("a")
+    with pytest.raises(SystemExit) as stop:
+        call_command("run_subscriptions", "copy", "--once")
+    assert stop.value.code == 1
+    runner = Runner([subscriber_named("copy")])
+    assert runner.run(once=True) == 0
+    assert "The connection 'nowhere' doesn't exist" in runner.trouble
+
+
+def test_a_database_error_while_partitions_are_shared(alias, published, monkeypatch):
+    """As a deadlock with another process that joins."""
+    claim, failures = LeaseHolder._claim, [OperationalError("deadlock")]
+
+    def fail_once(holder, free):
+        if failures:
+            raise failures.pop()
+        claim(holder, free)
+
+    monkeypatch.setattr(LeaseHolder, "_claim", fail_once)
+    subscriber("works")(lambda events: None)
+    published("a")
+    assert Runner([subscriber_named("works")]).run(once=True) == 1
 
 
 @on("postgres", "mariadb")
