@@ -199,6 +199,7 @@ class Attempt:
                 f"{command!r} at version {outcome.version}: the command or its arguments differ. "
                 "Use a new id for a new request."
             )
+        call.is_replay = outcome.version <= self.loaded
         # Each caller gets a copy of its own, which it may change.
         return replace(outcome, response=deepcopy(outcome.response), replayed=True)
 

@@ -113,6 +113,8 @@ class Call:
         self.begun = False
         #: Whether it must be handled alone: a batch handler failed with it, or ended the thread.
         self.alone = False
+        #: Whether its answer was committed before its batch, and is given again.
+        self.is_replay = False
         #: Errors of an index that refused its row. It then ends its batch, and may be rejected.
         self.refused: tuple[IntegrityError, ...] = ()
         #: Wakes the caller when the call is answered, or when the caller's thread is to lead.

@@ -107,7 +107,9 @@ def test_a_callback_of_a_receiver_costs_no_answer(alias, account, receive, ask, 
 
 
 @servers
-def test_a_short_time_of_the_oldest_ends_no_other(alias, account, fresh):
+def test_a_short_time_of_the_oldest_ends_no_other(alias, account, ask, fresh):
+    ask("withdraw", {"amount": 1}, command_id="replay")
+
     def blocked():
         with transaction.atomic(using=alias):
             StreamHead.objects.using(alias).select_for_update().get(stream="a")
@@ -116,19 +118,21 @@ def test_a_short_time_of_the_oldest_ends_no_other(alias, account, fresh):
         connections.close_all()
 
     there, go = threading.Event(), threading.Event()
-    asked = [Command("a", "withdraw", {"amount": 1}, command_id=f"c{n}") for n in range(3)]
+    ids = ("c0", "c1", "c2", "replay")
+    asked = [Command("a", "withdraw", {"amount": 1}, command_id=each) for each in ids]
     with ThreadPoolExecutor(1) as pool:
         lock = pool.submit(blocked)
         assert there.wait(60)
         calls = [
             queue.Call(each, queue.deadline_after(seconds, 60))
-            for each, seconds in zip(asked, (0.01, 60, 60), strict=True)
+            for each, seconds in zip(asked, (0.01, 60, 60, 0.01), strict=True)
         ]
         left = queue.answer(Account, calls, using=alias)
         go.set()
         lock.result()
-    assert list(left) == calls[1:]
+    assert list(left) == calls[1:3]
     assert isinstance(calls[0].answer, EntityContended)
+    assert calls[3].answer.replayed
 
 
 @servers
