@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 
 from ..aliases import log_alias
 from ..eventlog.newevent import ANY, ExpectedVersion, NewEvent
-from ..exceptions import UnknownEntity
+from ..exceptions import InvalidArgument, UnknownEntity
 from ..jobs.staging.stage import stage
 from ..models import CommandsOnly, EntityRow, EntityVersion, Event, EventLog
 from ..pipeline.driver.archive_lookup import archived_versions
@@ -186,8 +186,11 @@ class Entity(EntityRow):
 
         Raises:
             UnknownEntity: The entity has no such version, or no longer has it.
+            InvalidArgument: ``version`` is no integer.
             ArchiveRefused, NoSpark: As ``history``.
         """
+        if type(version) is not int:
+            raise InvalidArgument(f"version must be an integer from 1 on; got {version!r}.")
         rows = list(cls.history(id, using=using).filter(version=version))
         if archive and not rows:
             rows = cls.history(id, using=using, archive=archive)

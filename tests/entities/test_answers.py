@@ -17,6 +17,7 @@ from outbox_app.entities import Command, Rejected, Rejection
 from outbox_app.exceptions import (
     CommandIdConflict,
     DamagedEntity,
+    InvalidArgument,
     InvalidCommand,
     NotAtomic,
     StatementRefused,
@@ -48,6 +49,8 @@ def test_a_command_is_committed_with_its_answer_and_its_version(alias, account, 
     assert Account.at("a", version=1, using=alias)["balance"] == 10
     with pytest.raises(UnknownEntity, match="no version 3"):
         Account.at("a", version=3, using=alias)
+    with pytest.raises(InvalidArgument, match="version must be an integer from 1 on; got '1'"):
+        Account.at("a", version="1", using=alias)
 
 
 @commits
