@@ -16,7 +16,7 @@ from django.db.models.expressions import RawSQL
 
 from ..exceptions import InvalidArgument
 from .sharded_table import TableOperation, field_of
-from .table_copy import MysqlCopy, PostgresCopy, TableCopy
+from .table_copy import MysqlCopy, PostgresCopy, TableCopy, cut
 
 
 class KeyIndex(TableOperation):
@@ -55,7 +55,7 @@ class KeyIndex(TableOperation):
 
 def index_table(model: Any, key: str) -> str:
     table = model._meta.db_table
-    return f"{table[:24]}_by_{key[:16]}_{crc32(f'{table}.{key}'.encode()):08x}"
+    return f"{cut(table, 24)}_by_{cut(key, 16)}_{crc32(f'{table}.{key}'.encode()):08x}"
 
 
 def find_by_key(model: Any, *, using: str | None = None, **key: Any) -> Any:

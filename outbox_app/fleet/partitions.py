@@ -14,7 +14,7 @@ from django.db import models
 from django.db.backends.utils import truncate_name
 
 from ..failpoints import failpoint
-from .table_copy import MysqlCopy, PostgresCopy, TableCopy
+from .table_copy import MysqlCopy, PostgresCopy, TableCopy, cut
 
 MOST_SHARDS = 1024
 
@@ -30,7 +30,7 @@ class Partitions(TableCopy):
         table, pk = model._meta.db_table, model._meta.pk.column
         self.shards, self.by_field, self.by = shards, by, by.column
         self.given_up: set[str] = set()
-        prefix = f"{table[:28]}_{crc32(table.encode()):08x}__split_"
+        prefix = f"{cut(table, 28)}_{crc32(table.encode()):08x}__split_"
         new, key = f"{prefix}{uuid4().hex[:6]}", list(dict.fromkeys([pk, by.column]))
         super().__init__(model, connection, new=new, prefix=prefix, key=key)
 
@@ -133,7 +133,8 @@ class PostgresPartitions(PostgresCopy, Partitions):
         self.run(f"ALTER TABLE {self.n} RENAME TO {self.t}")
         for name, to in [*self.renamed, *sequences]:
             self.run(f"ALTER INDEX {name} RENAME TO {to}")
-        longest = self.connection.ops.max_name_length()
+        # Django counts characters, PostgreSQL bytes.
+        longest = self.connection.ops.max_name_length() - len(self.table.encode()) + len(self.table)
         for number in range(self.shards):
             name = self.quote(f"{self.new}_{number}")
             to = self.quote(truncate_name(f"{self.table}_{number}", longest, hash_len=8))

@@ -68,6 +68,11 @@ def only_run(connection: Any, table: str) -> Iterator[None]:
         yield
 
 
+def cut(name: str, size: int) -> str:
+    """Return the first bytes of a name. PostgreSQL cuts names by bytes, and without an error."""
+    return name.encode()[:size].decode(errors="ignore")
+
+
 class TableCopy:
     """A table, the new table into which it is copied, and the journal."""
 

@@ -496,7 +496,7 @@ def test_an_index_of_long_names(alias):
         class Meta:
             apps = Apps()
             app_label = "shop"
-            db_table = "split_größere_aufträge_öü"
+            db_table = f"split_{'öü' * 10}"
 
     with table_of(Order, alias):
         rows = Order._default_manager.using(alias)
@@ -696,7 +696,11 @@ def test_the_grants_of_a_table_stay(alias, order):
 
 @servers
 @commits
-@pytest.mark.parametrize("name", [f"split_{'long' * 14}x", "Split.it"], ids=["long", "dot"])
+@pytest.mark.parametrize(
+    "name",
+    [f"split_{'long' * 14}x", f"split_{'ö' * 28}", "Split.it"],
+    ids=["long", "bytes", "dot"],
+)
 def test_a_table_with_a_name_that_is_long_or_odd(alias, name):
     class Long(models.Model):  # noqa: DJ008
         class Meta:
