@@ -11,12 +11,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import connections, transaction
-from django.db.models import DateTimeField, JSONField
+from django.db.backends.utils import format_number
+from django.db.models import DateTimeField, DecimalField, JSONField
+from django.utils.timezone import is_aware
 
 from ..aliases import log_alias
 from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked
@@ -221,12 +225,17 @@ def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
             # of projects prepare values for the database, which may work only once, and what a
             # decoder makes need not be JSON.
             if type(field) is JSONField and field.decoder is None:
-                values[column] = json.loads(json.dumps(value, cls=field.encoder))
+                seen = json.loads(json.dumps(value, cls=field.encoder))
+                values[column], _ = storable(name, f"columns()[{column!r}]", seen)
             elif type(field) is DateTimeField:
-                values[column] = field.get_prep_value(values[column])
+                at = field.get_prep_value(values[column])
+                values[column] = at.astimezone(UTC) if at and is_aware(at) else at
             if values[column] is None and not field.null:
                 raise ValidationError("it may not be None.")
             field.run_validators(values[column])
+            if type(field) is DecimalField:
+                digits = format_number(values[column], field.max_digits, field.decimal_places)
+                values[column] = digits and Decimal(digits)
         except ValidationError as error:
             raise InvalidCommand(
                 f"{name}: columns() gives {column!r} an invalid value, {value!r:.100}: "
