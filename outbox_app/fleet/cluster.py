@@ -123,6 +123,7 @@ class Service:
             server, is_last = taken
             # A server that does not answer must leave time to call another one.
             whole = is_last or not repeatable or self.cluster == "fail_fast"
+            is_well = False
             try:
                 status, said = client.call(
                     *(peer, method, path, payload),
@@ -133,10 +134,15 @@ class Service:
                 if status not in UNAVAILABLE:
                     known.balance.succeeded(server.address)
                     return status, said
+                # Too many commands wait for one entity: no fault of the server.
+                is_well = status == 503 and isinstance(said, dict) and "code" in said
                 failure = PeerUnavailable(f"{server.address} has answered {status}.")
             except PeerUnavailable as error:
                 failure = error
-            known.balance.failed(server.address, str(failure))
+            if is_well:
+                known.balance.succeeded(server.address)
+            else:
+                known.balance.failed(server.address, str(failure))
             sent = sent or failure.sent
             if is_last or self.cluster == "fail_fast":
                 break

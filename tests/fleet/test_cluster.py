@@ -301,3 +301,11 @@ def test_a_coroutine_leaves_no_connection_in_its_thread(monkeypatch: Any) -> Non
 
     monkeypatch.setattr(cluster.Service, "execute", execute)
     assert asyncio.run(service("shop").aexecute()).connection is None
+
+
+def test_a_hot_entity_is_no_failure_of_a_server(calls: Any) -> None:
+    calls((503, {"code": "overloaded", "detail": "10000 commands wait."}))
+    for _ in range(3):
+        with pytest.raises(PeerUnavailable):
+            ask()
+    assert [(each.ejected, each.why) for each in servers("shop")] == [(0.0, "")] * len(URLS)
