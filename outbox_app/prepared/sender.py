@@ -8,7 +8,7 @@ nothing if the fence gives no answer. The check-back makes up for a lost confirm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,15 +17,16 @@ from typing import Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.utils import timezone
 
 from .. import exceptions as errors
 from ..models import Fence, PreparedEvent
+from ..process.background import Background
 from ..process.preflight import require_migrated
 from ..text import get_logger
 from ..transactions import after_commit, is_atomic, is_in_test, open_transactions
-from . import one_way
 from .fences import COMMITTED, OF_ANOTHER, ROLLED_BACK, Question, fence, outcomes
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
 from .local import LocalKeeper
@@ -34,6 +35,8 @@ from .request import NewPrepared, checked
 logger = get_logger("outbox_app.prepared")
 
 State = PreparedEvent.State
+#: Calls without an answer: a confirm after the commit must not hold up a request.
+calls = Background("outbox-one-way", threads=2, longest=10_000, together=100, at_exit=2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,7 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
             raise errors.NotAtomic(
                 f"confirm_on_commit() was called outside a transaction on {using!r}."
             )
-        after_commit(partial(one_way.attempt, group, tell), using=using)
+        after_commit(partial(_attempt, group, tell), using=using)
 
 
 def _require_outcome(events: Sequence[Prepared], wanted: str, call: str, hint: str = "") -> None:
@@ -253,7 +256,17 @@ def _tell(events: Sequence[Prepared], state: str, *, wait: bool) -> None:
         if wait or is_in_test(using):
             _tell_keeper(group, state, to, using)
         else:
-            one_way.send(_tell_keeper, group, state, to, using)
+            calls.send(_attempt, group, _tell_keeper, state, to, using)
+
+
+def _attempt(events: Sequence[Prepared], call: Callable[..., None], *args: Any) -> None:
+    """Make a call, and only log its error: the caller would take it for a failed commit."""
+    try:
+        call(events, *args)
+    except SoftTimeLimitExceeded:  # of the task that this thread executes
+        raise
+    except Exception as error:
+        logger.warning("The keeper was not told, so it will ask error=%r", error)
 
 
 def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) -> None:

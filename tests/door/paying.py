@@ -84,9 +84,9 @@ def pay(alias: str, most: int, folder: Path) -> None:
         ids = [UUID(int=random.getrandbits(128), version=4) for _ in range(random.randint(1, most))]
         _pay(alias, ids, ending, begun)
     # Calls that wait are made, as at the end of a process.
-    from outbox_app.prepared import one_way
+    from outbox_app.prepared.sender import calls
 
-    one_way.calls.drain(2)
+    calls.drain(2)
 
 
 def _pay(alias: str, ids: list[UUID], ending: Callable[[str], Any], begun: int) -> None:

@@ -66,7 +66,7 @@ import atexit, sys, threading, uuid, django
 django.setup()
 from django.utils import timezone
 from outbox_app.door import client
-from outbox_app.prepared import one_way
+from outbox_app.prepared import sender
 from outbox_app.prepared.fences import Question
 from outbox_app.prepared.remote import ask_over_http
 
@@ -76,8 +76,8 @@ def ask(items):
     print(*ask_over_http("billing", questions).values(), flush=True)
 
 client._running()  # as prepare() left it: from Python 3.12 on no thread begins at the end
-one_way.send(ask, [None])
-atexit.register(one_way.calls.drain, 60)
+sender.calls.send(sender._attempt, [None], ask)
+atexit.register(sender.calls.drain, 60)
 """
 
 Reply = Callable[[Any], None]

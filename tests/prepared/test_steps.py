@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
@@ -36,12 +37,12 @@ from outbox_app.prepared import (
     confirm_on_commit,
     fence,
     keeper,
-    one_way,
     prepare,
     prepare_many,
     prepared,
     request,
 )
+from outbox_app.prepared import sender as senders
 from outbox_app.prepared.local import LocalKeeper
 from outbox_app.process.background import Background
 from tests.faults.tools import on
@@ -229,12 +230,16 @@ def test_from_coroutines(alias: str, sender: str, pay: Any, states: Any) -> None
 # One-way calls
 
 
+def send(call: Callable[[Any], object], items: list[Any]) -> None:
+    senders.calls.send(senders._attempt, items, call)
+
+
 @pytest.fixture
 def stuck(monkeypatch: Any) -> Any:
     """All threads for one-way calls are busy until the test ends."""
     go = threading.Event()
     calls = Background("stuck", threads=2, longest=3, together=100, at_exit=0)
-    monkeypatch.setattr(one_way, "calls", calls)
+    monkeypatch.setattr(senders, "calls", calls)
     for _ in range(calls.most_threads):
         entered = threading.Event()
 
@@ -242,11 +247,11 @@ def stuck(monkeypatch: Any) -> Any:
             entered.set()
             go.wait(patience(60))
 
-        one_way.send(hang, [None])
+        send(hang, [None])
         assert entered.wait(patience(20))
     yield go
     go.set()
-    assert one_way.calls.drain(patience(10))
+    assert senders.calls.drain(patience(10))
 
 
 def test_a_keeper_that_hangs_holds_up_no_request(
@@ -258,19 +263,19 @@ def test_a_keeper_that_hangs_holds_up_no_request(
         with prepared(f"order-{n}", "order.paid", {}, using=sender, immune=0):
             pass
     assert time.monotonic() - begin < patience(10)
-    assert one_way.calls.waiting.full()
+    assert senders.calls.waiting.full()
     assert states() == ["prepared"] * 6
     ask()
     assert (states(), len(in_log())) == (["confirmed"] * 6, 6)
 
 
 def test_exit_waits_for_a_short_time(stuck: Any) -> None:
-    one_way.send(lambda items: None, [None])
+    send(lambda items: None, [None])
     begin = time.monotonic()
-    assert not one_way.calls.drain(0.2)
+    assert not senders.calls.drain(0.2)
     assert time.monotonic() - begin < patience(2)
     stuck.set()
-    assert one_way.calls.drain(patience(10))
+    assert senders.calls.drain(patience(10))
 
 
 def test_a_call_that_fails_costs_no_thread(stuck: Any) -> None:
@@ -280,19 +285,19 @@ def test_a_call_that_fails_costs_no_thread(stuck: Any) -> None:
     def fail(items: Any) -> None:
         raise OSError("refused")
 
-    assert one_way.calls.drain(patience(10))
+    assert senders.calls.drain(patience(10))
     for call in (fail, fail, done.extend):
-        one_way.send(call, [1])
-    assert one_way.calls.drain(patience(10))
+        send(call, [1])
+    assert senders.calls.drain(patience(10))
     assert done == [1]
 
 
 def test_calls_that_wait_are_made_as_one(stuck: Any) -> None:
     made: list[list[int]] = []
     for number in range(3):
-        one_way.send(made.append, [number, number])
+        send(made.append, [number, number])
     stuck.set()
-    assert one_way.calls.drain(patience(10))
+    assert senders.calls.drain(patience(10))
     assert sorted(item for items in made for item in items) == [0, 0, 1, 1, 2, 2]
     assert len(made) < 3
 
@@ -304,31 +309,31 @@ def test_a_process_that_can_start_no_thread(stuck: Any, monkeypatch: Any) -> Non
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     stuck.set()
-    assert one_way.calls.drain(patience(10))
-    monkeypatch.setattr(one_way.calls, "threads", set())
+    assert senders.calls.drain(patience(10))
+    monkeypatch.setattr(senders.calls, "threads", set())
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        one_way.send(lambda items: None, [None])
-    assert one_way.calls.threads == set()
-    one_way.send(lambda items: None, [None])
+        send(lambda items: None, [None])
+    assert senders.calls.threads == set()
+    send(lambda items: None, [None])
 
 
 def test_a_fork_has_threads_of_its_own(stuck: Any) -> None:
     """And leaves the calls of its parent to its parent."""
-    one_way.send(lambda items: None, [None])
+    send(lambda items: None, [None])
     reading, writing = os.pipe()
     if not (child := os.fork()):
         try:
-            empty = not one_way.calls.waiting.qsize()
-            one_way.send(partial(os.writev, writing), [b"sent" if empty else b"twice"])
-            one_way.calls.drain(10)
+            empty = not senders.calls.waiting.qsize()
+            send(partial(os.writev, writing), [b"sent" if empty else b"twice"])
+            senders.calls.drain(10)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     os.close(writing)
     assert os.read(reading, 10) == b"sent"
     os.close(reading)
-    assert one_way.calls.waiting.qsize() == 1
+    assert senders.calls.waiting.qsize() == 1
 
 
 def test_a_call_that_goes_on_in_a_fork() -> None:
