@@ -96,10 +96,20 @@ def cancel(
     names = {job.app for job in taken}
     apps = [app] if app else [celery_app(name) or current_app for name in names] or [current_app]
 
+    pending = (each[1] for each in connections[using].run_on_commit)
+    #: Apps whose broker has failed after this commit: each further attempt would take seconds.
+    failed = next((f.failed for f in pending if hasattr(f, "failed")), set[Celery[Any]]())
+
     def revoke() -> None:  # no partial: if it fails, Django logs its __qualname__
         for each in apps:
+            if each in failed:
+                logger.error("Not revoked, its broker has just failed task_id=%s", task_id)
+                continue
+            failed.add(each)
             each.control.revoke(str(task_id))
+            failed.discard(each)
 
+    revoke.failed = failed  # type: ignore[attr-defined]
     after_commit(revoke, using=using, robust=in_transaction or bool(taken))
     return bool(taken)
 
@@ -117,7 +127,7 @@ def reschedule(
         using: Database alias. Default: the outbox's.
 
     Returns:
-        Whether the job was held. False: it runs at its old time, or has run.
+        Whether the job was held. False: it runs at its old time, has run, or is dead.
 
     Raises:
         InvalidJob: The time is further away than MAX_ETA, or has no time zone.

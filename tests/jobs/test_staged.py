@@ -159,6 +159,24 @@ def test_the_broker_is_away(alias, staged, task, monkeypatch):
         cancel("left", using=alias, app=task.app)
 
 
+def test_the_broker_of_many_cancelled_jobs_is_away(alias, staged, task, monkeypatch, caplog):
+    """Each attempt takes seconds."""
+    asked = []
+
+    def away(task_id):
+        asked.append(task_id)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(task.app.control, "revoke", away)
+    first, *others = [staged() for _ in range(3)]
+    with transaction.atomic(using=alias):
+        assert all(cancel(id, using=alias) for id in [first, *others])
+    assert asked == [first]
+    assert all(f"its broker has just failed task_id={id}" in caplog.text for id in others)
+    cancel(staged(), using=alias)
+    assert len(asked) == 2
+
+
 def test_a_drainer_that_publishes_it_at_this_moment(alias, staged, revoked, task):
     """It leaves, and the workers were told not to run it."""
     id, answers = staged(), []

@@ -296,8 +296,8 @@ def alias_outside(name: str, alias: str) -> str | None:
     if others := open_transactions():
         raise NotAtomic(
             f"{name} was called inside atomic(using={others[0]!r}), but jobs are staged on "
-            f"{alias!r}: it would not be atomic. Open atomic(using={alias!r}), or give delay() "
-            f"using={others[0]!r} if that database has the outbox's tables and a drainer."
+            f"{alias!r}: it would not be atomic. Open atomic(using={alias!r}), or call "
+            f"apply_async(using={others[0]!r}) if that has the outbox's tables and a drainer."
         )
     if outside == "refuse":
         raise NotAtomic(
