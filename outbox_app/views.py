@@ -35,8 +35,8 @@ def health(
 
     Args:
         request: GET or HEAD.
-        max_age: Also fail if the oldest ready job is older, in seconds.
-        max_backlog: Also fail if more jobs are ready.
+        max_age: Also fail if the oldest ready or due job is older, in seconds.
+        max_backlog: Also fail if more jobs are ready or due.
         max_dead: Also fail if more jobs are dead.
         using: Database alias. Default: the outbox's.
     """
@@ -55,7 +55,7 @@ def health(
         "problems": [
             {"code": each.code, "severity": each.severity, "text": each.text} for each in wrong
         ],
-        "backlog": found.backlog.rows,
+        "backlog": found.waiting,
         "oldest_seconds": round(found.backlog.oldest_seconds, 3),
         "dead": found.dead.total,
         "drainers": len(found.alive),

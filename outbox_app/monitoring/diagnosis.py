@@ -148,7 +148,7 @@ class Limits:
 
     #: Age of the oldest ready job, in seconds.
     max_age: float | None = None
-    #: Jobs that are ready.
+    #: Jobs that are ready or due.
     max_backlog: int | None = None
     #: Dead jobs.
     max_dead: int | None = None
@@ -263,7 +263,7 @@ def _of_drainers(status: OutboxStatus, on: str) -> Iterator[Problem]:
 
 
 def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
-    age, rows, waiting = status.backlog.oldest_seconds, status.backlog.rows, status.waiting
+    age, waiting = status.backlog.oldest_seconds, status.waiting
     # If no drainer works, that problem has been reported already.
     if age > LATE and not all(each.drainer.trouble for each in status.alive):
         if not any(map(status.is_publishing, status.alive)):  # immediate delivery does not count
@@ -272,8 +272,8 @@ def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
             yield _counted("late", waiting, age=duration(age))
     if limits.max_age is not None and age > limits.max_age:
         yield Problem("max_age", {"age": f"{age:.1f}", "limit": f"{limits.max_age:g}"})
-    if limits.max_backlog is not None and rows > limits.max_backlog:
-        yield _counted("max_backlog", rows, limit=limits.max_backlog)
+    if limits.max_backlog is not None and waiting > limits.max_backlog:
+        yield _counted("max_backlog", waiting, limit=limits.max_backlog)
 
 
 def _of_subscriptions(lags: list[SubscriptionLag]) -> Iterator[Problem]:

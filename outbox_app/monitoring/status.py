@@ -147,7 +147,7 @@ class OutboxStatus:
         return {
             "database": self.database,
             "backlog": {
-                "jobs": self.backlog.rows,
+                "jobs": self.waiting,
                 "oldest_seconds": round(self.backlog.oldest_seconds, 3),
             },
             "held": asdict(self.held),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connections
+from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.eventlog.reader import LogReader
+from outbox_app.management.commands.outbox_status import table
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
@@ -27,6 +30,7 @@ from outbox_app.monitoring import series
 from outbox_app.monitoring import status as facts_module
 from outbox_app.monitoring.status import PerMinute, outbox_status
 from outbox_app.process import counters
+from outbox_app.views import health
 from tests.patience import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -88,7 +92,9 @@ def test_of_jobs(alias, staged, died):
     assert found.backlog.rows == 2
     assert 500 <= found.backlog.oldest_seconds < 600
     assert (found.held.due, found.held.later) == (1, 1)
-    assert found.waiting == 3
+    assert found.waiting == found.as_json()["backlog"]["jobs"] == 3
+    assert json.loads(health(RequestFactory().get("/")).content)["backlog"] == 3
+    assert "ready       3, the oldest 8 min old" in table(found, [])
     assert dead(found) == {"jobs": 5, "complete": True, "by_error": {"F": 3, "E": 2}}
     assert found.incidents == {"takeover": 2, "unknown": 1, "requeue": 0, "contradiction": 0}
 

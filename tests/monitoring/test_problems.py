@@ -221,6 +221,8 @@ def test_limits_are_what_is_still_fine():
         ("max_backlog", "5 jobs are ready; the limit is 4."),
         ("max_dead", "2 dead jobs; the limit is 1."),
     ]
+    due = replace(FINE, held=Held(due=1, within_the_hour=0, later=0))
+    assert told(due, max_backlog=5) == [("max_backlog", "6 jobs are ready; the limit is 5.")]
     assert told(FINE, max_age=0, max_backlog=0, max_dead=0) != []
     empty = replace(FINE, backlog=IDLE, dead=DeadMatrix([], [], 0, True))
     assert told(empty, max_age=0, max_backlog=0, max_dead=0) == []

@@ -45,9 +45,9 @@ class Command(TeachingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        older = "report a problem if the oldest ready job is older"
+        older = "report a problem if the oldest ready or due job is older"
         add("--max-age", type=float, metavar="SECONDS", help=older)
-        for name, what in (("backlog", "are ready"), ("dead", "are dead")):
+        for name, what in (("backlog", "are ready or due"), ("dead", "are dead")):
             more = f"report a problem if more jobs {what}"
             add(f"--max-{name}", type=int, metavar="JOBS", help=more)
         add("--json", action="store_true", help="print everything as JSON")
@@ -94,8 +94,8 @@ def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
         yield f"    {problem.action}"
     yield ""
     backlog, held, rate, delay = status.backlog, status.held, status.per_minute, status.delay
-    age = f", the oldest {duration(backlog.oldest_seconds)} old" if backlog.rows else ""
-    yield f"ready       {backlog.shown}{age}"
+    age = f", the oldest {duration(backlog.oldest_seconds)} old" if status.waiting else ""
+    yield f"ready       {shown_count(status.waiting)}{age}"
     yield (
         f"held        {shown_count(held.due)} due now, {shown_count(held.within_the_hour)} within "
         f"the hour, {shown_count(held.later)} later"
