@@ -165,6 +165,10 @@ REFUSED_BY_AMQP = {
     ),
     "headers with a date": ({"headers": {"day": date(2030, 1, 1)}}, "takes no .*datetime.date"),
     "headers with 65 bits": ({"headers": {"n": {"of": [2**63]}}}, "takes no such value: .*int"),
+    "a stamp with 65 bits": (
+        {"stamped_headers": ["n"], "n": 2**63},
+        "headers: AMQP takes no such value: .*int",
+    ),
     "headers with a long key": ({"headers": {LONG: 1}}, "headers: a key .* got 'xxx.*Convert"),
 }
 # Celery's own errors, raised in the caller's line.
