@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC
@@ -16,7 +16,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import connections, transaction
 from django.db.backends.utils import format_number
 from django.db.models import DateTimeField, DecimalField, JSONField
@@ -99,7 +99,7 @@ class Gifts:
     def without_statements(self) -> Iterator[None]:
         """Refuse statements on every connection of this thread."""
         with ExitStack() as stack:
-            for connection in connections.all():
+            for connection in _usable():
                 if connection.connection is None:
                     # If the handler opens it, the session's settings are refused, too: close it.
                     stack.callback(connection.close)
@@ -115,6 +115,12 @@ class Gifts:
             "several times before its answer is committed. Pass the data as arguments. To query "
             "the database of the entity, declare the command with @command(atomic=True)."
         )
+
+
+def _usable() -> Iterator[Any]:
+    for alias in connections:
+        with suppress(ImproperlyConfigured):  # its driver is not installed: no handler can use it
+            yield connections[alias]
 
 
 #: The gifts of the handler that runs in this context; None outside handlers.

@@ -152,6 +152,13 @@ def test_another_database_is_refused_and_not_left_half_open(declare, settings, o
 
 
 @commits
+def test_a_database_whose_driver_is_not_installed_stops_no_command(account, ask, monkeypatch):
+    missing = {**connections.settings["default"], "ENGINE": "django.db.backends.missing"}
+    monkeypatch.setitem(connections.settings, "reports", missing)
+    assert ask("withdraw", {"amount": 4}).response == {"balance": 6}
+
+
+@commits
 @pytest.mark.parametrize("error", [OperationalError, IntegrityError, ZeroDivisionError])
 def test_an_error_of_a_callback_is_logged_and_costs_no_answer(
     account, ask, rows, declare, alias, caplog, error
