@@ -101,7 +101,7 @@ class Archive:
         except TableNotFoundError:
             raise ArchiveRefused(
                 f"{store.folder} is no archive: it is no Delta table. Name the folder that you "
-                "gave to manage.py outbox_pipeline archive --to."
+                "gave to manage.py outbox_pipeline archive --to, which creates it."
             ) from None
         archive.refresh()
         if end not in (None, archive.end):  # else all commits would be read, for nothing

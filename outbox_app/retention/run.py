@@ -131,7 +131,8 @@ class Sink(Retention):
     def _prune(self) -> Iterator[None]:
         table, before = self.log._meta.db_table, self.done
         archive, days = sinks()[self.log]
-        self._faults, self._held = {}, ""  # prune_steps says nothing about an empty log
+        known, self._faults = self._faults, {}
+        self._held = ""  # prune_steps says nothing about an empty log
         try:
             archived = ArchiveLookup(archive, table)
             for rows, _, held in prune_steps(
@@ -142,7 +143,8 @@ class Sink(Retention):
                 yield
         except OutboxError as error:
             self._faults[table] = described(error)
-            logger.error("Not sunk log=%s error=%s", table, self._faults[table])
+            if self._faults != known:  # once: the archive may begin an hour later
+                logger.error("Not sunk log=%s error=%s", table, self._faults[table])
         if removed := self.done - before:
             logger.info("Sunk log=%s rows=%d archive=%s", table, removed, archive)
 

@@ -203,7 +203,7 @@ def test_a_process_that_has_lost_its_lease_tells_of_no_trouble_of_before(
 
 
 def test_an_archive_that_cannot_be_read_holds_its_own_log_only(
-    alias, folder, old, left, settings, tmp_path
+    alias, folder, old, left, settings, tmp_path, caplog
 ):
     nowhere = str(tmp_path / "nowhere")
     both = {"account_version": (nowhere, 3), **settings.OUTBOX["SINK"]}
@@ -213,8 +213,11 @@ def test_an_archive_that_cannot_be_read_holds_its_own_log_only(
     assert together.run_together(using=alias, once=True) == 1
     assert left() == []
     sink = Sink(AccountVersion)
+    caplog.clear()
     sink.run(once=True)
     assert sink.trouble.startswith(f"ArchiveRefused: {nowhere} is no archive")
+    assert list(sink._prune()) == []  # a minute later
+    assert [record.msg[:8] for record in caplog.records] == ["Not sunk"]
 
 
 def test_an_archive_that_cannot_be_read_is_told_of(alias, folder, old, left):
