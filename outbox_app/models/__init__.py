@@ -1,34 +1,32 @@
 """Re-exports all models of the app: Django imports this package and nothing below it."""
 
-from .clock import DatabaseNow as DatabaseNow
-from .collation import compare_bytes as compare_bytes
-from .entity import CommandsOnly as CommandsOnly
-from .entity import EntityRow as EntityRow
-from .entity import EntityVersion as EntityVersion
-from .event import Event as Event
-from .event import EventLog as EventLog
-from .event import StreamHead as StreamHead
-from .fleet import Node as Node
-from .fleet import Peer as Peer
-from .fleet import Server as Server
-from .gap import Gap as Gap
-from .gap import GapQuerySet as GapQuerySet
-from .job import DeadJob as DeadJob
-from .job import InboxEntry as InboxEntry
-from .job import Incident as Incident
-from .job import ShadowJob as ShadowJob
-from .job import ShadowNote as ShadowNote
-from .job import ShadowResult as ShadowResult
-from .job import StagedJob as StagedJob
-from .job import TaskResult as TaskResult
-from .prepared import Fence as Fence
-from .prepared import PreparedEvent as PreparedEvent
-from .process import Lease as Lease
-from .process import Overview as Overview
-from .process import Process as Process
-from .statistic import Statistic as Statistic
-from .subscription import Cursor as Cursor
-from .subscription import DeliveredVersion as DeliveredVersion
-from .subscription import ParkedStream as ParkedStream
-from .subscription import Subscription as Subscription
-from .transaction import CurrentTransaction as CurrentTransaction
+from .clock import DatabaseNow
+from .collation import compare_bytes
+from .entity import CommandsOnly, EntityRow, EntityVersion
+from .event import Event, EventLog, StreamHead
+from .fleet import Node, Peer, Server
+from .gap import Gap, GapQuerySet
+from .job import (
+    DeadJob,
+    InboxEntry,
+    Incident,
+    ShadowJob,
+    ShadowNote,
+    ShadowResult,
+    StagedJob,
+    TaskResult,
+)
+from .prepared import Fence, PreparedEvent
+from .process import Lease, Overview, Process
+from .statistic import Statistic
+from .subscription import Cursor, DeliveredVersion, ParkedStream, Subscription
+from .transaction import CurrentTransaction
+
+# Without it ``import *`` would hide Django's ``transaction`` by the module of this name.
+__all__ = [
+    "CommandsOnly", "CurrentTransaction", "Cursor", "DatabaseNow", "DeadJob",
+    "DeliveredVersion", "EntityRow", "EntityVersion", "Event", "EventLog", "Fence", "Gap",
+    "GapQuerySet", "InboxEntry", "Incident", "Lease", "Node", "Overview", "ParkedStream",
+    "Peer", "PreparedEvent", "Process", "Server", "ShadowJob", "ShadowNote", "ShadowResult",
+    "StagedJob", "Statistic", "StreamHead", "Subscription", "TaskResult", "compare_bytes",
+]  # fmt: skip

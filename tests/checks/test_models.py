@@ -11,6 +11,7 @@ from django.db import models
 from django.test.utils import isolate_apps
 
 from outbox_app import OutboxMixin, on_create, on_delete, on_update
+from outbox_app import models as outbox_models
 from outbox_app.checks import models as checked
 from outbox_app.checks.models import check_models
 
@@ -86,3 +87,9 @@ def test_unknown_task_of_a_plain_project_is_its_own_business(check, app):
 
 def test_field_named_outbox(check):
     assert check(models.TextField()) == ["outbox.E006"]
+
+
+def test_a_star_import_takes_all_models_and_hides_no_transaction():
+    own = {each.__name__ for each in apps.get_app_config("outbox_app").get_models()}
+    assert own <= set(outbox_models.__all__)
+    assert "transaction" not in outbox_models.__all__
