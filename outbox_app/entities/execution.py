@@ -184,7 +184,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         f"{attempts} attempts at {calls[0].command!r}. Nothing was written: send it again."
     )
     # The oldest call's time may be over while others have time left.
-    missing = [call for call in calls if not call.is_replay]
+    missing = [call for call in calls if not (call.is_replay and call.answer)]
     rest = [call for call in missing if call.seconds_left > 0 and attempts < ATTEMPTS]
     for call in set(missing).difference(rest):
         call.answer = call.told(_own(contended))
