@@ -1,5 +1,7 @@
-"""``manage.py outbox_pipeline archive`` as a real process: on this machine, on a small cluster,
-killed with SIGKILL, and ended by a signal."""
+"""``manage.py outbox_pipeline archive`` as a real process: killed with SIGKILL, ended by a signal.
+
+``test_cluster`` does the same on a cluster.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pyspark
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
@@ -48,40 +49,14 @@ def start(environment, tmp_path):
         processes.forget_process(process.pid)
 
 
-def start_killed(start, alias, point):
-    """Archive two batches, but for what comes after the point of the second."""
-    publish_some(alias, 4000)
-    killed = start(alias, "--master", "local[2]", OUTBOX_FAILPOINT=f"{point}=kill@2")
-    assert killed.wait(patience(SECONDS * 2)) == -signal.SIGKILL, killed.log.read_text()
-    publish_some(alias, 4000)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@on("postgres")
-def test_killed_and_started_again_on_a_cluster(alias, new_log, start, tmp_path):
-    """The folder is a relative one, and executors have working folders of their own."""
-    start_killed(start, alias, "archive_copied")
-    assert len(entries(tmp_path / "archive")) == 1
-    # Spark as pip installs it, but what a cluster writes to its home is written elsewhere.
-    home = tmp_path / "spark"
-    home.mkdir()
-    for each in Path(pyspark.__file__).parent.iterdir():
-        if each.name != "work":
-            (home / each.name).symlink_to(each)
-    again = start(alias, "--master", "local-cluster[2,1,1024]", SPARK_HOME=str(home))
-    assert again.wait(patience(SECONDS * 4)) == 0, again.log.read_text()
-    assert "done log=outbox_event archived=5000 to=archive" in again.log.read_text()
-    # One that is not heard of for long, as on a busy machine, is replaced.
-    assert len(list(home.glob("work/app-*/*"))) >= 2
-    assert_exact(alias, tmp_path / "archive")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @on("mariadb")
 def test_killed_and_started_again_until_told_to_end(alias, new_log, start, tmp_path):
-    start_killed(start, alias, "archive_committed")
+    publish_some(alias, 4000)
+    killed = start(alias, "--master", "local[2]", OUTBOX_FAILPOINT="archive_committed=kill@2")
+    assert killed.wait(patience(SECONDS * 2)) == -signal.SIGKILL, killed.log.read_text()
+    publish_some(alias, 4000)
     assert len(entries(tmp_path / "archive")) == 2
     again = start(alias, "--follow", "--interval", "0.1", "--master", "local[2,4]")
     eventually(lambda: "total=8000" in again.log.read_text(), "the rest", SECONDS * 2)

@@ -66,6 +66,18 @@ def test_the_archive_of_another_log(alias, new_log, folder):
 
 
 @database
+@on("postgres", "mariadb")
+def test_the_archive_of_another_database(alias, new_log, folder):
+    publish_some(alias, 3)
+    archive(alias, folder)
+    before = tree(folder)
+    [other] = {"postgres", "mariadb"} - {alias}
+    with pytest.raises(ForeignCursor, match="another database"):
+        archive(other, folder)
+    assert tree(folder) == before
+
+
+@database
 def test_a_log_that_was_set_back(alias, new_log, folder):
     """Restored from a dump: as many events, but others."""
     publish_some(alias, 6)
