@@ -226,6 +226,8 @@ class Rebuild:
             if vendor == "mysql":  # gaps are locked, too: no row is inserted behind the DELETE
                 with connections[using].cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            # Otherwise a repartition could replace the cursors while they are locked one by one.
+            Subscription.objects.using(using).select_for_update().get(pk=self.name)
             # Lock the cursors first, as the pull does: either this waits for a page in flight, or
             # that page finds its cursor moved. Then lock the table: pushes and inline writers wait,
             # so the log that is read now has all events that the old rows have applied.

@@ -370,6 +370,20 @@ def test_the_takeover_waits_for_locks_and_gives_up_with_everything_as_it_was(
 
 
 @on("postgres", "mariadb")
+def test_the_takeover_waits_for_a_change_of_partitions(alias, run, sold, in_thread):
+    declare(SoldOf, "sold")
+    sell(alias, 4)
+    run("sold")
+    lines = []
+    with Session(alias).begin() as person:
+        person.sql("SELECT name FROM outbox_subscription WHERE name = 'sold' FOR UPDATE")
+        thread = in_thread(lambda: rebuild("sold", write=lines.append))
+        eventually(lambda: any(line.startswith("takeover tried again") for line in lines))
+    thread.join(patience())
+    assert sold() == expected_sold(alias)
+
+
+@on("postgres", "mariadb")
 def test_other_subscriptions_go_on_during_the_takeover(
     alias, run, sold, seen_by, in_thread, monkeypatch
 ):
