@@ -49,6 +49,7 @@ def test_demo_kills_processes_loses_nothing_and_explains_each_duplicate(
     assert re.search(r"^Asked again: [1-9].* 0 of them get another now$", done.stdout, re.MULTILINE)
     assert "Receipts: 200 sent, 0 missing, 0 without a sale" in done.stdout
     assert "audited log=outbox_event events=800 streams=200 defects=0 " in done.stdout
+    assert re.search(r"DeltaTable\(.*\)\.count\(\).* → 800 events$", done.stdout, re.MULTILINE)
     # The killed drainer had published a batch: all of it went twice.
     row = re.search(r"^duplicated +\d+ +(\d+) +(\d+) of them explained", done.stdout, re.MULTILINE)
     assert row
