@@ -23,7 +23,7 @@ from django.db.models import Exists, OuterRef
 
 from ..conf import outbox_settings
 from ..eventlog.filter import EventFilter
-from ..eventlog.reader import Events, LogReader
+from ..eventlog.reader import LogReader
 from ..eventlog.state import PostgresState, WindowState
 from ..exceptions import RebuildFailed, RebuildRefused, TooManyGaps
 from ..failpoints import failpoint
@@ -207,7 +207,7 @@ class Rebuild:
                     self.write(f"replaying name={self.name} events={self.replayed}")
         return states
 
-    def _read(self, reader: LogReader, state: WindowState) -> Events:
+    def _read(self, reader: LogReader, state: WindowState) -> Any:
         """Read a page. With too many gaps wait, as a subscription does, but not with locks."""
         while True:
             try:
