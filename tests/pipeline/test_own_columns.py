@@ -232,6 +232,16 @@ def test_dates_that_there_are_not_are_null_as_in_django(alias, new_log, run, tmp
     assert read_with_archive(alias, tmp_path) == rows
 
 
+@on("default")
+def test_a_column_that_changes_before_it_is_compared(alias, new_log, run, tmp_path, at):
+    note = run.add("note", "varchar(20)")
+    publish_visits(alias, 2)
+    at("archive_copied", lambda: run(f"UPDATE {TABLE} SET {note} = 'x' WHERE version = 2"))
+    with pytest.raises(ArchiveRefused, match=r"first at position \d+: rows were changed"):
+        archive(alias, tmp_path, log=Visit)
+    assert archive(alias, tmp_path, log=Visit) == 2
+
+
 @pytest.mark.usefixtures("new_log")
 def test_a_column_that_comes_while_the_log_is_followed(alias, run, tmp_path):
     publish_visits(alias, 2)
