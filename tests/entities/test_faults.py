@@ -18,6 +18,7 @@ from outbox_app.entities.declaration import spec_of
 from outbox_app.exceptions import (
     EntityContended,
     InvalidCommand,
+    OutcomeUnknown,
     Overloaded,
     UnknownEntity,
 )
@@ -128,11 +129,15 @@ def test_a_short_time_of_the_oldest_ends_no_other(alias, account, ask, fresh):
             for each, seconds in zip(asked, (0.01, 60, 60, 0.01), strict=True)
         ]
         left = queue.answer(Account, calls, using=alias)
+        again = queue.Call(asked[3], queue.deadline_after(0.01, 60))
+        again.begun = again.is_replay = True  # the thread that had its answer has ended
+        queue.answer(Account, [again], using=alias)
         go.set()
         lock.result()
     assert list(left) == calls[1:3]
     assert isinstance(calls[0].answer, EntityContended)
     assert calls[3].answer.replayed
+    assert isinstance(again.answer, OutcomeUnknown)
 
 
 @servers
