@@ -12,8 +12,6 @@ most ten thousand values for each type are in memory, however many events there 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -111,7 +109,8 @@ def statistics(
     """Return all statistics of a log, in no order. An empty log has none.
 
     ``events``, with the columns ``USED``, is read several times, so give a frame that does not
-    change meanwhile: see ``read_once``.
+    change meanwhile, as ``persist()`` makes it. Events whose time was set by hand to something
+    outside the years 1 to 9999 are left out.
 
     - Of minutes: the events, in all, by type, and by topic.
     - Of streams: those with the most events; of equally many, the first by name.
@@ -122,22 +121,8 @@ def statistics(
       handler records nothing. Times below 0, as two clocks disagree, count in the percentiles.
     """
     given = {"inbox": inbox, "parts": partitions or PARTITIONS, "top": TOP}
-    found = _queried(_STATISTICS, events, events=events, **given)
+    found = _queried(_STATISTICS, events, events=events.where(IS_MOMENT), **given)
     return found.select(F.lit(log).alias("source"), *COLUMNS[1:])
-
-
-@contextmanager
-def read_once(events: DataFrame) -> Iterator[DataFrame]:
-    """Cache the events for the block, on disk if they exceed the memory.
-
-    So the log is read once, and all figures are of the same events. Events whose time was set by
-    hand to something outside the years 1 to 9999 are left out.
-    """
-    kept = events.where(IS_MOMENT).persist()
-    try:
-        yield kept
-    finally:
-        kept.unpersist()
 
 
 def write_statistics(frame: DataFrame, folder: str | os.PathLike[str]) -> Path:

@@ -29,14 +29,7 @@ from ..figures import figures
 from ..offset import Offsets
 from ..schema import some
 from ..statistic_names import COLUMNS, NAMES
-from ..statistics import (
-    USED,
-    for_table,
-    read_once,
-    rows_of,
-    statistics,
-    write_statistics,
-)
+from ..statistics import USED, for_table, rows_of, statistics, write_statistics
 from .audit_gaps import accepted_gaps, record
 from .pipeline import Pipeline, disconnect
 from .rebuild_fold import as_stored
@@ -157,18 +150,19 @@ def run_statistics(
     if "://" in to:
         raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
     log, handled = run.options.log, inbox.read(read="inbox")
-    with read_once(run.read(some(*USED), archive=archive)) as events:
-        found = statistics(events, handled, log=log, partitions=partitions).persist()
-        if to:
-            write(f"statistics log={log} file={write_statistics(found, to)}")
-        if table:
-            rows = [
-                (source, as_stored(minute, connections[run.using]), *figure)
-                for source, minute, *figure in rows_of(for_table(found))
-            ]
-            store(rows, log=log)
-            write(f"statistics log={log} table=outbox_statistic rows={len(rows)}")
-        found.unpersist()
+    events = run.read(some(*USED), archive=archive).persist()
+    found = statistics(events, handled, log=log, partitions=partitions).persist()
+    if to:
+        write(f"statistics log={log} file={write_statistics(found, to)}")
+    if table:
+        rows = [
+            (source, as_stored(minute, connections[run.using]), *figure)
+            for source, minute, *figure in rows_of(for_table(found))
+        ]
+        store(rows, log=log)
+        write(f"statistics log={log} table=outbox_statistic rows={len(rows)}")
+    found.unpersist()
+    events.unpersist()
 
 
 def store(rows: Iterable[tuple[Any, ...]], *, log: str) -> None:
