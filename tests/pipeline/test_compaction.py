@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from pyarrow import parquet
 
 from outbox_app.eventlog.filter import EventFilter
 from outbox_app.exceptions import ArchiveRefused
@@ -284,3 +286,19 @@ def test_what_is_not_its_own_in_the_folder_stays(batches):
     assert Path(batches.folder, "report.html").exists()
     batches.assert_whole()
     inner.assert_whole()
+
+
+def test_delta_rs_would_merge_into_files_that_are_read_although_they_are_damaged(batches):
+    """So it merges no files of ours. See "Hashes are in the names" in log-on-spark.md."""
+    batches.add(*[3] * 3)
+    DeltaTable(batches.folder).optimize.compact()
+    [name] = {*named(batches.folder)} - {file.name for file in batches.archive.files()}
+    path = Path(batches.folder, name)
+    before = parquet.read_table(path, page_checksum_verification=True)
+    path.write_bytes(path.read_bytes().replace(b"text 9", b"text 8"))
+    after = parquet.read_table(path, page_checksum_verification=True)
+    assert before["stream"].to_pylist().count("text 9") == 1
+    assert after["stream"].to_pylist().count("text 8") == 2
+    refused = "is no file of an archive|has changed the archive"
+    with pytest.raises(ArchiveRefused, match=refused):
+        Archive.load(batches.folder, LOG)
