@@ -295,10 +295,11 @@ def test_delta_rs_would_merge_into_files_that_are_read_although_they_are_damaged
     [name] = {*named(batches.folder)} - {file.name for file in batches.archive.files()}
     path = Path(batches.folder, name)
     before = parquet.read_table(path, page_checksum_verification=True)
-    path.write_bytes(path.read_bytes().replace(b"text 9", b"text 8"))
+    # Compressed, the texts of a column are one text and the digits of the others.
+    path.write_bytes(re.sub(rb"text (\d)(\d)", rb"text \2\2", path.read_bytes()))
     after = parquet.read_table(path, page_checksum_verification=True)
-    assert before["stream"].to_pylist().count("text 9") == 1
-    assert after["stream"].to_pylist().count("text 8") == 2
+    assert len(set(before["stream"].to_pylist())) == 9
+    assert len(set(after["stream"].to_pylist())) == 8
     refused = "is no file of an archive|has changed the archive"
     with pytest.raises(ArchiveRefused, match=refused):
         Archive.load(batches.folder, LOG)
