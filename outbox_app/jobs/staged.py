@@ -98,7 +98,7 @@ def cancel(
 
     pending = (each[1] for each in connections[using].run_on_commit)
     #: Apps whose broker has failed after this commit: each further attempt would take seconds.
-    failed = next((f.failed for f in pending if hasattr(f, "failed")), set[Celery[Any]]())
+    failed: set[Any] = next((f.failed for f in pending if hasattr(f, "failed")), set())
 
     def revoke() -> None:  # no partial: if it fails, Django logs its __qualname__
         for each in apps:
