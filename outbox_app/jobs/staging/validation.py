@@ -34,8 +34,6 @@ MAX_NAME_BYTES = 255
 #: The width of the column, in characters; ids are not names, and AMQP's limit is counted in bytes.
 MAX_ID_LENGTH = 255
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: kombu's mark for a UUID, a date and the like, or an integer that may have more than 64 bits.
-_DOUBTFUL = re.compile(r'"__type__"|[0-9]{19}')
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -157,7 +155,8 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
     check_name("exchange", message.exchange, empty=True)
     check_name("routing_key", message.routing_key, empty=True)
     check_short_string("reply_to", message.properties.get("reply_to") or "", app)
-    if _DOUBTFUL.search(job.envelope):  # also in a stamp
+    # With kombu's mark for a UUID, a date and the like, or with stamps: integers of any size.
+    if '"__type__"' in job.envelope or message.headers.get("stamped_headers"):
         check_values(message.headers, app)
     if job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
