@@ -151,12 +151,12 @@ def preparing(_: str, number: int) -> None:
 
 def all_confirmed(seconds: float) -> dict[str, float]:
     """Prepare as fast as possible; the time includes the confirms that threads send afterwards."""
-    from outbox_app.prepared import one_way
+    from outbox_app.prepared import sender
 
     begin = time.perf_counter()
     found = threaded(preparing, seconds, THREADS)
     lasted = time.perf_counter() - begin
-    one_way.calls.drain(600)
+    sender.calls.drain(600)
     return {"per_second": found["per_second"] * lasted / (time.perf_counter() - begin)}
 
 
