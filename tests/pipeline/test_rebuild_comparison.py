@@ -51,7 +51,7 @@ class TestComparison:
         wrong, key = ("count=77", "article") if name == "spark_sold" else ("path='wrong'", "stream")
         assert f"  old {key}={right[1][key]!r} " in lines[4]
         assert wrong in lines[4]
-        added = " ".join(f"{column}={value!r}" for column, value in right[0].items())
+        added = " ".join(f"{column}={value!r:.80}" for column, value in right[0].items())
         assert lines[7] == f"  new {added}"
         assert spark_rebuilds.result == 2 * count
         assert (rows(alias, name), Cursor.objects.using(alias).values().get()) == before
