@@ -11,6 +11,7 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from outbox_app import NewEvent, publish_many
+from outbox_app.eventlog.state import MysqlState
 from outbox_app.eventlog.windows.mysql import without
 from outbox_app.exceptions import ForeignCursor, TooManyGaps, UnsafeLog
 from outbox_app.models import Event
@@ -146,6 +147,35 @@ class TestMysql:
         self.aged(alias, upto=2500)  # a block is as old as its newest row
         state = read_all(scan, scan.beginning())[1]
         assert state.missing[0][0] == 2000
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_what_several_connections_count_is_what_one_counts(
+        self, alias, scan, seed, monkeypatch
+    ):
+        chance = random.Random(seed)
+        monkeypatch.setattr("outbox_app.eventlog.scans.mysql.BLOCK", chance.choice([2, 5, 10]))
+        monkeypatch.setattr("outbox_app.eventlog.scans.mysql.COUNTED", 7)
+        commit(alias, *("a" for _ in range(60)))
+        gone = {id for id in range(1, 60) if chance.random() < chance.choice([0, 0.1, 0.6])}
+        Event.objects.using(alias).filter(pk__in=gone).delete()
+        self.aged(alias, upto=chance.randrange(60))
+        start = MysqlState(chance.choice([0, 3, 10]))
+        alone = scan.end(start)
+        asked = []
+
+        def run_all(statements):
+            asked.extend(statements)
+            return [scan.run(sql, []) for sql in statements]
+
+        scan.readers, scan.run_all = 3, run_all
+        together = scan.end(start)
+        assert len(asked) == 3
+        runs = [[run[:2] for run in state.missing] for state in (alone, together)]
+        assert runs[0] == runs[1]
+        missing = {id for first, last in runs[0] for id in range(first, last + 1)}
+        assert missing <= gone
+        assert rows(scan, start, together) == rows(scan, start, alone)
+        assert {row.id for row in rows(scan, start, alone)} == set(range(start.high + 1, 61)) - gone
 
     def test_a_gap_is_closed_after_the_settle_time(self, alias, scan):
         scan.settle = 3600

@@ -18,6 +18,7 @@ from outbox_app.pipeline.options import Options
 from tests.eventlog.conformance import commit, concurrent
 from tests.eventlog.own_log.models import Ledger
 from tests.eventlog.sessions import Session, execute, truncate
+from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -131,6 +132,19 @@ def test_a_log_that_was_pruned(alias, offsets):
     Event.objects.using(alias).all().delete()
     offsets.verify(offset)
     assert offsets.end(offset) == offset  # so no batch is made of nothing
+
+
+@on("mariadb")
+def test_counting_of_a_large_log_has_connections_of_its_own(alias, offsets, monkeypatch):
+    monkeypatch.setattr("outbox_app.eventlog.scans.mysql.COUNTED", 2)
+    commit(alias, *"abcdef")
+    database = offsets.database
+    [one, two] = database.log().run_all(["SELECT CONNECTION_ID()"] * 2)
+    assert len({one[0], two[0], database.run("SELECT CONNECTION_ID()")[0]}) == 3
+    with pytest.raises(database.errors, match="no_such"):
+        database.log().run_all(["SELECT 1", "SELECT 1 FROM no_such"])
+    start = offsets.beginning()
+    assert len(ids(offsets, start, offsets.end(start))) == 6
 
 
 @concurrent

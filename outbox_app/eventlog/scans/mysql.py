@@ -7,7 +7,10 @@ the first state that has seen it. No tombstones are written: the reader may lack
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 from ..scan import LogScan, dealt, ranges
 from ..state import MysqlState
@@ -16,9 +19,16 @@ from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, chunks, meets, within, 
 
 #: Positions of a block.
 BLOCK = 1_000
+#: The fewest positions that a connection of its own counts.
+COUNTED = 100_000
 
 
 class MysqlScan(MysqlWindow, LogScan[MysqlState]):
+    #: How many connections may count rows at once …
+    readers = 1
+    #: … and what runs statements, each on a connection of its own.
+    run_all: Callable[[Sequence[str]], list[list[tuple[Any, ...]]]]
+
     def beginning(self) -> MysqlState:
         return MysqlState()
 
@@ -68,34 +78,50 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
     def _holes(self, after: int, upto: int) -> Runs:
         """Return the positions in a range that have no committed row.
 
+        Several connections count, each in a range of its own: of a large log this takes as long as
+        one reader of its rows.
+        """
+        readers = min(self.readers, (upto - after) // COUNTED or 1)
+        statements = [
+            f"SELECT id DIV {BLOCK}, COUNT(*) FROM {self.source} FORCE INDEX (PRIMARY) "
+            f"WHERE id > {first} AND id <= {last} GROUP BY id DIV {BLOCK}"
+            for first, last in ranges(after, upto, readers)
+        ]
+        if len(statements) > 1:
+            counts = self.run_all(statements)
+        else:
+            counts = [self.run(sql, []) for sql in statements]
+        rows: Counter[int] = Counter()
+        for block, count in chain.from_iterable(counts):
+            rows[int(block)] += count
+        full: Runs = []
+        torn: Runs = []
+        for block, count in sorted(rows.items()):
+            first = max(block * BLOCK, after + 1)
+            last = min(block * BLOCK + BLOCK - 1, upto)
+            (full if count == last - first + 1 else torn).append((first, last, None))
+        there = sorted(full + self._committed(torn))
+        holes = without([(after + 1, upto, None)], there)
+        settled = self._settled(sorted({(last + 1) // BLOCK for _, last, _ in holes}), upto)
+        return [(first, last, 0 if last < settled else None) for first, last, _ in holes]
+
+    def _settled(self, blocks: Sequence[int], upto: int) -> int:
+        """Return the last position of the highest of the blocks whose rows have settled, or 0.
+
         A position was reserved before the rows above it were written. If those rows are older than
         the settle time, compared with the newest row, the position has been missing for that long.
         """
-        if upto <= after:
-            return []
         newest = f"(SELECT recorded_at FROM {self.source} ORDER BY id DESC LIMIT 1)"
-        counts = self.run(
-            f"SELECT id DIV {BLOCK}, COUNT(*), MAX(id), "
-            f"COALESCE(TIMESTAMPDIFF(MICROSECOND, MAX(recorded_at), {newest}), 0) / 1000000 "
-            f"FROM {self.source} FORCE INDEX (PRIMARY) "
-            f"WHERE id > {after} AND id <= {upto} GROUP BY id DIV {BLOCK}",
-            [],
-        )
-        full: Runs = []
-        torn: Runs = []
         settled = 0
-        for block, rows, top, age in counts:
-            first = max(int(block) * BLOCK, after + 1)
-            last = min(int(block) * BLOCK + BLOCK - 1, upto)
-            if rows == last - first + 1:
-                full.append((first, last, None))
-            else:
-                torn.append((first, last, None))
-            if age >= self.settle:
-                settled = max(settled, int(top))
-        there = sorted(full + self._committed(torn))
-        holes = without([(after + 1, upto, None)], there)
-        return [(first, last, 0 if last < settled else None) for first, last, _ in holes]
+        for chunk in chunks([(n * BLOCK, min(n * BLOCK + BLOCK - 1, upto), None) for n in blocks]):
+            found = self.run(
+                f"SELECT MAX(id), TIMESTAMPDIFF(MICROSECOND, MAX(recorded_at), {newest}) / 1000000 "
+                f"FROM {self.source} FORCE INDEX (PRIMARY) WHERE {within(chunk)} "
+                f"GROUP BY id DIV {BLOCK}",
+                [],
+            )
+            settled = max([settled, *(int(top) for top, age in found if (age or 0) >= self.settle)])
+        return settled
 
 
 def _conditions(parts: Iterable[Runs]) -> list[list[str]]:

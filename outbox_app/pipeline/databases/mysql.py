@@ -7,6 +7,7 @@ text, a column at a time. Statements run at READ COMMITTED, in autocommit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -44,6 +45,22 @@ class Mysql(Database):
 
     def dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         return self.run(sql, params, "READ UNCOMMITTED")
+
+    def log(self) -> Any:
+        scan = super().log()
+        scan.readers, scan.run_all = self.options.partitions, self._run_all
+        return scan
+
+    def _run_all(self, statements: Sequence[str]) -> list[list[tuple[Any, ...]]]:
+        """Run statements at the same time, each over its own connection."""
+        with ThreadPoolExecutor(len(statements)) as threads:
+            return list(threads.map(self._run_alone, statements))
+
+    def _run_alone(self, sql: str) -> list[tuple[Any, ...]]:
+        connection = _connect(self.options, "READ COMMITTED")
+        with closing(connection), connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with closing(_connect(self.options, "READ COMMITTED", conv={}, use_unicode=False)) as rows:
