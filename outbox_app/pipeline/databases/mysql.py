@@ -53,14 +53,13 @@ class Mysql(Database):
 
     def _run_all(self, statements: Sequence[str]) -> list[list[tuple[Any, ...]]]:
         """Run statements at the same time, each over its own connection."""
-        with ThreadPoolExecutor(len(statements)) as threads:
-            return list(threads.map(self._run_alone, statements))
 
-    def _run_alone(self, sql: str) -> list[tuple[Any, ...]]:
-        connection = _connect(self.options, "READ COMMITTED")
-        with closing(connection), connection.cursor() as cursor:
-            cursor.execute(sql)
-            return list(cursor.fetchall())
+        def alone(sql: str) -> list[tuple[Any, ...]]:
+            with closing(Mysql(self.options)) as database:
+                return database.run(sql)
+
+        with ThreadPoolExecutor(len(statements)) as threads:
+            return list(threads.map(alone, statements))
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with closing(_connect(self.options, "READ COMMITTED", conv={}, use_unicode=False)) as rows:
