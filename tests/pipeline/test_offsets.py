@@ -139,6 +139,9 @@ def test_counting_of_a_large_log_has_connections_of_its_own(alias, offsets, monk
     monkeypatch.setattr("outbox_app.eventlog.scans.mysql.COUNTED", 2)
     commit(alias, *"abcdef")
     database = offsets.database
+    options = replace(database.options, partitions=1000)
+    with closing(connect(options)) as many:
+        assert many.log().readers == 8
     [one, two] = database.log().run_all(["SELECT CONNECTION_ID()"] * 2)
     assert len({one[0], two[0], database.run("SELECT CONNECTION_ID()")[0]}) == 3
     with pytest.raises(database.errors, match="no_such"):

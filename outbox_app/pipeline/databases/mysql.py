@@ -21,6 +21,8 @@ from ..options import Options
 
 #: libpq's names of parameters that mysqlclient names otherwise.
 _NAMES = {"dbname": "database", "sslrootcert": "ssl_ca", "sslcert": "ssl_cert", "sslkey": "ssl_key"}
+#: The most connections that count rows at once: there may be many more partitions than cores.
+COUNTERS = 8
 #: Errors that waiting does not solve: no access to the server or database; no such database.
 _REFUSED = {1044, 1045, 1049, 1698}
 
@@ -48,7 +50,7 @@ class Mysql(Database):
 
     def log(self) -> Any:
         scan = super().log()
-        scan.readers, scan.run_all = self.options.partitions, self._run_all
+        scan.readers, scan.run_all = min(self.options.partitions, COUNTERS), self._run_all
         return scan
 
     def _run_all(self, statements: Sequence[str]) -> list[list[tuple[Any, ...]]]:
