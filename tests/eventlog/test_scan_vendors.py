@@ -177,6 +177,24 @@ class TestMysql:
         assert rows(scan, start, together) == rows(scan, start, alone)
         assert {row.id for row in rows(scan, start, alone)} == set(range(start.high + 1, 61)) - gone
 
+    @pytest.mark.parametrize(("settle", "looks"), [(5, 2), (float("inf"), 0)])
+    def test_ages_are_looked_up_from_the_top_until_one_has_settled(
+        self, alias, scan, settle, looks
+    ):
+        scan.settle = settle
+        self.holes(alias, 5000)
+        self.aged(alias)
+        commit(alias, "a")
+        run, asked = scan.run, []
+
+        def noted(sql, params):
+            asked.append("MAX(recorded_at)" in sql)
+            return run(sql, params)
+
+        scan.run = noted
+        assert len(scan.end(scan.beginning()).missing) == (1 if looks else 2500)
+        assert sum(asked) == looks
+
     def test_a_gap_is_closed_after_the_settle_time(self, alias, scan):
         scan.settle = 3600
         with Session(alias) as session:

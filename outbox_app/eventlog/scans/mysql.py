@@ -15,7 +15,7 @@ from typing import Any
 from ..scan import LogScan, dealt, ranges
 from ..state import MysqlState
 from ..window import TOMBSTONE
-from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, chunks, meets, within, without
+from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, chunks, joined, meets, within, without
 
 #: Positions of a block.
 BLOCK = 1_000
@@ -100,28 +100,26 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
             first = max(block * BLOCK, after + 1)
             last = min(block * BLOCK + BLOCK - 1, upto)
             (full if count == last - first + 1 else torn).append((first, last, None))
-        there = sorted(full + self._committed(torn))
+        there = sorted(full + self._committed(joined(torn, upto)))
         holes = without([(after + 1, upto, None)], there)
-        settled = self._settled(sorted({(last + 1) // BLOCK for _, last, _ in holes}), upto)
+        settled = self._settled({(last + 1) // BLOCK for _, last, _ in holes}, upto)
         return [(first, last, 0 if last < settled else None) for first, last, _ in holes]
 
-    def _settled(self, blocks: Sequence[int], upto: int) -> int:
+    def _settled(self, blocks: Iterable[int], upto: int) -> int:
         """Return the last position of the highest of the blocks whose rows have settled, or 0.
 
         A position was reserved before the rows above it were written. If those rows are older than
         the settle time, compared with the newest row, the position has been missing for that long.
         """
         newest = f"(SELECT recorded_at FROM {self.source} ORDER BY id DESC LIMIT 1)"
-        settled = 0
-        for chunk in chunks([(n * BLOCK, min(n * BLOCK + BLOCK - 1, upto), None) for n in blocks]):
-            found = self.run(
-                f"SELECT MAX(id), TIMESTAMPDIFF(MICROSECOND, MAX(recorded_at), {newest}) / 1000000 "
-                f"FROM {self.source} FORCE INDEX (PRIMARY) WHERE {within(chunk)} "
-                f"GROUP BY id DIV {BLOCK}",
-                [],
-            )
-            settled = max([settled, *(int(top) for top, age in found if (age or 0) >= self.settle)])
-        return settled
+        for block in sorted(blocks, reverse=True) if self.settle < float("inf") else ():
+            first, last = block * BLOCK, min(block * BLOCK + BLOCK - 1, upto)
+            age = f"TIMESTAMPDIFF(MICROSECOND, MAX(recorded_at), {newest}) / 1000000"
+            rows = f"{self.source} FORCE INDEX (PRIMARY) WHERE id BETWEEN {first} AND {last}"
+            [(top, seconds)] = self.run(f"SELECT MAX(id), {age} FROM {rows}", [])
+            if top is not None and (seconds or 0) >= self.settle:
+                return int(top)
+        return 0
 
 
 def _conditions(parts: Iterable[Runs]) -> list[list[str]]:

@@ -55,8 +55,8 @@ class MysqlWindow(Window[MysqlState]):
         high = top if after is None else after
         end = min(top, high)
         floor = max(0, end - LOOK_BACK)
-        waited = _joined((run for state in states for run in state.missing), end)
-        runs = _joined([*waited, (floor + 1, end, None)], end)
+        waited = joined((run for state in states for run in state.missing), end)
+        runs = joined([*waited, (floor + 1, end, None)], end)
         runs = without(runs, self._committed(runs))
         seen, now = self._look(runs)
         state = self._settle(high, runs, seen, now)
@@ -271,7 +271,7 @@ def without(runs: Runs, holes: Runs) -> Runs:
     return found
 
 
-def _joined(runs: Iterable[tuple[int, int, Any]], end: int) -> Runs:
+def joined(runs: Iterable[tuple[int, int, Any]], end: int) -> Runs:
     """Return the runs up to a position, in order; those that overlap or adjoin become one."""
     found: Runs = []
     for first, last in sorted((first, min(last, end)) for first, last, _ in runs if first <= end):
