@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from operator import itemgetter
 from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar
 
@@ -157,7 +156,7 @@ def batches_of(
     if kind is not None:  # all values are bytes, and have a length
         large |= set(schema.names) - set(COLUMNS)
     while rows := _fetched(cursor, [n for n, name in enumerate(schema.names) if name in large]):
-        columns = [pa.array(list(map(itemgetter(n), rows)), kind) for n in range(len(schema))]
+        columns = [pa.array([row[n] for row in rows], kind) for n in range(len(schema))]
         yield conformed(pa.RecordBatch.from_arrays(columns, names=schema.names), schema, zone)
 
 
@@ -167,7 +166,7 @@ def _fetched(cursor: Any, large: Sequence[int]) -> list[tuple[Any, ...]]:
     while len(rows) < ROWS and size < BYTES and (more := cursor.fetchmany(min(FETCHED, ROWS))):
         rows += more
         for n in large:
-            size += sum(map(len, filter(None, map(itemgetter(n), more))))
+            size += sum([len(row[n] or "") for row in more])
     return rows
 
 

@@ -344,7 +344,7 @@ def test_a_view_that_compares_bytes(alias, options, spark_rebuilds):
 
 @on("mariadb")
 def test_more_gaps_than_a_cursor_may_keep(alias, settings, spark_rebuilds, monkeypatch):
-    """All gaps of the log come at once. The rebuild waits until they settle, and skips none."""
+    """All gaps of the log come at once. The rebuild skips none."""
     from tests.pipeline.rebuilt import declared
 
     monkeypatch.setattr("outbox_app.eventlog.windows.mysql.MAX_RUNS", 3)

@@ -102,6 +102,7 @@ def test_a_read_fails_where_rows_went_after_it_was_planned(
     assert read(reader) == ids
 
 
+@on("postgres")
 def test_a_frame_fails_where_rows_went_after_it_was_made(
     alias, tmp_path, ids, spark, sink, source_options
 ):
