@@ -13,11 +13,14 @@ import glob
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 POLICY_FILE = Path("/usr/sbin/policy-rc.d")
+SECONDS_FOR_A_LOCK = 600
 EXTRA_FOLDERS = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/lib/rabbitmq/bin")
 
 
@@ -60,17 +63,38 @@ def install() -> list[str]:
         return []
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise MissingPackages(missing)
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    command = ["apt-get", "-y", "-q", "-o", "Dpkg::Options::=--force-confold"]
     with _no_service_starts():
-        subprocess.run(["apt-get", "-q", "update"], env=environment, check=True)
-        subprocess.run(
-            [*command, "install", "--no-install-recommends", *missing], env=environment, check=True
-        )
+        apt_get("update")
+        apt_get("install", "--no-install-recommends", *missing)
     still_missing = missing_packages()
     if still_missing:
         raise MissingPackages(still_missing)
     return missing
+
+
+def apt_get(*action: str) -> None:
+    """Run apt-get, and wait for another process that holds a lock, as unattended upgrades do.
+
+    apt-get itself waits for the lock of dpkg's database only, and fails at once for those of the
+    package lists and of the downloaded archives.
+    """
+    options = ("-y", "-q", "-o", "Dpkg::Options::=--force-confold")
+    wait = ("-o", f"DPkg::Lock::Timeout={SECONDS_FOR_A_LOCK}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    deadline = time.monotonic() + SECONDS_FOR_A_LOCK
+    while True:
+        done = subprocess.run(
+            ["apt-get", *options, *wait, *action],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        print(done.stderr, end="", file=sys.stderr, flush=True)
+        if done.returncode == 0:
+            return
+        if "Could not get lock" not in done.stderr or time.monotonic() > deadline:
+            done.check_returncode()
+        time.sleep(2)
 
 
 @contextlib.contextmanager
