@@ -35,6 +35,7 @@ from outbox_app.models import (
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.request import checked
 from outbox_app.retention.run import Retention
+from tests import tasks
 from tests.faults.tools import Book, assert_handed_back, on
 from tests.patience import eventually, patience
 
@@ -155,6 +156,22 @@ def test_without_subscriptions_the_rest_runs(
     book.receive(app)
     book.assert_exact()
     assert "Subscription left out" in caplog.text
+
+
+def test_once_ends_although_a_broker_is_away(
+    alias: str, make_app: Any, caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "LEASE_SECONDS": 1.0, "PUBLISH_TIMEOUT": 0.4}
+    note = make_app("redis://127.0.0.1:1/0").task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        note.delay("", 1)
+    old_incident(alias)
+
+    assert together.run_together(once=True) == 1
+
+    assert "Drainer stopped published=0 dead=0 trouble=" in caplog.text
+    assert StagedJob.objects.using(alias).count() == 1
+    assert not Incident.objects.using(alias).exists()  # the parts after it ran
 
 
 def test_a_wrong_alias() -> None:

@@ -113,6 +113,8 @@ class Drain(ProcessLoop):
         #: With ``once``: the highest id at the start, and when the drainer was last busy.
         self._last: int | None = None
         self._idle_since = 0.0
+        #: With ``once``: whether jobs were left because their broker did not take them in time.
+        self._gave_up = False
         #: Whether the last turn found nothing.
         self._is_idle = False
 
@@ -130,7 +132,7 @@ class Drain(ProcessLoop):
 
     @property
     def has_failed(self) -> bool:
-        return self._backoff.failures >= ONCE_FAILURES
+        return self._gave_up or self._backoff.failures >= ONCE_FAILURES
 
     def open_brokers(self) -> None:
         """Connect to the brokers of this process's apps. An unreachable broker is no error."""
@@ -140,8 +142,9 @@ class Drain(ProcessLoop):
     def run(self, *, once: bool = False) -> DrainStats:
         """Drain until ``stop()``; with ``once``, until the rows that exist now have left.
 
-        With ``once`` it leaves the shards of live drainers alone, takes over those of dead ones,
-        and waits for a broker that is unreachable; it gives up if the database has failed.
+        With ``once`` it leaves the shards of live drainers alone, and takes over those of dead
+        ones. It gives up if a broker takes nothing for 1.5 times the lease, or if the database has
+        failed several times; ``has_failed`` then says so.
 
         Returns:
             The counts of this drainer.
@@ -149,7 +152,7 @@ class Drain(ProcessLoop):
         Raises:
             UnsafeBroker: The broker is configured to lose messages.
         """
-        self._last, self._idle_since = None, 0.0
+        self._last, self._idle_since, self._gave_up = None, 0.0, False
         drainer_started.send_robust(Drain, using=self.using, drainer=self)
         try:
             super().run(once=once)
@@ -332,14 +335,17 @@ class Drain(ProcessLoop):
         return busy
 
     def _nothing_left(self) -> bool:
-        """Return whether the rows have left, or belong to drainers that are proved to be alive."""
+        """Return whether no row is left for this drainer, or it has waited for one long enough."""
         left = StagedJob.objects.using(self.using).filter(id__lte=self._last)
         if not left.filter(available_at=None).exists() and not left.due().exists():
             return True
-        if any(app.backoff.text for app in self._apps.values()):
+        if time.monotonic() - self._idle_since <= self.holder.lease_seconds * 1.5:
             return False
-        # Our own shards are empty. By this time we would own the shards of a dead drainer.
-        return time.monotonic() - self._idle_since > self.holder.lease_seconds * 1.5
+        # By this time we would own the shards of a dead drainer. So the rows that are left belong
+        # to live ones, or to apps whose brokers have failed.
+        failed = [app.name for app in self._apps.values() if app.backoff.text]
+        self._gave_up = left.filter(app__in=failed).exists()
+        return True
 
     def _record_takeover(self, owner: UUID, shards: list[int]) -> None:
         record_takeover(str(owner), set(shards), using=self.using, by=str(self))

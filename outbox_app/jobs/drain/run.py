@@ -49,8 +49,8 @@ def drain_outbox(
         processes: The number of drainers, each in a process of its own.
 
     Returns:
-        An exit code: 0; 1 if a drainer process died, or with ``once`` if the database failed; 3 if
-        the broker is unsafe.
+        An exit code: 0; 1 if a drainer process died, or with ``once`` if a broker or the database
+        failed; 3 if the broker is unsafe.
 
     Raises:
         InvalidArgument, NotMigrated, UnfitSession: It cannot begin.

@@ -7,8 +7,11 @@ They share the work. If one is killed, the others take over its shards when its 
 
   SIGTERM, SIGINT   finish the current batch, hand the shards back, exit 0
 
-Exit codes: 0 stopped or done; 1 a drainer process died, or with --once the database failed several
-times; 2 wrong arguments, or no tables; 3 the broker is unsafe.
+With --once jobs stay if their broker takes nothing for 1.5 times the lease, or the database fails
+several times. The last line has the reason.
+
+Exit codes: 0 stopped or done; 1 a drainer process died, or with --once jobs stayed because a broker
+or the database failed; 2 wrong arguments, or no tables; 3 the broker is unsafe.
 """
 
 from __future__ import annotations

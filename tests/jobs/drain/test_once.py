@@ -17,6 +17,7 @@ from tests.patience import patience
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LEASE = 1.0
+AWAY = "redis://127.0.0.1:1/0"
 
 
 @pytest.fixture
@@ -123,3 +124,71 @@ def test_gives_up_if_the_database_refuses_each_statement(alias, note, settings, 
     assert "Drainer stopped published=0 dead=0 trouble=" in caplog.text
     assert drain_here(alias, once=True, listen=lambda stop: None) == 0
     assert not StagedJob.objects.using(alias).exists()
+
+
+@pytest.fixture
+def away(make_app):
+    """A task of an app whose broker is away."""
+    return make_app(AWAY).task(name="note")(tasks.note)
+
+
+def drain_once(alias):
+    return drain_here(alias, once=True, listen=lambda stop: None)
+
+
+def test_gives_up_a_broker_that_is_away(alias, away, note, settings, caplog):
+    """From cron it would run beside more and more others. Jobs of another app leave meanwhile."""
+    settings.OUTBOX = {**settings.OUTBOX, "LEASE_SECONDS": LEASE}
+    stage(away, alias, 2)
+    stage(note, alias, 3)
+
+    assert drain_once(alias) == 1
+
+    [last] = [each.getMessage() for each in caplog.records if "stopped" in each.getMessage()]
+    assert last.startswith('Drainer stopped published=3 dead=0 trouble="BrokerUnavailable: The br')
+    assert "Connection refused" in last
+    assert {job.app for job in StagedJob.objects.using(alias)} == {away.app.main}
+    assert StagedJob.objects.using(alias).count() == 2
+    assert not Incident.objects.using(alias).exists()
+    assert not Process.objects.using(alias).exists()
+
+
+def test_a_broker_without_jobs_may_be_away(alias, away, note):
+    stage(away, alias, 1, countdown=4000)
+    stage(note, alias, 3)
+    drain = Drain(using=alias)
+    drain._app_drain(away.app.main).open()
+
+    assert drain.run(once=True).published == 3
+    assert drain.trouble
+    assert not drain.has_failed
+
+
+def test_a_broker_comes_back_in_time(alias, make_app, redis_url, proxy):
+    way, url = proxy(redis_url)
+    note = make_app(url).task(name="note")(tasks.note)
+    stage(note, alias, 3)
+    way.mode = "refuse"
+
+    def repair(drain):
+        if drain.trouble:
+            way.mode = "pass"
+
+    drain = Drain(using=alias, lease_seconds=patience(), on_turn=repair)
+    assert drain.run(once=True).published == 3
+    assert way.mode == "pass"
+    assert not drain.has_failed
+
+
+def test_a_second_time_after_the_broker_was_away(alias, make_app, redis_url, proxy):
+    way, url = proxy(redis_url)
+    note = make_app(url).task(name="note")(tasks.note)
+    stage(note, alias, 3)
+    way.mode = "refuse"
+    drain = Drain(using=alias, lease_seconds=LEASE)
+    assert drain.run(once=True).published == 0
+    assert drain.has_failed
+
+    way.mode = "pass"
+    assert drain.run(once=True).published == 3
+    assert not drain.has_failed
