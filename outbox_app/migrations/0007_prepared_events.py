@@ -183,7 +183,7 @@ class Migration(migrations.Migration):
                 ],
                 "constraints": [
                     models.UniqueConstraint(
-                        fields=("sender", "event_id"), name="outbox_prepared_event"
+                        fields=("event_id", "sender"), name="outbox_prepared_event"
                     )
                 ],
             },

@@ -98,7 +98,8 @@ class PreparedEvent(models.Model):
             models.Index(fields=["decided_at"], name="outbox_prepared_decided"),
         ]
         constraints = [
-            models.UniqueConstraint(fields=["sender", "event_id"], name="outbox_prepared_event"),
+            # The id is first: it is looked up among the events of other senders, too.
+            models.UniqueConstraint(fields=["event_id", "sender"], name="outbox_prepared_event"),
         ]
 
     def __str__(self) -> str:

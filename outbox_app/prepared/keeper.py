@@ -27,11 +27,11 @@ from ..eventlog.insert import chunks
 from ..eventlog.newevent import NewEvent, checked
 from ..eventlog.publish import publish_checked
 from ..eventlog.registry import log_named
-from ..exceptions import NotAtomic, PreparedError
+from ..exceptions import MessageIdConflict, NotAtomic, PreparedError
 from ..failpoints import failpoint
 from ..jobs.drain.incidents import record_incident
 from ..jobs.staging.stage import stage
-from ..models import DatabaseNow, Incident, PreparedEvent
+from ..models import DatabaseNow, EventLog, Incident, PreparedEvent
 from ..models.upsert import insert_rows
 from ..process import counters
 from ..process.backoff import described
@@ -50,6 +50,12 @@ State = PreparedEvent.State
 UNKNOWN, CONFLICT, CONTRADICTION = "unknown", "conflict", "contradiction"
 #: How a decision came: by a call or an answer of the sender, or by policy. Or a person's name.
 ROUTES = CALL, ANSWER, POLICY = "call", "answer", "policy"
+
+#: What a person can do with an event whose id was published otherwise after it was prepared.
+TAKEN = (
+    " It cannot be confirmed, as the log has another event with its id. If its transaction has "
+    "committed, publish its content under a new id; then cancel it."
+)
 
 #: Seconds that a transaction waits for a lock, and for which it is repeated; seconds after which
 #: ``decide`` gives up events that others hold.
@@ -79,27 +85,68 @@ class _Raced(django.db.OperationalError):
 def prepare(sender: str, rows: Sequence[PreparedEvent], *, using: str) -> list[Answer]:
     """Record events of a sender, in a transaction of its own; return the state of each.
 
-    A known id gets the state of its event if the content is the same, otherwise ``CONFLICT``.
+    A known id gets the state of its event if the content is the same, otherwise ``CONFLICT``. So
+    does an id that the log has, or another sender's event in that log: a confirm would fail, after
+    the sender's commit. Nothing reserves an id: if it is published between prepare and confirm, the
+    event becomes undecided.
     """
     for row in rows:
         row.sender = sender
     events = PreparedEvent.objects.using(using).filter(sender=sender)
     events = events.filter(event_id__in=[row.event_id for row in rows])
 
-    def record(first: bool) -> dict[UUID, PreparedEvent]:
-        known = {} if first else {row.event_id: row for row in events.all()}
-        _insert([row for row in rows if row.event_id not in known], using)
-        return known
+    def record(first: bool) -> tuple[dict[UUID, PreparedEvent], dict[UUID, str]]:
+        taken = _taken(sender, rows, using)
+        known = {row.event_id: row for row in events.all()} if taken or not first else {}
+        _insert([r for r in rows if r.event_id not in known and r.event_id not in taken], using)
+        return known, taken
 
-    known = _in_transaction(record, using)
+    known, taken = _in_transaction(record, using)
     failpoint("prepared")
     answers = []
     for row in rows:
         kept = known.get(row.event_id, row)
         # The hash is empty if the event was cancelled before it was prepared.
         state = kept.state if kept.content_hash in (row.content_hash, "") else CONFLICT
-        answers.append(Answer(row.event_id, state, is_new=kept is row))
+        if state == State.PREPARED and row.event_id in taken:
+            state = taken[row.event_id]
+            logger.warning(
+                "Prepared event refused, its id is taken sender=%s event_id=%s log=%s answer=%s",
+                *(sender, row.event_id, row.log or "-", state),
+            )
+        answers.append(Answer(row.event_id, state, is_new=kept is row and state == State.PREPARED))
     return answers
+
+
+def _taken(sender: str, rows: Sequence[PreparedEvent], using: str) -> dict[UUID, str]:
+    """Return which ids the log or another sender's event has, and what to answer about each.
+
+    If the log has the very event, it was confirmed, and the row of its decision was pruned.
+    """
+    taken: dict[UUID, str] = {}
+    for name in {row.log for row in rows}:
+        given = {row.event_id: row for row in rows if row.log == name}
+        others = PreparedEvent.objects.using(using).exclude(sender=sender)
+        others = others.filter(log=name, event_id__in=given).exclude(state=State.CANCELLED)
+        found = others.values_list("event_id", flat=True)
+        if not name:  # nothing finds the ids of jobs that were staged otherwise
+            taken |= dict.fromkeys(found, CONFLICT)
+            continue
+        log = log_named(name)._base_manager.using(using).filter(message_id__in=given)
+        for id in found.union(log.values_list("message_id", flat=True)):
+            event = (
+                None if others.filter(event_id=id).exists() else log.filter(message_id=id).first()
+            )
+            same = event is not None and _hash_of(event) == given[id].content_hash
+            taken[id] = State.CONFIRMED if same else CONFLICT
+    return taken
+
+
+def _hash_of(event: EventLog) -> str:
+    """Return the content hash of a prepared event that was published as this one."""
+    content = {"data": event.data, "metadata": event.metadata}
+    names = {"stream": event.stream, "type": event.type, "topic": event.topic}
+    return content_hash(PreparedEvent(log=event._meta.db_table, content=content, **names))
 
 
 def _insert(rows: Sequence[PreparedEvent], using: str) -> None:
@@ -263,11 +310,13 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
 def _refused(sender: str, id: UUID, error: Exception, using: str) -> Answer:
     rows = PreparedEvent.objects.using(using).filter(sender=sender, event_id=id)
     reason = described(error)
+    if isinstance(error, MessageIdConflict):
+        reason += TAKEN
     if not rows.open().update(state=State.UNDECIDED, next_check_at=None, reason=reason):
         # The event is decided: a callback of the project has failed after the commit.
-        logger.error("Failed after the decision event_id=%s error=%r", id, error)
+        logger.error("Failed after the decision event_id=%s error=%s", id, described(error))
         return Answer(id, rows.values_list("state", flat=True).first() or UNKNOWN)
-    logger.error("Not published event_id=%s error=%r", id, error)
+    logger.error("Not published event_id=%s reason=%s", id, reason)
     return Answer(id, State.UNDECIDED, reason)
 
 

@@ -24,6 +24,7 @@ from django.utils import timezone
 from .. import exceptions as errors
 from ..models import Fence, PreparedEvent
 from ..process.background import Background
+from ..process.backoff import described
 from ..process.preflight import require_migrated
 from ..text import get_logger
 from ..transactions import after_commit, is_atomic, is_in_test, open_transactions
@@ -153,7 +154,7 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
         if answer.state != State.PREPARED:
             found = f"is {answer.state} already"
             if answer.state == CONFLICT:
-                found = "belongs to an event with other content"
+                found = "belongs to an event with other content, or of another sender"
             raise errors.PreparedConflict(
                 f"The event id {request.event_id} {found}. Do not begin the transaction; a new "
                 "event needs a new id."
@@ -266,7 +267,11 @@ def _attempt(events: Sequence[Prepared], call: Callable[..., None], *args: Any) 
     except SoftTimeLimitExceeded:  # of the task that this thread executes
         raise
     except Exception as error:
-        logger.warning("The keeper was not told, so it will ask error=%r", error)
+        answered = isinstance(error, errors.PreparedError)
+        if answered and not isinstance(error, errors.KeeperUnavailable):
+            logger.error("The keeper did not decide as told error=%s", described(error))
+        else:
+            logger.warning("The keeper was not told, so it will ask error=%s", described(error))
 
 
 def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) -> None:
@@ -275,9 +280,12 @@ def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) ->
     if lost := [answer.event_id for answer in told if answer.state == UNKNOWN]:
         # The keeper's database was restored to a time before: record the events again.
         requests = {event.event_id: event.request for event in events}
-        keeper.prepare([requests[id] for id in lost])
+        again = keeper.prepare([requests[id] for id in lost])
+        recorded = [answer.event_id for answer in again if answer.state == State.PREPARED]
         told = [answer for answer in told if answer.event_id not in lost]
-        told += keeper.decide(dict.fromkeys(lost, state))
+        # Or it was confirmed so long ago that the keeper has pruned its decision.
+        told += [answer for answer in again if answer.state != State.PREPARED]
+        told += keeper.decide(dict.fromkeys(recorded, state))
     for answer in told:
         if answer.state == CONTRADICTION:
             raise errors.Contradiction(

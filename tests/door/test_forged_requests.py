@@ -15,10 +15,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.test import Client
 from django.utils import timezone
 
+from outbox_app import publish
 from outbox_app.door.messages import MessageRefused, cloudevent, prepared_fields
 from outbox_app.models import Event, Peer, PreparedEvent, StagedJob
 from outbox_app.prepared import NewPrepared, keeper
@@ -513,6 +514,18 @@ def test_a_batch_with_bad_elements(alias: str, send: Any) -> None:
     many = [EVENT | {"id": str(UUID(int=n + 1))} for n in range(501)]
     assert send(body_of(many), content_type=BATCH).status_code == 413
     assert send(b"[]", content_type=BATCH).status_code == 400
+
+
+def test_an_id_that_the_log_has(alias: str, send: Any) -> None:
+    """The sender must not begin its transaction: the event could never be published."""
+    with transaction.atomic():
+        publish("order-17", "order.lost", message_id=ID)
+    response = send()
+    assert (response.status_code, response.json()["state"]) == (409, "conflict")
+    free = EVENT | {"id": str(UUID(int=UUID(ID).int + 1))}
+    response = send(body_of([EVENT, free]), content_type=BATCH)
+    assert [each["status"] for each in response.json()] == [409, 201]
+    assert PreparedEvent.objects.get().event_id == UUID(free["id"])
 
 
 def test_replayed(alias: str, send: Any, signer: Any) -> None:

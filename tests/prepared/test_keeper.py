@@ -216,8 +216,6 @@ def test_an_id_is_its_senders_own(alias: str, in_log: Any) -> None:
     confirm = {given.event_id: "confirmed"}
     [answer] = keeper.decide("alias:other", confirm, by=keeper.CALL, using=alias)
     assert answer.state == "unknown"
-    [answer] = keeper.prepare("alias:other", [request(event_id=given.event_id)], using=alias)
-    assert answer.state == "prepared"
     assert in_log() == []
 
 
