@@ -174,7 +174,11 @@ class Overloaded(EntityError):
 
 
 class DamagedEntity(EntityError):
-    """The row or the head of the entity is not at its newest version: it was edited by hand."""
+    """The entity's row cannot be trusted.
+
+    The row or the head is not at the newest version, because it was edited by hand; or the table
+    on MySQL or MariaDB does not distinguish the id from another one.
+    """
 
 
 class WrittenByCommands(EntityError, TypeError):

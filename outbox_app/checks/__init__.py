@@ -13,7 +13,13 @@ from django.core import checks
 from .aliases import check_autocommit, check_business, check_connections, check_zones
 from .apps import check_apps
 from .brokers import check_brokers, check_transports
-from .databases import check_databases, check_sessions, check_sqlite, check_sqlite_settings
+from .databases import (
+    check_databases,
+    check_keys,
+    check_sessions,
+    check_sqlite,
+    check_sqlite_settings,
+)
 from .entities import check_entities, check_requests
 from .fleet import check_fleet, check_reach
 from .logs import check_declared_logs, check_log_tables, check_logs
@@ -37,6 +43,7 @@ ALWAYS = (
     check_logs,
     check_entities,
     check_declared_logs,
+    check_keys,
 )
 #: These matter in production, and hardly on a developer's machine.
 DEPLOY = (

@@ -7,20 +7,20 @@ they try LISTEN on PostgreSQL as a drainer does, which takes ``TEST_SECONDS`` if
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import connections
-from django.db.models import JSONField
+from django.db import connections, models, router
+from django.db.migrations.executor import MigrationExecutor
 
 from ..entities.operations import declared_types
 from ..eventlog.registry import all_logs
+from ..fields import CharField, TextField, exact_collation
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
-from ..models import EntityVersion, StagedJob
-from ..models.collation import COLLATIONS
+from ..models import EntityRow, EntityVersion, StagedJob
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.waiting import TEST_SECONDS, StopFlag, waiter
 from ..process.wakeup import JOBS
@@ -31,7 +31,11 @@ from .messages import listed
 
 #: How many staged rows are read, the oldest first.
 ROWS = 1000
-_LOG_COLUMNS = {field.column for field in EntityVersion._meta.local_fields}
+#: Columns of texts that every log and every entity type inherits, or replaces by its own field.
+_LOG_KEYS, _ENTITY_KEYS = (
+    {field.column for field in base._meta.local_fields if isinstance(field, CharField)}
+    for base in (EntityVersion, EntityRow)
+)
 #: By vendor, the query that returns whether a server is read-only.
 STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}
 
@@ -42,7 +46,7 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
     for connection, tables in _holding(databases):
         if connection.vendor == "mysql":
             ours = [model for model in models if model._meta.db_table in tables]
-            found += _check_mysql(connection, ours)
+            found += [*_check_mysql(connection, ours), *_check_collations(connection, tables)]
         found += [*_check_primary(connection.alias), *_check_tasks(connection.alias)]
     return found
 
@@ -63,13 +67,8 @@ def _asked(alias: str, sql: str) -> Any:
 
 def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
     tables = sorted({model._meta.db_table for model in models})
-    fields = [field for model in models for field in model._meta.local_fields]
-    # New columns of JSON, which is no key, are utf8mb4_bin on MariaDB, in any table.
-    json = {(f.model._meta.db_table, f.column) for f in fields if isinstance(f, JSONField)}
-    collation = COLLATIONS[connection.mysql_is_mariadb]
     slots = ", ".join(["%s"] * len(tables))
-    logs = dict.fromkeys((log._meta.db_table for log in all_logs()), _LOG_COLUMNS)
-    ours = logs | {each._meta.db_table: {"id"} for each in declared_types()}
+    logs = {log._meta.db_table for log in all_logs()}
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT table_name, engine FROM information_schema.tables "
@@ -77,18 +76,6 @@ def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
             tables,
         )
         engines = cursor.fetchall()
-        cursor.execute(
-            "SELECT table_name, column_name, collation_name FROM information_schema.columns "
-            f"WHERE table_schema = DATABASE() AND table_name IN ({slots}) "
-            "AND collation_name <> %s",
-            [*tables, collation],
-        )
-        columns = [
-            (table, name, found)
-            for table, name, found in cursor.fetchall()
-            if (table, name) not in json
-            if name in ours.get(table, {name})  # further columns are the project's
-        ]
     for table, engine in engines:
         if table not in logs:  # logs have checks of their own
             yield Error(
@@ -97,17 +84,6 @@ def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
                 hint=f"ALTER TABLE {table} ENGINE = InnoDB",
                 id="outbox.E008",
             )
-    for table in sorted({table for table, *_ in columns}):
-        own = table in ours and not table.startswith("outbox_")
-        how = f" Call compare_bytes({table!r}) in a migration, for test databases too" * own
-        how += ", and apply it with migrate --skip-checks, as this error stops migrate." * own
-        named = [f"{name} ({found})" for other, name, found in columns if other == table]
-        yield Error(
-            f"Table {table} on {connection.alias!r} does not compare byte by byte in utf8mb4: "
-            f"{listed(named)}. Keys that differ in case or in trailing spaces would be equal.{how}",
-            hint=f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}",
-            id="outbox.E009",
-        )
     for fault in session_faults(connection.alias):
         text = f"Session of {connection.alias!r}: {fault}. No drainer and no subscription starts."
         hint = "DATABASES[…]['OPTIONS']['init_command'] = \"SET …\", or the server's settings."
@@ -120,6 +96,74 @@ def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
             hint="DATABASES[…]['OPTIONS']['init_command'] = \"SET sql_mode='STRICT_TRANS_TABLES'\"",
             id="outbox.E025",
         )
+
+
+def _check_collations(connection: Any, tables: set[str]) -> Iterator[CheckMessage]:
+    """Report keys that the server compares otherwise than their fields do."""
+    alias, collation = connection.alias, exact_collation(connection)
+    own = {log._meta.db_table: _LOG_KEYS for log in all_logs()}
+    own |= {entity._meta.db_table: _ENTITY_KEYS for entity in declared_types()}
+    expected = {
+        (model._meta.db_table, field.column)
+        for model in apps.get_models(include_auto_created=True)
+        for field in model._meta.local_concrete_fields
+        if model._meta.db_table in tables
+        if field.db_parameters(connection).get("collation") == collation
+        or field.column in own.get(model._meta.db_table, ())
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name, column_name, collation_name FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND collation_name <> %s",
+            [collation],
+        )
+        wrong = sorted(row for row in cursor.fetchall() if row[:2] in expected)
+    is_pending = bool(wrong) and _is_pending(connection)
+    for table in dict.fromkeys(table for table, *_ in wrong):
+        named = [f"{name} ({found})" for other, name, found in wrong if other == table]
+        text = (
+            f"Table {table} on {alias!r} does not compare byte by byte in utf8mb4: "
+            f"{listed(named)}. Keys that differ in case or in trailing spaces are equal there."
+        )
+        run = f"Run manage.py migrate --database {alias}, and check again."
+        if is_pending:
+            yield Warning(text, hint=run, id="outbox.W048")
+            continue
+        convert = f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}"
+        if table in own and not table.startswith("outbox_"):
+            run = f"Run manage.py makemigrations, and migrate --database {alias}"
+            convert = f"{run}. If no migration changes the columns: {convert}"
+        yield Error(text, hint=convert, id="outbox.E009")
+
+
+def check_keys(**kwargs: Any) -> Iterator[CheckMessage]:
+    """Report the same, without a query, of fields that replace inherited ones."""
+    for keys, types in ((_LOG_KEYS, all_logs()), (_ENTITY_KEYS, declared_types())):
+        for model in types:
+            yield from _check_keys(model, keys, router.db_for_write(model))
+
+
+def _check_keys(model: Any, keys: Collection[str | None], alias: str) -> Iterator[CheckMessage]:
+    plain = [
+        field.name
+        for field in model._meta.concrete_fields
+        if isinstance(field, models.CharField | models.TextField) and field.column in keys
+        if not (isinstance(field, CharField | TextField) or field.db_collation)
+    ]
+    if plain and connections[alias].vendor == "mysql":
+        yield Error(
+            f"{listed(plain)} does not compare byte by byte: on {alias!r} keys that differ in case "
+            "or in trailing spaces would be equal.",
+            hint="Declare the fields with outbox_app.fields.CharField, and run makemigrations.",
+            obj=model,
+            id="outbox.E009",
+        )
+
+
+def _is_pending(connection: Any) -> bool:
+    """Return whether ``migrate``, which checks before it begins, has something to apply."""
+    executor = MigrationExecutor(connection)
+    return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
 
 
 def check_sqlite_settings(**kwargs: Any) -> list[CheckMessage]:

@@ -140,6 +140,13 @@ class Attempt:
             if head:  # another command may have created it between the two statements
                 self.now, values, self.text, self.found = read()
         self.existed = values is not None
+        if values is not None and isinstance(values["id"], str) and values["id"] != self.id:
+            raise errors.DamagedEntity(
+                f"The table {self.entity._meta.db_table} on {self.using!r} does not distinguish "
+                f"{self.id!r} from {values['id']!r}: its column id does not compare byte by byte. "
+                "Nothing was written. Run manage.py makemigrations and migrate, and then "
+                f"manage.py check --database {self.using}."
+            )
         self.values = values or self.entity(pk=self.id, version=head, state=None).__dict__
         self._fresh = None
         #: The version that was read, which the compare-and-set expects.

@@ -85,7 +85,8 @@ class Entity(EntityRow):
             EntityContended: Other commands were first, ten times.
             CommandTimeout: Other commands were answered first, until the timeout.
             Overloaded: Too many commands wait; ``retry_after`` is a hint.
-            DamagedEntity: The entity's row was edited by hand.
+            DamagedEntity: The entity's row was edited by hand, or its table does not compare ids
+                byte by byte.
             NotAtomic: A transaction is open on another alias only.
             OutcomeUnknown: The commit may or may not have happened. Repeat with the same id.
         """

@@ -2,9 +2,8 @@
 
 from django.db import migrations, models
 
+import outbox_app.fields
 import outbox_app.models.clock
-
-from ._collation import compare_bytes
 
 
 class Migration(migrations.Migration):
@@ -17,7 +16,7 @@ class Migration(migrations.Migration):
             name="Drainer",
             fields=[
                 ("id", models.UUIDField(primary_key=True, serialize=False)),
-                ("host", models.CharField(max_length=255, verbose_name="host")),
+                ("host", outbox_app.fields.CharField(max_length=255, verbose_name="host")),
                 ("pid", models.PositiveIntegerField(verbose_name="process id")),
                 (
                     "started_at",
@@ -36,7 +35,10 @@ class Migration(migrations.Migration):
                 ("published", models.BigIntegerField(default=0, verbose_name="published")),
                 ("expired", models.BigIntegerField(default=0, verbose_name="dropped as expired")),
                 ("dead", models.BigIntegerField(default=0, verbose_name="moved to dead")),
-                ("trouble", models.TextField(blank=True, default="", verbose_name="trouble")),
+                (
+                    "trouble",
+                    outbox_app.fields.TextField(blank=True, default="", verbose_name="trouble"),
+                ),
             ],
             options={
                 "verbose_name": "drainer",
@@ -49,11 +51,11 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "job_id",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         max_length=255, primary_key=True, serialize=False, verbose_name="job id"
                     ),
                 ),
-                ("task", models.CharField(max_length=255, verbose_name="task")),
+                ("task", outbox_app.fields.CharField(max_length=255, verbose_name="task")),
                 (
                     "handled_at",
                     models.DateTimeField(
@@ -62,7 +64,10 @@ class Migration(migrations.Migration):
                         verbose_name="handled at",
                     ),
                 ),
-                ("result", models.TextField(blank=True, default="", verbose_name="result")),
+                (
+                    "result",
+                    outbox_app.fields.TextField(blank=True, default="", verbose_name="result"),
+                ),
             ],
             options={
                 "verbose_name": "inbox entry",
@@ -76,7 +81,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 (
                     "kind",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         choices=[
                             ("takeover", "shards taken over from a dead drainer"),
                             ("unknown", "outcome of a publish unknown"),
@@ -96,14 +101,17 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "drainer",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=300, verbose_name="drainer"
                     ),
                 ),
                 ("shards", models.JSONField(default=list, verbose_name="shards")),
                 ("first_id", models.BigIntegerField(verbose_name="first id")),
                 ("last_id", models.BigIntegerField(verbose_name="last id")),
-                ("detail", models.TextField(blank=True, default="", verbose_name="detail")),
+                (
+                    "detail",
+                    outbox_app.fields.TextField(blank=True, default="", verbose_name="detail"),
+                ),
             ],
             options={
                 "verbose_name": "incident",
@@ -118,24 +126,26 @@ class Migration(migrations.Migration):
                 ("shard", models.PositiveSmallIntegerField(verbose_name="shard")),
                 (
                     "ordering_key",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=255, verbose_name="ordering key"
                     ),
                 ),
                 (
                     "app",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=255, verbose_name="Celery app"
                     ),
                 ),
-                ("task", models.CharField(max_length=255, verbose_name="task")),
-                ("task_id", models.CharField(max_length=255, verbose_name="task id")),
+                ("task", outbox_app.fields.CharField(max_length=255, verbose_name="task")),
+                ("task_id", outbox_app.fields.CharField(max_length=255, verbose_name="task id")),
                 (
                     "queue",
-                    models.CharField(blank=True, default="", max_length=255, verbose_name="queue"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=255, verbose_name="queue"
+                    ),
                 ),
                 ("body", models.BinaryField(verbose_name="body")),
-                ("envelope", models.TextField(verbose_name="envelope")),
+                ("envelope", outbox_app.fields.TextField(verbose_name="envelope")),
                 ("staged_id", models.BigIntegerField(verbose_name="staged id")),
                 ("staged_at", models.DateTimeField(null=True, verbose_name="staged at")),
                 (
@@ -146,8 +156,8 @@ class Migration(migrations.Migration):
                         verbose_name="died at",
                     ),
                 ),
-                ("error", models.CharField(max_length=255, verbose_name="error")),
-                ("reason", models.TextField(verbose_name="reason")),
+                ("error", outbox_app.fields.CharField(max_length=255, verbose_name="error")),
+                ("reason", outbox_app.fields.TextField(verbose_name="reason")),
             ],
             options={
                 "verbose_name": "dead job",
@@ -172,7 +182,7 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("resource", models.CharField(max_length=100, verbose_name="resource")),
+                ("resource", outbox_app.fields.CharField(max_length=100, verbose_name="resource")),
                 ("part", models.PositiveSmallIntegerField(verbose_name="part")),
                 ("owner", models.UUIDField(null=True, verbose_name="owner")),
             ],
@@ -192,24 +202,26 @@ class Migration(migrations.Migration):
                 ("shard", models.PositiveSmallIntegerField(verbose_name="shard")),
                 (
                     "ordering_key",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=255, verbose_name="ordering key"
                     ),
                 ),
                 (
                     "app",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=255, verbose_name="Celery app"
                     ),
                 ),
-                ("task", models.CharField(max_length=255, verbose_name="task")),
-                ("task_id", models.CharField(max_length=255, verbose_name="task id")),
+                ("task", outbox_app.fields.CharField(max_length=255, verbose_name="task")),
+                ("task_id", outbox_app.fields.CharField(max_length=255, verbose_name="task id")),
                 (
                     "queue",
-                    models.CharField(blank=True, default="", max_length=255, verbose_name="queue"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=255, verbose_name="queue"
+                    ),
                 ),
                 ("body", models.BinaryField(verbose_name="body")),
-                ("envelope", models.TextField(verbose_name="envelope")),
+                ("envelope", outbox_app.fields.TextField(verbose_name="envelope")),
                 (
                     "available_at",
                     models.DateTimeField(blank=True, null=True, verbose_name="held until"),
@@ -238,17 +250,5 @@ class Migration(migrations.Migration):
                     )
                 ],
             },
-        ),
-        migrations.RunPython(
-            compare_bytes(
-                "outbox_stagedjob",
-                "outbox_deadjob",
-                "outbox_drainer",
-                "outbox_lease",
-                "outbox_incident",
-                "outbox_inbox",
-            ),
-            migrations.RunPython.noop,
-            atomic=False,
         ),
     ]

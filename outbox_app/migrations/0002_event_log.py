@@ -5,10 +5,9 @@ import uuid
 import django.core.serializers.json
 from django.db import migrations, models
 
+import outbox_app.fields
 import outbox_app.models.clock
 import outbox_app.models.transaction
-
-from ._collation import compare_bytes
 
 
 class Migration(migrations.Migration):
@@ -31,8 +30,8 @@ class Migration(migrations.Migration):
                         serialize=False,
                     ),
                 ),
-                ("log", models.CharField(max_length=128, verbose_name="log")),
-                ("stream", models.CharField(max_length=255, verbose_name="stream")),
+                ("log", outbox_app.fields.CharField(max_length=128, verbose_name="log")),
+                ("stream", outbox_app.fields.CharField(max_length=255, verbose_name="stream")),
                 ("version", models.BigIntegerField(verbose_name="version")),
             ],
             options={
@@ -46,7 +45,7 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "name",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         max_length=80, primary_key=True, serialize=False, verbose_name="name"
                     ),
                 ),
@@ -77,21 +76,26 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="drainer",
             name="resource",
-            field=models.CharField(default="jobs", max_length=100, verbose_name="resource"),
+            field=outbox_app.fields.CharField(
+                default="jobs", max_length=100, verbose_name="resource"
+            ),
         ),
         migrations.CreateModel(
             name="Cursor",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("subscription", models.CharField(max_length=80, verbose_name="subscription")),
+                (
+                    "subscription",
+                    outbox_app.fields.CharField(max_length=80, verbose_name="subscription"),
+                ),
                 ("partition", models.PositiveSmallIntegerField(verbose_name="partition")),
                 (
                     "partitions",
                     models.PositiveSmallIntegerField(default=1, verbose_name="partitions"),
                 ),
-                ("log", models.CharField(max_length=128, verbose_name="log")),
+                ("log", outbox_app.fields.CharField(max_length=128, verbose_name="log")),
                 ("revision", models.BigIntegerField(default=0, verbose_name="revision")),
-                ("state", models.TextField(verbose_name="state")),
+                ("state", outbox_app.fields.TextField(verbose_name="state")),
                 ("position", models.BigIntegerField(default=0, verbose_name="position")),
                 ("handled", models.BigIntegerField(default=0, verbose_name="events handled")),
                 (
@@ -100,7 +104,10 @@ class Migration(migrations.Migration):
                         db_default=outbox_app.models.clock.DatabaseNow(), verbose_name="moved at"
                     ),
                 ),
-                ("error", models.TextField(blank=True, default="", verbose_name="error")),
+                (
+                    "error",
+                    outbox_app.fields.TextField(blank=True, default="", verbose_name="error"),
+                ),
                 (
                     "failures",
                     models.PositiveIntegerField(default=0, verbose_name="failures in a row"),
@@ -132,11 +139,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "topic",
-                    models.CharField(blank=True, default="", max_length=255, verbose_name="topic"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=255, verbose_name="topic"
+                    ),
                 ),
-                ("stream", models.CharField(max_length=255, verbose_name="stream")),
+                ("stream", outbox_app.fields.CharField(max_length=255, verbose_name="stream")),
                 ("version", models.BigIntegerField(verbose_name="version")),
-                ("type", models.CharField(max_length=255, verbose_name="type")),
+                ("type", outbox_app.fields.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
                     models.JSONField(
@@ -188,7 +197,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 (
                     "kind",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         choices=[("id", "positions of a log"), ("version", "versions of a stream")],
                         max_length=10,
                         verbose_name="kind",
@@ -196,7 +205,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "state",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         choices=[
                             ("open", "open"),
                             ("filled", "filled: the rows came"),
@@ -211,7 +220,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "subscription",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=80, verbose_name="subscription"
                     ),
                 ),
@@ -219,10 +228,12 @@ class Migration(migrations.Migration):
                     "partition",
                     models.PositiveSmallIntegerField(default=0, verbose_name="partition"),
                 ),
-                ("log", models.CharField(max_length=128, verbose_name="log")),
+                ("log", outbox_app.fields.CharField(max_length=128, verbose_name="log")),
                 (
                     "stream",
-                    models.CharField(blank=True, default="", max_length=255, verbose_name="stream"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=255, verbose_name="stream"
+                    ),
                 ),
                 ("first", models.BigIntegerField(verbose_name="first")),
                 ("last", models.BigIntegerField(verbose_name="last")),
@@ -241,11 +252,14 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "settled_by",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=255, verbose_name="settled by"
                     ),
                 ),
-                ("reason", models.TextField(blank=True, default="", verbose_name="reason")),
+                (
+                    "reason",
+                    outbox_app.fields.TextField(blank=True, default="", verbose_name="reason"),
+                ),
             ],
             options={
                 "verbose_name": "gap",
@@ -265,13 +279,16 @@ class Migration(migrations.Migration):
             name="ParkedStream",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("subscription", models.CharField(max_length=80, verbose_name="subscription")),
+                (
+                    "subscription",
+                    outbox_app.fields.CharField(max_length=80, verbose_name="subscription"),
+                ),
                 ("partition", models.PositiveSmallIntegerField(verbose_name="partition")),
-                ("log", models.CharField(max_length=128, verbose_name="log")),
-                ("stream", models.CharField(max_length=255, verbose_name="stream")),
+                ("log", outbox_app.fields.CharField(max_length=128, verbose_name="log")),
+                ("stream", outbox_app.fields.CharField(max_length=255, verbose_name="stream")),
                 ("version", models.BigIntegerField(verbose_name="first version not handled")),
                 ("position", models.BigIntegerField(verbose_name="position")),
-                ("error", models.TextField(verbose_name="error")),
+                ("error", outbox_app.fields.TextField(verbose_name="error")),
                 (
                     "parked_at",
                     models.DateTimeField(
@@ -297,11 +314,14 @@ class Migration(migrations.Migration):
             name="DeliveredVersion",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("subscription", models.CharField(max_length=80, verbose_name="subscription")),
-                ("log", models.CharField(max_length=128, verbose_name="log")),
-                ("stream", models.CharField(max_length=255, verbose_name="stream")),
+                (
+                    "subscription",
+                    outbox_app.fields.CharField(max_length=80, verbose_name="subscription"),
+                ),
+                ("log", outbox_app.fields.CharField(max_length=128, verbose_name="log")),
+                ("stream", outbox_app.fields.CharField(max_length=255, verbose_name="stream")),
                 ("version", models.BigIntegerField(verbose_name="highest version handled")),
-                ("run", models.CharField(max_length=32, verbose_name="run")),
+                ("run", outbox_app.fields.CharField(max_length=32, verbose_name="run")),
             ],
             options={
                 "verbose_name": "delivered version",
@@ -313,18 +333,5 @@ class Migration(migrations.Migration):
                     )
                 ],
             },
-        ),
-        migrations.RunPython(
-            compare_bytes(
-                "outbox_event",
-                "outbox_stream",
-                "outbox_subscription",
-                "outbox_cursor",
-                "outbox_parked",
-                "outbox_gap",
-                "outbox_delivered",
-            ),
-            migrations.RunPython.noop,
-            atomic=False,
         ),
     ]

@@ -2,9 +2,8 @@
 
 from django.db import migrations, models
 
+import outbox_app.fields
 import outbox_app.models.clock
-
-from ._collation import compare_bytes
 
 
 class Migration(migrations.Migration):
@@ -17,18 +16,20 @@ class Migration(migrations.Migration):
             name="Statistic",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("source", models.CharField(max_length=128, verbose_name="source")),
+                ("source", outbox_app.fields.CharField(max_length=128, verbose_name="source")),
                 ("minute", models.DateTimeField(verbose_name="minute")),
-                ("name", models.CharField(max_length=40, verbose_name="name")),
+                ("name", outbox_app.fields.CharField(max_length=40, verbose_name="name")),
                 (
                     "dimension",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=20, verbose_name="dimension"
                     ),
                 ),
                 (
                     "label",
-                    models.CharField(blank=True, default="", max_length=300, verbose_name="label"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=300, verbose_name="label"
+                    ),
                 ),
                 ("value", models.FloatField(verbose_name="value")),
                 (
@@ -103,8 +104,5 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="deadjob",
             index=models.Index(fields=["task_id"], name="outbox_dead_task_id"),
-        ),
-        migrations.RunPython(
-            compare_bytes("outbox_statistic"), migrations.RunPython.noop, atomic=False
         ),
     ]

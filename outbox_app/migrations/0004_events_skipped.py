@@ -2,7 +2,7 @@
 
 from django.db import migrations, models
 
-from ._collation import compare_bytes
+import outbox_app.fields
 
 
 class Migration(migrations.Migration):
@@ -45,7 +45,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name="gap",
             name="kind",
-            field=models.CharField(
+            field=outbox_app.fields.CharField(
                 choices=[
                     ("id", "positions of a log"),
                     ("version", "versions of a stream"),
@@ -61,11 +61,5 @@ class Migration(migrations.Migration):
                 fields=("kind", "subscription", "partition", "log", "stream", "first"),
                 name="outbox_gap_first",
             ),
-        ),
-        # JSON of MariaDB comes with a collation of its own.
-        migrations.RunPython(
-            compare_bytes("outbox_cursor", "outbox_parked", "outbox_subscription"),
-            migrations.RunPython.noop,
-            atomic=False,
         ),
     ]

@@ -3,9 +3,8 @@
 import django.core.serializers.json
 from django.db import migrations, models
 
+import outbox_app.fields
 import outbox_app.models.clock
-
-from ._collation import compare_bytes
 
 
 class Migration(migrations.Migration):
@@ -23,7 +22,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "outcome",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         choices=[
                             ("committed", "committed"),
                             ("rolled_back", "rolled back"),
@@ -35,7 +34,9 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "keeper",
-                    models.CharField(blank=True, default="", max_length=80, verbose_name="keeper"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=80, verbose_name="keeper"
+                    ),
                 ),
                 (
                     "written_at",
@@ -55,7 +56,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name="incident",
             name="kind",
-            field=models.CharField(
+            field=outbox_app.fields.CharField(
                 choices=[
                     ("takeover", "shards taken over from a dead drainer"),
                     ("unknown", "outcome of a publish unknown"),
@@ -70,23 +71,31 @@ class Migration(migrations.Migration):
             name="PreparedEvent",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("sender", models.CharField(max_length=100, verbose_name="sender")),
+                ("sender", outbox_app.fields.CharField(max_length=100, verbose_name="sender")),
                 ("event_id", models.UUIDField(verbose_name="event id")),
                 (
                     "log",
-                    models.CharField(blank=True, default="", max_length=128, verbose_name="log"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=128, verbose_name="log"
+                    ),
                 ),
                 (
                     "stream",
-                    models.CharField(blank=True, default="", max_length=255, verbose_name="stream"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=255, verbose_name="stream"
+                    ),
                 ),
                 (
                     "type",
-                    models.CharField(blank=True, default="", max_length=255, verbose_name="type"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=255, verbose_name="type"
+                    ),
                 ),
                 (
                     "topic",
-                    models.CharField(blank=True, default="", max_length=255, verbose_name="topic"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=255, verbose_name="topic"
+                    ),
                 ),
                 (
                     "content",
@@ -98,13 +107,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "content_hash",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=64, verbose_name="content hash"
                     ),
                 ),
                 (
                     "state",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         choices=[
                             ("prepared", "prepared"),
                             ("undecided", "undecided"),
@@ -118,7 +127,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "policy",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         choices=[
                             ("ask", "a person decides"),
                             ("cancel", "cancel"),
@@ -150,7 +159,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "last_answer",
-                    models.TextField(blank=True, default="", verbose_name="last answer"),
+                    outbox_app.fields.TextField(blank=True, default="", verbose_name="last answer"),
                 ),
                 (
                     "decided_at",
@@ -158,11 +167,14 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "decided_by",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=255, verbose_name="decided by"
                     ),
                 ),
-                ("reason", models.TextField(blank=True, default="", verbose_name="reason")),
+                (
+                    "reason",
+                    outbox_app.fields.TextField(blank=True, default="", verbose_name="reason"),
+                ),
             ],
             options={
                 "verbose_name": "prepared event",
@@ -187,10 +199,5 @@ class Migration(migrations.Migration):
                     )
                 ],
             },
-        ),
-        migrations.RunPython(
-            compare_bytes("outbox_fence", "outbox_prepared"),
-            migrations.RunPython.noop,
-            atomic=False,
         ),
     ]

@@ -3,7 +3,7 @@
 import django.core.validators
 from django.db import migrations, models
 
-from ._collation import compare_bytes
+import outbox_app.fields
 
 
 class Migration(migrations.Migration):
@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 (
                     "name",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         max_length=80,
                         unique=True,
                         validators=[django.core.validators.RegexValidator("\\A[^\\s:/]+\\Z")],
@@ -27,7 +27,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "direction",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         choices=[
                             ("sender", "prepares events here"),
                             ("keeper", "keeps events of ours"),
@@ -37,10 +37,12 @@ class Migration(migrations.Migration):
                         verbose_name="direction",
                     ),
                 ),
-                ("address", models.CharField(max_length=500, verbose_name="address")),
+                ("address", outbox_app.fields.CharField(max_length=500, verbose_name="address")),
                 (
                     "database",
-                    models.CharField(default="default", max_length=100, verbose_name="database"),
+                    outbox_app.fields.CharField(
+                        default="default", max_length=100, verbose_name="database"
+                    ),
                 ),
                 ("keys", models.JSONField(default=list, verbose_name="keys")),
                 ("types", models.JSONField(blank=True, default=list, verbose_name="types")),
@@ -53,10 +55,5 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "peers",
                 "db_table": "outbox_peer",
             },
-        ),
-        migrations.RunPython(
-            compare_bytes("outbox_peer"),
-            migrations.RunPython.noop,
-            atomic=False,
         ),
     ]

@@ -5,9 +5,8 @@ import uuid
 import django.core.validators
 from django.db import migrations, models
 
+import outbox_app.fields
 import outbox_app.models.clock
-
-from ._collation import compare_bytes
 
 
 class Migration(migrations.Migration):
@@ -20,17 +19,20 @@ class Migration(migrations.Migration):
             name="Server",
             fields=[
                 ("id", models.UUIDField(default=uuid.uuid4, primary_key=True, serialize=False)),
-                ("service", models.CharField(max_length=80, verbose_name="service")),
+                ("service", outbox_app.fields.CharField(max_length=80, verbose_name="service")),
                 (
                     "kind",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         choices=[("server", "is called"), ("client", "calls only")],
                         default="server",
                         max_length=6,
                         verbose_name="kind",
                     ),
                 ),
-                ("address", models.CharField(blank=True, max_length=500, verbose_name="address")),
+                (
+                    "address",
+                    outbox_app.fields.CharField(blank=True, max_length=500, verbose_name="address"),
+                ),
                 (
                     "weight",
                     models.PositiveSmallIntegerField(
@@ -39,8 +41,8 @@ class Migration(migrations.Migration):
                         verbose_name="weight",
                     ),
                 ),
-                ("node", models.CharField(max_length=255, verbose_name="node")),
-                ("version", models.CharField(max_length=40, verbose_name="version")),
+                ("node", outbox_app.fields.CharField(max_length=255, verbose_name="node")),
+                ("version", outbox_app.fields.CharField(max_length=40, verbose_name="version")),
                 ("draining", models.BooleanField(default=False, verbose_name="draining")),
                 (
                     "started_at",
@@ -63,10 +65,5 @@ class Migration(migrations.Migration):
                 "db_table": "outbox_server",
                 "indexes": [models.Index(fields=["service"], name="outbox_server_service")],
             },
-        ),
-        migrations.RunPython(
-            compare_bytes("outbox_server"),
-            migrations.RunPython.noop,
-            atomic=False,
         ),
     ]

@@ -4,8 +4,6 @@ from typing import Any
 
 from django.db import migrations, models
 
-from ._collation import compare_bytes
-
 
 def add_nodes(apps: Any, schema_editor: Any) -> None:
     node = apps.get_model("outbox_app", "Node")
@@ -36,11 +34,6 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(fields=("datacentre", "node"), name="outbox_node_pair")
                 ],
             },
-        ),
-        migrations.RunPython(
-            compare_bytes("outbox_node"),
-            migrations.RunPython.noop,
-            atomic=False,
         ),
         migrations.RunPython(add_nodes, migrations.RunPython.noop),
     ]

@@ -2,8 +2,6 @@
 
 from django.db import migrations, models
 
-from ._collation import compare_bytes
-
 
 class Migration(migrations.Migration):
     dependencies = [
@@ -15,10 +13,5 @@ class Migration(migrations.Migration):
             model_name="peer",
             name="commands",
             field=models.JSONField(blank=True, default=list, verbose_name="commands"),
-        ),
-        migrations.RunPython(
-            compare_bytes("outbox_peer"),
-            migrations.RunPython.noop,
-            atomic=False,
         ),
     ]

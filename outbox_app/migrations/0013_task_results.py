@@ -2,7 +2,7 @@
 
 from django.db import migrations, models
 
-from ._collation import compare_bytes
+import outbox_app.fields
 
 
 class Migration(migrations.Migration):
@@ -15,12 +15,15 @@ class Migration(migrations.Migration):
             name="TaskResult",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("task_id", models.CharField(max_length=36, unique=True, verbose_name="task id")),
-                ("task", models.CharField(max_length=255, verbose_name="task")),
-                ("call", models.TextField(verbose_name="call")),
+                (
+                    "task_id",
+                    outbox_app.fields.CharField(max_length=36, unique=True, verbose_name="task id"),
+                ),
+                ("task", outbox_app.fields.CharField(max_length=255, verbose_name="task")),
+                ("call", outbox_app.fields.TextField(verbose_name="call")),
                 (
                     "status",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         choices=[
                             ("READY", "ready"),
                             ("RUNNING", "running"),
@@ -39,9 +42,12 @@ class Migration(migrations.Migration):
                 ),
                 ("finished_at", models.DateTimeField(null=True, verbose_name="finished at")),
                 ("kept_from", models.DateTimeField(db_index=True, verbose_name="kept from")),
-                ("return_value", models.TextField(default="null", verbose_name="return value")),
-                ("errors", models.TextField(default="[]", verbose_name="errors")),
-                ("worker_ids", models.TextField(default="[]", verbose_name="workers")),
+                (
+                    "return_value",
+                    outbox_app.fields.TextField(default="null", verbose_name="return value"),
+                ),
+                ("errors", outbox_app.fields.TextField(default="[]", verbose_name="errors")),
+                ("worker_ids", outbox_app.fields.TextField(default="[]", verbose_name="workers")),
             ],
             options={
                 "verbose_name": "task result",
@@ -51,10 +57,5 @@ class Migration(migrations.Migration):
                     ("view_payload_taskresult", "Can see arguments and results of tasks")
                 ],
             },
-        ),
-        migrations.RunPython(
-            compare_bytes("outbox_taskresult"),
-            migrations.RunPython.noop,
-            atomic=False,
         ),
     ]

@@ -7,9 +7,8 @@ import uuid
 
 from django.db import migrations, models
 
+import outbox_app.fields
 import outbox_app.models.clock
-
-from ._collation import compare_bytes
 
 
 class Migration(migrations.Migration):
@@ -28,10 +27,10 @@ class Migration(migrations.Migration):
                         default=uuid.uuid4, editable=False, unique=True, verbose_name="key"
                     ),
                 ),
-                ("task", models.CharField(max_length=255, verbose_name="task")),
+                ("task", outbox_app.fields.CharField(max_length=255, verbose_name="task")),
                 (
                     "task_id",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=255, verbose_name="task id"
                     ),
                 ),
@@ -61,10 +60,10 @@ class Migration(migrations.Migration):
                         default=uuid.uuid4, editable=False, unique=True, verbose_name="key"
                     ),
                 ),
-                ("task", models.CharField(max_length=255, verbose_name="task")),
+                ("task", outbox_app.fields.CharField(max_length=255, verbose_name="task")),
                 (
                     "task_id",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=255, verbose_name="task id"
                     ),
                 ),
@@ -83,7 +82,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "refused",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=255, verbose_name="refused"
                     ),
                 ),
@@ -98,10 +97,10 @@ class Migration(migrations.Migration):
             name="ShadowResult",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("task", models.CharField(max_length=255, verbose_name="task")),
+                ("task", outbox_app.fields.CharField(max_length=255, verbose_name="task")),
                 (
                     "outcome",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         choices=[
                             ("matched", "sent after its commit"),
                             ("early", "sent before its commit"),
@@ -117,7 +116,7 @@ class Migration(migrations.Migration):
                 ("last_at", models.DateTimeField(verbose_name="last at")),
                 (
                     "last_task_id",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         blank=True, default="", max_length=255, verbose_name="last task id"
                     ),
                 ),
@@ -133,10 +132,5 @@ class Migration(migrations.Migration):
                     )
                 ],
             },
-        ),
-        migrations.RunPython(
-            compare_bytes("outbox_shadowjob", "outbox_shadownote", "outbox_shadowresult"),
-            migrations.RunPython.noop,
-            atomic=False,
         ),
     ]

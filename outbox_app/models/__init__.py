@@ -1,7 +1,6 @@
 """Re-exports all models of the app: Django imports this package and nothing below it."""
 
 from .clock import DatabaseNow
-from .collation import compare_bytes
 from .entity import CommandsOnly, EntityRow, EntityVersion
 from .event import Event, EventLog, StreamHead
 from .fleet import Node, Peer, Server
@@ -28,5 +27,5 @@ __all__ = [
     "DeliveredVersion", "EntityRow", "EntityVersion", "Event", "EventLog", "Fence", "Gap",
     "GapQuerySet", "InboxEntry", "Incident", "Lease", "Node", "Overview", "ParkedStream",
     "Peer", "PreparedEvent", "Process", "Server", "ShadowJob", "ShadowNote", "ShadowResult",
-    "StagedJob", "Statistic", "StreamHead", "Subscription", "TaskResult", "compare_bytes",
+    "StagedJob", "Statistic", "StreamHead", "Subscription", "TaskResult",
 ]  # fmt: skip

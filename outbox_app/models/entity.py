@@ -15,6 +15,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import WrittenByCommands
+from ..fields import CharField
 from .event import EventLog
 
 
@@ -47,10 +48,10 @@ class EntityVersion(_Unsaved, EventLog):
     """
 
     #: Null in rows that no command wrote, such as the tombstone of a position.
-    command_id = models.CharField(_("command id"), max_length=255, null=True)  # noqa: DJ001
-    command = models.CharField(_("command"), max_length=255, null=True)  # noqa: DJ001
+    command_id = CharField(_("command id"), max_length=255, null=True)
+    command = CharField(_("command"), max_length=255, null=True)
     #: SHA-256 of the command's name and arguments in canonical JSON.
-    request_hash = models.CharField(_("request hash"), max_length=64, null=True)  # noqa: DJ001
+    request_hash = CharField(_("request hash"), max_length=64, null=True)
     rejected = models.BooleanField(_("rejected"), default=False, db_default=False)
     response = models.JSONField(_("response"), null=True, encoder=DjangoJSONEncoder)
     #: The state after the command; null after a rejected creation or an erasure. See ``states``.
@@ -69,7 +70,7 @@ class EntityVersion(_Unsaved, EventLog):
 class EntityRow(_Unsaved):
     """Base of ``Entity``: the columns of its table."""
 
-    id = models.CharField(_("id"), max_length=255, primary_key=True)
+    id = CharField(_("id"), max_length=255, primary_key=True)
     version = models.BigIntegerField(_("version"))
     state = models.JSONField(_("state"), encoder=DjangoJSONEncoder)
     changed_at = models.DateTimeField(_("changed at"))

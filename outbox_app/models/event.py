@@ -15,6 +15,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..fields import CharField
 from .clock import DatabaseNow, aware
 from .transaction import CurrentTransaction
 
@@ -28,12 +29,12 @@ class EventLog(models.Model):
     #: The transaction that wrote the row (PostgreSQL; 0 elsewhere). Windows are bounded by it.
     txid = models.BigIntegerField(_("transaction"), db_default=CurrentTransaction(), editable=False)
     #: The publication that the event belongs to; a project may have one for each tenant.
-    topic = models.CharField(_("topic"), max_length=255, blank=True, default="")
+    topic = CharField(_("topic"), max_length=255, blank=True, default="")
     #: The aggregate or entity that the event happened to.
-    stream = models.CharField(_("stream"), max_length=255)
+    stream = CharField(_("stream"), max_length=255)
     #: 1, 2, 3 … inside the stream.
     version = models.BigIntegerField(_("version"))
-    type = models.CharField(_("type"), max_length=255)
+    type = CharField(_("type"), max_length=255)
     data = models.JSONField(_("data"), default=dict, encoder=DjangoJSONEncoder)
     metadata = models.JSONField(_("metadata"), default=dict, encoder=DjangoJSONEncoder)
     #: CRC-32 of the stream, modulo 1024. Parallel readers divide the log by slices.
@@ -99,8 +100,8 @@ class StreamHead(models.Model):
 
     pk = models.CompositePrimaryKey("log", "stream")
     #: Table of the log.
-    log = models.CharField(_("log"), max_length=128)
-    stream = models.CharField(_("stream"), max_length=255)
+    log = CharField(_("log"), max_length=128)
+    stream = CharField(_("stream"), max_length=255)
     version = models.BigIntegerField(_("version"))
 
     class Meta:

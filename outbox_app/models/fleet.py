@@ -12,6 +12,7 @@ from django.core.validators import MaxValueValidator, RegexValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..fields import CharField
 from .clock import DatabaseNow
 
 #: The number of datacentres in an id, and of nodes in each datacentre.
@@ -28,14 +29,14 @@ class Peer(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     #: A name has no colon, because a colon marks a sender that is a database alias.
-    name = models.CharField(
+    name = CharField(
         _("name"), max_length=80, unique=True, validators=[RegexValidator(r"\A[^\s:/]+\Z")]
     )
-    direction = models.CharField(_("direction"), max_length=6, choices=Direction.choices)
+    direction = CharField(_("direction"), max_length=6, choices=Direction.choices)
     #: The URL of the peer's door, to which "prepared/" or "check" is appended.
-    address = models.CharField(_("address"), max_length=500)
+    address = CharField(_("address"), max_length=500)
     #: The alias of the database with the fences of the events that the peer keeps.
-    database = models.CharField(_("database"), max_length=100, default="default")
+    database = CharField(_("database"), max_length=100, default="default")
     #: A key has an "id", one of "public", "private" and "secret", and is valid "from" and "until".
     #: The row holds no secret: a key names an environment variable or a file.
     keys = models.JSONField(_("keys"), default=list)
@@ -69,18 +70,18 @@ class Server(models.Model):
         CLIENT = "client", _("calls only")
 
     id = models.UUIDField(primary_key=True, default=uuid4)
-    service = models.CharField(_("service"), max_length=80)
-    kind = models.CharField(_("kind"), max_length=6, choices=Kind.choices, default=Kind.SERVER)
+    service = CharField(_("service"), max_length=80)
+    kind = CharField(_("kind"), max_length=6, choices=Kind.choices, default=Kind.SERVER)
     #: The address of the server's door. Processes that share a socket share the address.
-    address = models.CharField(_("address"), max_length=500, blank=True)
+    address = CharField(_("address"), max_length=500, blank=True)
     #: The server's share of the calls, relative to the other weights; 0 for no calls.
     weight = models.PositiveSmallIntegerField(
         _("weight"), default=100, validators=[MaxValueValidator(100)]
     )
     #: The host and the process id.
-    node = models.CharField(_("node"), max_length=255)
+    node = CharField(_("node"), max_length=255)
     #: The version of outbox_app.
-    version = models.CharField(_("version"), max_length=40)
+    version = CharField(_("version"), max_length=40)
     #: Whether the server takes no new calls.
     draining = models.BooleanField(_("draining"), default=False)
     started_at = models.DateTimeField(_("started at"), db_default=DatabaseNow())

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..fields import CharField, TextField
 from .clock import DatabaseNow
 
 
@@ -79,21 +80,21 @@ class Gap(models.Model):
     }
 
     id = models.BigAutoField(primary_key=True)
-    kind = models.CharField(_("kind"), max_length=10, choices=Kind.choices)
-    state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.OPEN)
-    subscription = models.CharField(_("subscription"), max_length=80, blank=True, default="")
+    kind = CharField(_("kind"), max_length=10, choices=Kind.choices)
+    state = CharField(_("state"), max_length=10, choices=State.choices, default=State.OPEN)
+    subscription = CharField(_("subscription"), max_length=80, blank=True, default="")
     partition = models.PositiveSmallIntegerField(_("partition"), default=0)
-    log = models.CharField(_("log"), max_length=128)
+    log = CharField(_("log"), max_length=128)
     #: Empty for a gap in positions.
-    stream = models.CharField(_("stream"), max_length=255, blank=True, default="")
+    stream = CharField(_("stream"), max_length=255, blank=True, default="")
     #: Positions or versions that are missing, both ends included.
     first = models.BigIntegerField(_("first"))
     last = models.BigIntegerField(_("last"))
     seen_at = models.DateTimeField(_("first seen"), db_default=DatabaseNow(), editable=False)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
-    settled_by = models.CharField(_("settled by"), max_length=255, blank=True, default="")
-    reason = models.TextField(_("reason"), blank=True, default="")
+    settled_by = CharField(_("settled by"), max_length=255, blank=True, default="")
+    reason = TextField(_("reason"), blank=True, default="")
 
     objects = GapQuerySet.as_manager()
 

@@ -16,6 +16,7 @@ from django.db.models import Exists, OuterRef
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import SHARDS
+from ..fields import CharField, TextField
 from .clock import DatabaseNow
 
 
@@ -24,15 +25,15 @@ class JobMessage(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     shard = models.PositiveSmallIntegerField(_("shard"))
-    ordering_key = models.CharField(_("ordering key"), max_length=255, blank=True, default="")
-    app = models.CharField(_("Celery app"), max_length=255, blank=True, default="")
-    task = models.CharField(_("task"), max_length=255)
-    task_id = models.CharField(_("task id"), max_length=255)
-    queue = models.CharField(_("queue"), max_length=255, blank=True, default="")
+    ordering_key = CharField(_("ordering key"), max_length=255, blank=True, default="")
+    app = CharField(_("Celery app"), max_length=255, blank=True, default="")
+    task = CharField(_("task"), max_length=255)
+    task_id = CharField(_("task id"), max_length=255)
+    queue = CharField(_("queue"), max_length=255, blank=True, default="")
     #: The encoded body, exactly the bytes that the broker gets.
     body = models.BinaryField(_("body"))
     #: The rest of the message, as kombu's JSON in ASCII: see ``jobs.message.Message``.
-    envelope = models.TextField(_("envelope"))
+    envelope = TextField(_("envelope"))
 
     class Meta:
         abstract = True
@@ -111,9 +112,9 @@ class DeadJob(JobMessage):
     staged_at = models.DateTimeField(_("staged at"), null=True)
     died_at = models.DateTimeField(_("died at"), db_default=DatabaseNow(), db_index=True)
     #: The class of the exception: the part of the reason by which rows are grouped.
-    error = models.CharField(_("error"), max_length=255)
+    error = CharField(_("error"), max_length=255)
     #: The message of the exception, or what the person wrote who moved the job.
-    reason = models.TextField(_("reason"))
+    reason = TextField(_("reason"))
 
     class Meta:
         db_table = "outbox_deadjob"
@@ -139,11 +140,11 @@ class InboxEntry(models.Model):
     The primary key makes two simultaneous deliveries wait for one another.
     """
 
-    job_id = models.CharField(_("job id"), max_length=255, primary_key=True)
-    task = models.CharField(_("task"), max_length=255)
+    job_id = CharField(_("job id"), max_length=255, primary_key=True)
+    task = CharField(_("task"), max_length=255)
     handled_at = models.DateTimeField(_("handled at"), db_default=DatabaseNow(), db_index=True)
     #: The task's return value in kombu's JSON, if callers may ask for it; empty for None.
-    result = models.TextField(_("result"), blank=True, default="")
+    result = TextField(_("result"), blank=True, default="")
 
     class Meta:
         db_table = "outbox_inbox"
@@ -168,14 +169,14 @@ class Incident(models.Model):
         CONTRADICTION = "contradiction", _("prepared event: told to confirm and to cancel")
 
     id = models.BigAutoField(primary_key=True)
-    kind = models.CharField(_("kind"), max_length=20, choices=Kind.choices)
+    kind = CharField(_("kind"), max_length=20, choices=Kind.choices)
     created_at = models.DateTimeField(_("recorded at"), db_default=DatabaseNow(), db_index=True)
-    drainer = models.CharField(_("drainer"), max_length=300, blank=True, default="")
+    drainer = CharField(_("drainer"), max_length=300, blank=True, default="")
     shards = models.JSONField(_("shards"), default=list)
     #: The range of ids of staged jobs that may be affected, both ends included.
     first_id = models.BigIntegerField(_("first id"))
     last_id = models.BigIntegerField(_("last id"))
-    detail = models.TextField(_("detail"), blank=True, default="")
+    detail = TextField(_("detail"), blank=True, default="")
 
     class Meta:
         db_table = "outbox_incident"
@@ -217,22 +218,22 @@ class TaskResult(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     #: The id of the result and of the job, which is Celery's task id.
-    task_id = models.CharField(_("task id"), max_length=36, unique=True)
+    task_id = CharField(_("task id"), max_length=36, unique=True)
     #: Module and name of the function.
-    task = models.CharField(_("task"), max_length=255)
+    task = CharField(_("task"), max_length=255)
     #: JSON of the backend's alias in TASKS, the queue, priority, time to run after, and arguments.
-    call = models.TextField(_("call"))
-    status = models.CharField(_("status"), max_length=10, choices=Status.choices)
+    call = TextField(_("call"))
+    status = CharField(_("status"), max_length=10, choices=Status.choices)
     enqueued_at = models.DateTimeField(_("enqueued at"))
     started_at = models.DateTimeField(_("started at"), null=True)
     last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)
     finished_at = models.DateTimeField(_("finished at"), null=True)
     #: When the task is due, last began, or finished. The retention counts from this time.
     kept_from = models.DateTimeField(_("kept from"), db_index=True)
-    return_value = models.TextField(_("return value"), default="null")
-    errors = models.TextField(_("errors"), default="[]")
+    return_value = TextField(_("return value"), default="null")
+    errors = TextField(_("errors"), default="[]")
     #: JSON list with the worker of each attempt.
-    worker_ids = models.TextField(_("workers"), default="[]")
+    worker_ids = TextField(_("workers"), default="[]")
 
     objects = TaskResultQuerySet.as_manager()
 
@@ -256,9 +257,9 @@ class ShadowHalf(models.Model):
     id = models.BigAutoField(primary_key=True)
     #: The two halves of a comparison have the same key.
     key = models.UUIDField(_("key"), unique=True, default=uuid4, editable=False)
-    task = models.CharField(_("task"), max_length=255)
+    task = CharField(_("task"), max_length=255)
     #: Empty if ``delay_on_commit`` wrote the row, before its task had an id.
-    task_id = models.CharField(_("task id"), max_length=255, blank=True, default="")
+    task_id = CharField(_("task id"), max_length=255, blank=True, default="")
     at = models.DateTimeField(_("at"), db_default=DatabaseNow(), db_index=True, editable=False)
 
     class Meta:
@@ -281,7 +282,7 @@ class ShadowNote(ShadowHalf):
 
     in_transaction = models.BooleanField(_("in a transaction"), default=False)
     #: Why staging would have refused the call; empty if it would have accepted it.
-    refused = models.CharField(_("refused"), max_length=255, blank=True, default="")
+    refused = CharField(_("refused"), max_length=255, blank=True, default="")
 
     class Meta(ShadowHalf.Meta):
         db_table = "outbox_shadownote"
@@ -298,11 +299,11 @@ class ShadowResult(models.Model):
         REFUSED = "refused", _("staging would refuse the call")
 
     id = models.BigAutoField(primary_key=True)
-    task = models.CharField(_("task"), max_length=255)
-    outcome = models.CharField(_("outcome"), max_length=20, choices=Outcome.choices)
+    task = CharField(_("task"), max_length=255)
+    outcome = CharField(_("outcome"), max_length=20, choices=Outcome.choices)
     count = models.BigIntegerField(_("count"))
     last_at = models.DateTimeField(_("last at"))
-    last_task_id = models.CharField(_("last task id"), max_length=255, blank=True, default="")
+    last_task_id = CharField(_("last task id"), max_length=255, blank=True, default="")
 
     class Meta:
         db_table = "outbox_shadowresult"

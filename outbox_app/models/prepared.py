@@ -14,6 +14,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..fields import CharField, TextField
 from .clock import DatabaseNow
 
 
@@ -47,22 +48,20 @@ class PreparedEvent(models.Model):
     # The key is not (sender, event_id): Django's admin supports no composite primary key.
     id = models.BigAutoField(primary_key=True)
     #: "alias:" and a database alias of this project, or the name of a peer.
-    sender = models.CharField(_("sender"), max_length=100)
+    sender = CharField(_("sender"), max_length=100)
     event_id = models.UUIDField(_("event id"))
     #: The table of the log to which the event is published; empty for a job.
-    log = models.CharField(_("log"), max_length=128, blank=True, default="")
-    stream = models.CharField(_("stream"), max_length=255, blank=True, default="")
+    log = CharField(_("log"), max_length=128, blank=True, default="")
+    stream = CharField(_("stream"), max_length=255, blank=True, default="")
     #: The event's type, or the job's task; empty if it was cancelled before it was prepared.
-    type = models.CharField(_("type"), max_length=255, blank=True, default="")
-    topic = models.CharField(_("topic"), max_length=255, blank=True, default="")
+    type = CharField(_("type"), max_length=255, blank=True, default="")
+    topic = CharField(_("topic"), max_length=255, blank=True, default="")
     #: The data and metadata of an event, or the args and kwargs of a job.
     content = models.JSONField(_("content"), default=dict, encoder=DjangoJSONEncoder)
     #: SHA-256 of everything that will be published.
-    content_hash = models.CharField(_("content hash"), max_length=64, blank=True, default="")
-    state = models.CharField(
-        _("state"), max_length=9, choices=State.choices, default=State.PREPARED
-    )
-    policy = models.CharField(_("policy"), max_length=7, choices=Policy.choices, default=Policy.ASK)
+    content_hash = CharField(_("content hash"), max_length=64, blank=True, default="")
+    state = CharField(_("state"), max_length=9, choices=State.choices, default=State.PREPARED)
+    policy = CharField(_("policy"), max_length=7, choices=Policy.choices, default=Policy.ASK)
     prepared_at = models.DateTimeField(_("prepared at"), db_default=DatabaseNow(), editable=False)
     #: The time at which the policy decides, if nothing has decided before.
     decide_by = models.DateTimeField(_("decide by"))
@@ -72,11 +71,11 @@ class PreparedEvent(models.Model):
     asked = models.PositiveIntegerField(_("asked"), default=0)
     answered = models.PositiveIntegerField(_("answered"), default=0)
     unreachable = models.PositiveIntegerField(_("not answered"), default=0)
-    last_answer = models.TextField(_("last answer"), blank=True, default="")
+    last_answer = TextField(_("last answer"), blank=True, default="")
     decided_at = models.DateTimeField(_("decided at"), null=True, blank=True)
     #: "call", "answer", "policy", or the name of a person.
-    decided_by = models.CharField(_("decided by"), max_length=255, blank=True, default="")
-    reason = models.TextField(_("reason"), blank=True, default="")
+    decided_by = CharField(_("decided by"), max_length=255, blank=True, default="")
+    reason = TextField(_("reason"), blank=True, default="")
 
     objects = PreparedEventQuerySet.as_manager()
 
@@ -118,8 +117,8 @@ class Fence(models.Model):
     MARK: ClassVar = UUID(int=0)
 
     event_id = models.UUIDField(_("event id"), primary_key=True)
-    outcome = models.CharField(_("outcome"), max_length=11, choices=Outcome.choices)
-    keeper = models.CharField(_("keeper"), max_length=80, blank=True, default="")
+    outcome = CharField(_("outcome"), max_length=11, choices=Outcome.choices)
+    keeper = CharField(_("keeper"), max_length=80, blank=True, default="")
     written_at = models.DateTimeField(_("written at"), db_default=DatabaseNow(), db_index=True)
 
     class Meta:

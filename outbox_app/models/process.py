@@ -10,6 +10,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..fields import CharField, TextField
 from .clock import DatabaseNow
 
 
@@ -19,8 +20,8 @@ class Process(models.Model):
     id = models.UUIDField(primary_key=True)
     #: The work that processes share: "jobs", "prepared", "retention", "subscription:" and a name,
     #: "sink:" and a log.
-    resource = models.CharField(_("resource"), max_length=100, default="jobs")
-    host = models.CharField(_("host"), max_length=255)
+    resource = CharField(_("resource"), max_length=100, default="jobs")
+    host = CharField(_("host"), max_length=255)
     pid = models.PositiveIntegerField(_("process id"))
     started_at = models.DateTimeField(_("started at"), db_default=DatabaseNow())
     heartbeat_at = models.DateTimeField(_("last heartbeat"), db_default=DatabaseNow())
@@ -30,7 +31,7 @@ class Process(models.Model):
     done = models.BigIntegerField(_("done"), default=0)
     dead = models.BigIntegerField(_("moved to dead"), default=0)
     #: The type and message of the error that the process backs off from; empty without one.
-    trouble = models.TextField(_("trouble"), blank=True, default="")
+    trouble = TextField(_("trouble"), blank=True, default="")
 
     class Meta:
         db_table = "outbox_process"
@@ -54,7 +55,7 @@ class Overview(Process):
 class Lease(models.Model):
     """Ownership of one part of a resource, for example of one shard of the jobs."""
 
-    resource = models.CharField(_("resource"), max_length=100)
+    resource = CharField(_("resource"), max_length=100)
     part = models.PositiveSmallIntegerField(_("part"))
     #: The id of a Process. Not a foreign key: a takeover must not wait for a lock on that row.
     owner = models.UUIDField(_("owner"), null=True)

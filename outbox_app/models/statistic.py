@@ -12,6 +12,7 @@ from hashlib import blake2b
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..fields import CharField
 from .clock import DatabaseNow
 from .upsert import upsert
 
@@ -37,13 +38,13 @@ def label_of(text: str) -> str:
 class Statistic(models.Model):
     id = models.BigAutoField(primary_key=True)
     #: The table of the log that the figure is about; for a counter the process that counted.
-    source = models.CharField(_("source"), max_length=128)
+    source = CharField(_("source"), max_length=128)
     #: The start of the minute; for a figure about a whole log the newest event's.
     minute = models.DateTimeField(_("minute"))
-    name = models.CharField(_("name"), max_length=40)
+    name = CharField(_("name"), max_length=40)
     #: The grouping and the group: ``type`` and ``OrderPlaced``. Empty for a total.
-    dimension = models.CharField(_("dimension"), max_length=20, blank=True, default="")
-    label = models.CharField(_("label"), max_length=LABEL_LENGTH, blank=True, default="")
+    dimension = CharField(_("dimension"), max_length=20, blank=True, default="")
+    label = CharField(_("label"), max_length=LABEL_LENGTH, blank=True, default="")
     value = models.FloatField(_("value"))
     written_at = models.DateTimeField(_("written at"), db_default=DatabaseNow(), editable=False)
 

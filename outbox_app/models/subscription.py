@@ -13,13 +13,14 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import LogSetBack
+from ..fields import CharField, TextField
 from .clock import DatabaseNow
 
 
 class Subscription(models.Model):
     """A subscription that has run at least once."""
 
-    name = models.CharField(_("name"), max_length=80, primary_key=True)
+    name = CharField(_("name"), max_length=80, primary_key=True)
     partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
     paused = models.BooleanField(_("paused"), default=False)
     #: The logs (tables), topics and types, as last declared; null in place of a list means all.
@@ -59,21 +60,21 @@ class Cursor(models.Model):
     WELL: ClassVar = {"error": "", "failures": 0, "retry_at": None}
 
     id = models.BigAutoField(primary_key=True)
-    subscription = models.CharField(_("subscription"), max_length=80)
+    subscription = CharField(_("subscription"), max_length=80)
     partition = models.PositiveSmallIntegerField(_("partition"))
     partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
     #: The table of the log.
-    log = models.CharField(_("log"), max_length=128)
+    log = CharField(_("log"), max_length=128)
     #: Each move adds 1. A process moves the cursor only if the number is the one that it has read.
     revision = models.BigIntegerField(_("revision"), default=0)
     #: The cursor in JSON, as ``eventlog.state`` reads it.
-    state = models.TextField(_("state"))
+    state = TextField(_("state"))
     #: The highest position handled. The admin shows it, and pruning respects it.
     position = models.BigIntegerField(_("position"), default=0)
     handled = models.BigIntegerField(_("events handled"), default=0)
     moved_at = models.DateTimeField(_("moved at"), db_default=DatabaseNow())
     #: Why the cursor has stopped: type, message and notes of the exception; empty while it runs.
-    error = models.TextField(_("error"), blank=True, default="")
+    error = TextField(_("error"), blank=True, default="")
     failures = models.PositiveIntegerField(_("failures in a row"), default=0)
     retry_at = models.DateTimeField(_("next attempt"), null=True)
     #: The event that fails, once the search has found it (``subscriptions.handling``).
@@ -114,14 +115,14 @@ class ParkedStream(models.Model):
     """A stream that a subscription has parked; the subscription handles its other streams."""
 
     id = models.BigAutoField(primary_key=True)
-    subscription = models.CharField(_("subscription"), max_length=80)
+    subscription = CharField(_("subscription"), max_length=80)
     partition = models.PositiveSmallIntegerField(_("partition"))
-    log = models.CharField(_("log"), max_length=128)
-    stream = models.CharField(_("stream"), max_length=255)
+    log = CharField(_("log"), max_length=128)
+    stream = CharField(_("stream"), max_length=255)
     version = models.BigIntegerField(_("first version not handled"))
     #: The position of that event. Events from this position on may not be pruned.
     position = models.BigIntegerField(_("position"))
-    error = models.TextField(_("error"))
+    error = TextField(_("error"))
     #: The event that failed, as on a cursor; null if it is unknown or versions are missing.
     failed_event = models.JSONField(_("failed event"), null=True, editable=False)
     parked_at = models.DateTimeField(_("parked at"), db_default=DatabaseNow(), editable=False)
@@ -151,12 +152,12 @@ class DeliveredVersion(models.Model):
     """The last version of a stream that a reader by time has handled: its cursor does not tell."""
 
     id = models.BigAutoField(primary_key=True)
-    subscription = models.CharField(_("subscription"), max_length=80)
-    log = models.CharField(_("log"), max_length=128)
-    stream = models.CharField(_("stream"), max_length=255)
+    subscription = CharField(_("subscription"), max_length=80)
+    log = CharField(_("log"), max_length=128)
+    stream = CharField(_("stream"), max_length=255)
     version = models.BigIntegerField(_("highest version handled"))
     #: The run in the cursor's state. A replay starts a new run; rows of older runs are ignored.
-    run = models.CharField(_("run"), max_length=32)
+    run = CharField(_("run"), max_length=32)
 
     class Meta:
         db_table = "outbox_delivered"

@@ -14,8 +14,12 @@ from django.db import connections, models
 from django.db.models import Model, QuerySet
 from django.db.models.constants import OnConflict
 
+from ..fields import CharField, TextField
+
 #: Fields whose values of these types are stored as they are.
 PLAIN: dict[Any, type] = {
+    CharField: str,
+    TextField: str,
     models.CharField: str,
     models.TextField: str,
     models.SmallIntegerField: int,

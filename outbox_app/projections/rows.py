@@ -148,9 +148,8 @@ class ProjectionTable:
             if row.pk not in asked:
                 raise InvalidSubscriber(
                     f"Projection {self.projection.name!r}: to the database, the key {row.pk!r} "
-                    "equals another one. Let the table compare bytes: RunPython(compare_bytes("
-                    f"{self.model._meta.db_table!r}), atomic=False) in a migration, from "
-                    "outbox_app.models.collation."
+                    f"equals another one. Declare {self.model._meta.label}.{self.pk.name} with "
+                    "outbox_app.fields.CharField, and run manage.py makemigrations and migrate."
                 )
             found[row.pk] = row
         return found

@@ -26,33 +26,26 @@ def shadow_table(model: type[models.Model], *, using: str) -> Iterator[type[mode
     for left in connection.introspection.table_names():
         if left.startswith(prefix):
             _drop(left, using=using)
-    shadow = _shadow_model(model, f"{prefix}{uuid4().hex[:8]}")
+    shadow = _shadow_model(model, f"{prefix}{uuid4().hex[:8]}", _collations(table, using=using))
     with connection.schema_editor() as editor:
         editor.create_model(shadow)
-    if connection.vendor == "mysql":
-        _collate(shadow._meta.db_table, like=table, using=using)
     try:
         yield shadow
     finally:
         _drop(shadow._meta.db_table, using=using)
 
 
-def _collate(table: str, *, like: str, using: str) -> None:
-    """Give a table the collation of another one, which ``compare_bytes`` may have changed."""
-    connection = connections[using]
-    with connection.cursor() as cursor:
+def _collations(table: str, *, using: str) -> dict[str, str]:
+    """Return the collations of a table's columns on MySQL: they may not be those of the model."""
+    if connections[using].vendor != "mysql":
+        return {}
+    with connections[using].cursor() as cursor:
         cursor.execute(
-            "SELECT table_name, table_collation FROM information_schema.tables "
-            "WHERE table_schema = DATABASE() AND table_name IN (%s, %s)",
-            [table, like],
+            "SELECT column_name, collation_name FROM information_schema.columns WHERE table_schema "
+            "= DATABASE() AND table_name = %s AND collation_name IS NOT NULL",
+            [table],
         )
-        found = dict(cursor.fetchall())
-        if found[table] != found[like]:
-            charset = found[like].partition("_")[0]
-            cursor.execute(
-                f"ALTER TABLE {connection.ops.quote_name(table)} "
-                f"CONVERT TO CHARACTER SET {charset} COLLATE {found[like]}"
-            )
+        return dict(cursor.fetchall())
 
 
 def _drop(table: str, *, using: str) -> None:
@@ -61,7 +54,9 @@ def _drop(table: str, *, using: str) -> None:
         cursor.execute(f"DROP TABLE IF EXISTS {connection.ops.quote_name(table)}")
 
 
-def _shadow_model(model: type[models.Model], table: str) -> type[models.Model]:
+def _shadow_model(
+    model: type[models.Model], table: str, collations: dict[str, str]
+) -> type[models.Model]:
     body: dict[str, Any] = {}
     for field in model._meta.local_concrete_fields:
         twin: Any = copy.deepcopy(field)
@@ -69,6 +64,8 @@ def _shadow_model(model: type[models.Model], table: str) -> type[models.Model]:
             twin.__dict__.pop(name, None)  # they refer to the other table
         twin.db_index = False
         twin._unique = field.primary_key
+        if isinstance(field, models.CharField | models.TextField):
+            twin.db_collation = collations.get(str(field.column))
         if field.is_relation:
             twin.db_constraint = False
             twin.remote_field.related_name = "+"

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import pytest
-from django.core.checks import Tags, run_checks
+from django.core.checks import WARNING, Tags, run_checks
 from django.core.checks.registry import registry
-from django.db import connections
-from django.db.migrations import Migration, RunPython
-from django.db.migrations.writer import MigrationWriter
+from django.db import connections, models
+from django.db.migrations.recorder import MigrationRecorder
+from django.test.utils import isolate_apps
 
 from outbox_app import stage
-from outbox_app.checks.databases import ROWS, check_databases, check_sessions, check_sqlite
-from outbox_app.exceptions import InvalidArgument
-from outbox_app.models import StagedJob
-from outbox_app.models.collation import compare_bytes
+from outbox_app.checks.databases import (
+    _LOG_KEYS,
+    ROWS,
+    _check_keys,
+    check_databases,
+    check_keys,
+    check_sessions,
+    check_sqlite,
+)
+from outbox_app.exceptions import DamagedEntity, InvalidArgument
+from outbox_app.fields import CharField, exact_collation
+from outbox_app.models import EventLog, StagedJob
 from outbox_app.process.preflight import require_alias
 from tests import tasks
+from tests.entities.models import Account
+from tests.one_database import no_statement
 
 
 def ids(messages):
@@ -36,15 +46,6 @@ def run(alias):
 def test_a_migrated_database_is_well(alias):
     assert check_databases(databases=[alias]) == []
     assert check_databases(databases=None) == []
-
-
-def test_a_migration_that_has_tables_compare_bytes_can_be_squashed():
-    migration, squashed = Migration("0002_bytes", "shop"), {}
-    migration.operations = [RunPython(compare_bytes("a", "b"), RunPython.noop, atomic=False)]
-    exec(MigrationWriter(migration).as_string(), squashed)
-    [operation] = squashed["Migration"].operations
-    assert operation.code.func is compare_bytes().func
-    assert operation.code.args == (("a", "b"),)
 
 
 def test_an_empty_default(monkeypatch):
@@ -135,25 +136,66 @@ class TestMySQL:
     def test_columns_of_json_are_no_keys(self, alias, run):
         """New ones are utf8mb4_bin on MariaDB: no collation of a test database was right."""
         run("ALTER TABLE outbox_subscription MODIFY `reads` json")
-        try:
-            assert check_databases(databases=[alias]) == []
-        finally:
-            run("ALTER TABLE outbox_subscription MODIFY `reads` json COLLATE utf8mb4_nopad_bin")
+        assert check_databases(databases=[alias]) == []
 
-    def test_ids_of_entities_compare_byte_by_byte(self, alias, run):
-        """Else the command of "A" is answered by "a". Further columns are the project's."""
+    @pytest.fixture
+    def mixed(self, alias, run):
+        """The ids of accounts compare without case, and so does a column of the project's own."""
+        exact = exact_collation(connections[alias])
         run("ALTER TABLE account ADD name varchar(9) COLLATE utf8mb4_general_ci")
         try:
             assert check_databases(databases=[alias]) == []
             run("ALTER TABLE account CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
-            [message] = check_databases(databases=[alias])
+            yield
         finally:
             run("ALTER TABLE account DROP name")
-            run("ALTER TABLE account CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin")
+            run(f"ALTER TABLE account CONVERT TO CHARACTER SET utf8mb4 COLLATE {exact}")
+
+    @pytest.mark.usefixtures("mixed")
+    def test_ids_of_entities_compare_byte_by_byte(self, alias):
+        """Else the command of "A" is answered by "a". Further columns are the project's."""
+        [message] = check_databases(databases=[alias])
         assert message.id == "outbox.E009"
         assert "id (utf8mb4_general_ci). Keys" in message.msg
-        assert "compare_bytes('account')" in message.msg
-        assert "apply it with migrate --skip-checks" in message.msg
+        assert message.hint.startswith("Run manage.py makemigrations, and migrate --database")
+
+    @pytest.mark.usefixtures("mixed")
+    def test_no_error_stops_the_migrate_that_corrects_the_column(self, alias):
+        """``migrate`` checks first. With the last migration applied, nothing would correct it."""
+        recorder, name = MigrationRecorder(connections[alias]), "0003_more_columns_of_people"
+        recorder.record_unapplied("entities", name)
+        try:
+            [message] = check_databases(databases=[alias])
+        finally:
+            recorder.record_applied("entities", name)
+        assert message.id == "outbox.W048"
+        assert message.level == WARNING
+        assert "id (utf8mb4_general_ci). Keys" in message.msg
+        assert ids(check_databases(databases=[alias])) == ["outbox.E009"]
+
+    @pytest.mark.usefixtures("mixed")
+    def test_a_command_names_the_column_that_takes_two_ids_for_one(self, alias):
+        Account.execute("casey", "open", {"owner": "C"}, command_id="1", using=alias)
+        with pytest.raises(DamagedEntity, match=r"not distinguish 'Casey' from 'casey'.*migrate"):
+            Account.execute("Casey", "open", {"owner": "C"}, command_id="2", using=alias)
+
+    def test_a_key_of_ones_own_that_does_not(self, alias):
+        """Without a query: the field that replaces an inherited one is a plain one of Django's."""
+        with isolate_apps("tests"):
+
+            class Parcel(EventLog):
+                stream = models.CharField(max_length=40)
+                type = CharField(max_length=40)
+
+                class Meta(EventLog.Meta):
+                    app_label = "tests"
+
+            with no_statement(alias):
+                [message] = _check_keys(Parcel, _LOG_KEYS, alias)
+                assert not [*_check_keys(Parcel, _LOG_KEYS, "default")]
+        assert message.id == "outbox.E009"
+        assert "stream does" in message.msg
+        assert "outbox_app.fields.CharField" in message.hint
 
     def test_sql_mode(self, alias, run):
         run("SET sql_mode = ''")
@@ -168,4 +210,5 @@ def test_checks_of_a_deployment_stop_no_migrate():
     run = registry.get_checks(include_deployment_checks=False)
     kept = {each.__wrapped__ for each in run if hasattr(each, "__wrapped__")}
     assert check_databases in kept
+    assert check_keys in kept
     assert not kept & {check_sessions, check_sqlite}

@@ -42,13 +42,6 @@ CHAPTERS = {
 }
 #: The file, or the shell, that a block of code belongs to.
 PLACE = re.compile(r"`((?:\w+/)+\w+\.py|python manage\.py shell)`")
-#: What the page on a log of one's own says about MariaDB.
-COLLATION = """
-from outbox_app.models.collation import compare_bytes
-
-convert = compare_bytes("accounts_account", "accounts_accountversion")
-Migration.operations.append(migrations.RunPython(convert, atomic=False))
-"""
 NOT_TYPED = ("mkdir", "python3 -m venv", "pip install", "pgrep", "java -version",
              "python manage.py createsuperuser", "python manage.py runserver")  # fmt: skip
 STAYS = ("celery", "python manage.py drain_outbox", "python manage.py run_subscriptions")
@@ -87,8 +80,6 @@ class Reader:
             said, read = text[read : found.start()], found.end()
             for app in re.findall(r"^Add `(\"\w+\")` to `INSTALLED_APPS`", said, re.MULTILINE):
                 self.write("bakery/settings.py", f"INSTALLED_APPS += [{app}]", append=True)
-            if "On MySQL and MariaDB" in said and "mysql" in str(self.database.get("ENGINE")):
-                self.write("accounts/migrations/0001_initial.py", COLLATION, append=True)
             if "`python manage.py shell`" in said:
                 self.open_shell()
             if language == "python":

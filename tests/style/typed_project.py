@@ -20,6 +20,7 @@ from outbox_app import (
 from outbox_app import Projektion as _Typo  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
 from outbox_app.celery import OutboxCelery
 from outbox_app.entities import Entity, EntityVersion, Rejected, command
+from outbox_app.fields import CharField
 from outbox_app.prepared import prepaired as _Typo2  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
 from outbox_app.prepared import prepared
 
@@ -59,7 +60,8 @@ def on_mail(events: list[RecordedEvent]) -> None:
 
 
 class Sales(models.Model):  # noqa: DJ008
-    article = models.TextField(primary_key=True)
+    article = CharField(max_length=255, primary_key=True)
+    buyer = CharField(max_length=255, null=True)
     sold = models.IntegerField(default=0)
 
 
@@ -73,6 +75,11 @@ class SalesView(Projection):
 
     def apply(self, event: RecordedEvent, row: models.Model | None) -> models.Model | None:
         return row
+
+
+def article_of(sales: Sales) -> str:
+    sales.article.number  # type: ignore[attr-defined]  # noqa: B018
+    return sales.article if sales.buyer is None else sales.buyer
 
 
 class AccountVersion(EntityVersion):

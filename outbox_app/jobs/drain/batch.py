@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from django.db import connections
 from django.db.models import Model
 
+from ...fields import exact_collation
 from ...models import DatabaseNow, StagedJob
-from ...models.collation import COLLATIONS
 
 #: Messages up to this many bytes are read with their batch, larger ones one by one.
 SMALL_BYTES = 64 * 1024
@@ -238,7 +238,7 @@ def _each(
             # that other transactions have locked. A forced join in this order looks up each row.
             # Without LIMIT MySQL would merge the two joins, and skip no locked rows.
             listed = " UNION ALL SELECT ".join(f"{id:d} AS id, %s AS task_id" for id, _ in some)
-            compared = COLLATIONS[connection.mysql_is_mariadb]
+            compared = exact_collation(connection)
             forced = f"STRAIGHT_JOIN {table} AS {{0}} FORCE INDEX (PRIMARY) ON {{0}}.id = {{1}}.id"
             free = (
                 f"SELECT l.id FROM (SELECT {listed}) AS d {forced.format('l', 'd')} "

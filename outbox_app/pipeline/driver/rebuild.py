@@ -172,8 +172,8 @@ class SparkRebuild(Rebuild):
             except IntegrityError as error:
                 raise PipelineError(
                     f"Rows of {self.live._meta.db_table} cannot be loaded: {error}. If two keys "
-                    "are equal to the database, let the table compare bytes: compare_bytes() of "
-                    "outbox_app.models.collation in a migration."
+                    "are equal to the database, declare the primary key with "
+                    "outbox_app.fields.CharField, and run manage.py makemigrations and migrate."
                 ) from error
             failpoint("rebuild_loaded")
             before, loaded = loaded, loaded + len(batch)

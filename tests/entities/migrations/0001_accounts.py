@@ -5,9 +5,9 @@ import uuid
 import django.core.serializers.json
 from django.db import migrations, models
 
+import outbox_app.fields
 import outbox_app.models.clock
 import outbox_app.models.transaction
-from outbox_app.models.collation import compare_bytes
 
 
 class Migration(migrations.Migration):
@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "id",
-                    models.CharField(
+                    outbox_app.fields.CharField(
                         max_length=255, primary_key=True, serialize=False, verbose_name="id"
                     ),
                 ),
@@ -52,11 +52,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "topic",
-                    models.CharField(blank=True, default="", max_length=255, verbose_name="topic"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=255, verbose_name="topic"
+                    ),
                 ),
-                ("stream", models.CharField(max_length=255, verbose_name="stream")),
+                ("stream", outbox_app.fields.CharField(max_length=255, verbose_name="stream")),
                 ("version", models.BigIntegerField(verbose_name="version")),
-                ("type", models.CharField(max_length=255, verbose_name="type")),
+                ("type", outbox_app.fields.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
                     models.JSONField(
@@ -88,12 +90,19 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "command_id",
-                    models.CharField(max_length=255, null=True, verbose_name="command id"),
+                    outbox_app.fields.CharField(
+                        max_length=255, null=True, verbose_name="command id"
+                    ),
                 ),
-                ("command", models.CharField(max_length=255, null=True, verbose_name="command")),
+                (
+                    "command",
+                    outbox_app.fields.CharField(max_length=255, null=True, verbose_name="command"),
+                ),
                 (
                     "request_hash",
-                    models.CharField(max_length=64, null=True, verbose_name="request hash"),
+                    outbox_app.fields.CharField(
+                        max_length=64, null=True, verbose_name="request hash"
+                    ),
                 ),
                 (
                     "rejected",
@@ -131,8 +140,5 @@ class Migration(migrations.Migration):
                     ),
                 ],
             },
-        ),
-        migrations.RunPython(
-            compare_bytes("account", "account_version"), migrations.RunPython.noop, atomic=False
         ),
     ]

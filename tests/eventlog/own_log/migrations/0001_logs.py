@@ -5,9 +5,9 @@ import uuid
 import django.core.serializers.json
 from django.db import migrations, models
 
+import outbox_app.fields
 import outbox_app.models.clock
 import outbox_app.models.transaction
-from outbox_app.models.collation import compare_bytes
 
 
 class Migration(migrations.Migration):
@@ -30,11 +30,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "topic",
-                    models.CharField(blank=True, default="", max_length=255, verbose_name="topic"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=255, verbose_name="topic"
+                    ),
                 ),
-                ("stream", models.CharField(max_length=255, verbose_name="stream")),
+                ("stream", outbox_app.fields.CharField(max_length=255, verbose_name="stream")),
                 ("version", models.BigIntegerField(verbose_name="version")),
-                ("type", models.CharField(max_length=255, verbose_name="type")),
+                ("type", outbox_app.fields.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
                     models.JSONField(
@@ -98,11 +100,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "topic",
-                    models.CharField(blank=True, default="", max_length=255, verbose_name="topic"),
+                    outbox_app.fields.CharField(
+                        blank=True, default="", max_length=255, verbose_name="topic"
+                    ),
                 ),
-                ("stream", models.CharField(max_length=255, verbose_name="stream")),
+                ("stream", outbox_app.fields.CharField(max_length=255, verbose_name="stream")),
                 ("version", models.BigIntegerField(verbose_name="version")),
-                ("type", models.CharField(max_length=255, verbose_name="type")),
+                ("type", outbox_app.fields.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
                     models.JSONField(
@@ -145,8 +149,5 @@ class Migration(migrations.Migration):
                 ],
             },
             managers=[("opened", models.Manager())],
-        ),
-        migrations.RunPython(
-            compare_bytes("ledger", "own_log_visit"), migrations.RunPython.noop, atomic=False
         ),
     ]
