@@ -87,6 +87,7 @@ SERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 def main() -> None:
     """Run one benchmark, print its ratios, and write the raw rounds to a file if asked to."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     if sys.argv[1:2] == ["soak"]:  # not a benchmark: it has its own options and servers
         from .soak.command import main as soak
 

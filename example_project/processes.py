@@ -38,7 +38,7 @@ class Child:
             self._process = subprocess.Popen(
                 command,
                 cwd=settings.BASE_DIR,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, "PYTHONIOENCODING": "utf-8", **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

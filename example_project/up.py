@@ -36,6 +36,7 @@ def main():
     )
     parser.add_argument("--address", default="127.0.0.1:8000", help="where the shop is served")
     options = parser.parse_args()
+    sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     django.setup()
     try:
         require_free(options.address)

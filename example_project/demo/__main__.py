@@ -31,6 +31,7 @@ def main():
     options = parser.parse_args()
     if min(options.orders, options.writers, options.buyers) < 1:
         parser.error("--orders, --writers and --buyers must be at least 1")
+    sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     interrupt_on_termination()
     # A short lease, so that another drainer soon takes over the killed drainer's shards.
     os.environ.setdefault("LEASE_SECONDS", "4")

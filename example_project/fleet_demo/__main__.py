@@ -22,6 +22,7 @@ def main():
     options = parser.parse_args()
     if options.calls < 20:
         parser.error("--calls must be at least 20")
+    sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     for name in ("DATABASE_URL", "PORT"):
         os.environ.pop(name, None)
     os.environ.setdefault("DATA_DIR", str(Path(".demo", "fleet").resolve()))

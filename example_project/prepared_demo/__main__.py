@@ -23,6 +23,7 @@ def main():
     options = parser.parse_args()
     if options.payments < 1:
         parser.error("--payments must be at least 1")
+    sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     os.environ.pop("DATABASE_URL", None)
     os.environ.setdefault("DATA_DIR", str(Path(".demo", "prepared").resolve()))
     os.environ["DEMO_SECRET"] = secrets.token_hex(32)

@@ -1,7 +1,8 @@
 """The base of all commands: a module's docstring is its command's help, and output is escaped.
 
 ``argparse`` joins a description into one paragraph, but the commands teach with lists and blank
-lines. Lines and errors may hold untrusted text, so unprintable characters in them are escaped.
+lines. Lines and errors may hold untrusted text, so unprintable characters in them are escaped. So
+are characters that the encoding of the output lacks, such as an ellipsis in Latin-1.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import os
 import signal
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
+from errno import ESPIPE
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
@@ -72,7 +74,11 @@ class TeachingCommand(BaseCommand):
             _require_selections(options)
             ends = self._called_from_command_line  # type: ignore[attr-defined]
             lasts = ends or options.get("once") is False
-            with nullcontext() if lasts else timeouts_of_a_call():
+            with ExitStack() as during:
+                for name in ("stdout", "stderr"):
+                    during.enter_context(escaping(options.get(name) or getattr(self, name)))
+                if not lasts:
+                    during.enter_context(timeouts_of_a_call())
                 return super().execute(*args, **options)
         except CommandError as error:
             if not isinstance(error, SystemCheckError):  # its text has colours and line breaks
@@ -180,6 +186,34 @@ class TeachingCommand(BaseCommand):
         if self._called_from_command_line:  # type: ignore[attr-defined]
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes again at exit
         return SystemExit(141)
+
+
+@contextmanager
+def escaping(stream: Any) -> Iterator[None]:
+    """While the block runs, write characters that the encoding of a stream lacks as escapes.
+
+    Log handlers that write to the same stream are covered. A stream without an encoding stays as it
+    is.
+    """
+    if not hasattr(stream, "reconfigure"):
+        yield
+        return
+    before = stream.errors
+    _set_errors(stream, "backslashreplace")
+    try:
+        yield
+    finally:
+        _set_errors(stream, before)
+
+
+def _set_errors(stream: Any, errors: str) -> None:
+    try:
+        stream.reconfigure(errors=errors)
+    except OSError as error:
+        # Python has set it, and then asks for the place in a file that has become a pipe, as where
+        # a daemon has replaced descriptor 1.
+        if error.errno != ESPIPE:
+            raise
 
 
 def when(moment: datetime, *, using: str) -> str:

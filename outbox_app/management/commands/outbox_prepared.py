@@ -4,13 +4,13 @@ the keeper, except for answer.
   list              show open events, undecided ones first; --state shows another state
   show ID           show an event with its content, as JSON; events of several senders, if more
                     than one has this id
-  check ID…         have manage.py run_prepared ask the sender now
-  confirm ID…       publish events. Needs a --reason. This is a guess, unless you know that the
+  check ID...       have manage.py run_prepared ask the sender now
+  confirm ID...     publish events. Needs a --reason. This is a guess, unless you know that the
                     sender's transaction has committed: if it was rolled back, the event never
                     happened
-  cancel ID…        never publish the events. Needs a --reason. This is a guess, unless you know
+  cancel ID...      never publish the events. Needs a --reason. This is a guess, unless you know
                     that the transaction was rolled back: if it has committed, its event is lost
-  extend ID…        ask the senders for another day. Needs a --reason. Undecided events are
+  extend ID...      ask the senders for another day. Needs a --reason. Undecided events are
                     prepared again
   answer KEEPER     on a sender that its keeper cannot call: fetch our open events from this peer,
                     and send it the outcomes in the fences. Run it about every minute
