@@ -57,7 +57,8 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "outbox_died_jobs_total": ("Jobs that a drainer gave up on.", ("host", "pid")),
     "outbox_events_per_minute": ("Events of the last full minute, by outcome.", ("outcome",)),
     "outbox_subscription_state": (
-        "1 for the state of a subscription: running, stopped, failing, paused, waiting.",
+        "1 for the state of a subscription: running, stopped, failing, paused, waiting, "
+        "undeclared.",
         ("subscription", "state"),
     ),
     "outbox_subscription_behind_events": (

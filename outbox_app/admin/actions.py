@@ -116,8 +116,13 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         return super().changelist_view(request, context)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
-        context["bulk_actions"] = self._permitted(request)
+        row = context.get("original")
+        context["bulk_actions"] = [e for e in self._permitted(request) if self.applies(e, row)]
         return super().render_change_form(request, context, *args, **kw)
+
+    def applies(self, action: BulkAction, row: Any) -> bool:
+        """Return whether the page of a row offers an action, if the user is permitted to use it."""
+        return True
 
     def answer(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
         form = action.form(request.POST if "confirmed" in request.POST else None)

@@ -33,6 +33,7 @@ BLOCKING: dict[str, tuple[Any, Any]] = {
     "drainer_trouble": _TROUBLE,
     "subscription": (gettext_lazy("Subscription stopped"), _EVENTS),
     "paused": (gettext_lazy("Subscription paused"), _EVENTS),
+    "undeclared": (gettext_lazy("Subscription not declared"), _EVENTS),
 }
 
 #: The cells of a row: what blocks, who, for how long, the query or error, and the effect.

@@ -54,6 +54,7 @@ PLACES: dict[str, tuple[str, dict[str, str]] | str] = {
     "late": ("stagedjob", {"state": "ready"}),
     "subscription": ("subscription", {}),
     "paused": ("subscription", {}),
+    "undeclared": ("subscription", {}),
     "parked": ("parkedstream", {}),
     "dead": ("deadjob", {"died": "1h"}),
     "gaps": ("gap", {"state": "open"}),
@@ -202,7 +203,7 @@ def problem_lines(
 
 def _subject(site: str, code: str, subject: Subject) -> tuple[str, str, str]:
     link = ""
-    if code in ("subscription", "paused"):
+    if code in ("subscription", "paused", "undeclared"):
         link = address(site, "subscription", subject.key) if subject.key else ""
     elif code == "parked":
         link = _place(site, code, subscription=subject.key)
@@ -238,7 +239,8 @@ def figures(
     if "dead" in parts:
         yield _("Dead"), shown_count(facts.dead.total), "", address(site, "deadjob")
     if "subscriptions" in parts:
-        late = max((each.oldest_seconds for each in facts.subscriptions), default=0.0)
+        read = (each for each in facts.subscriptions if each.state != "undeclared")
+        late = max((each.oldest_seconds for each in read), default=0.0)
         link = address(site, "subscription")
         yield _("Subscriptions behind"), duration(late), _("the slowest"), link
     if "gaps" in parts:

@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from ..aliases import log_alias
 from ..exceptions import ReplayRefused
 from ..models import Cursor, Event, ParkedStream, Subscription
+from ..monitoring.diagnosis import CODES
 from ..subscriptions import control, lag
 from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point
@@ -158,7 +159,29 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             form=Position,
             destroys=True,
         ),
+        BulkAction(
+            "forget_selected",
+            "forget_subscription",
+            _("Forget subscriptions"),
+            _("Forget the subscription"),
+            _(
+                "Their cursors, parked streams and gaps are deleted, so that pruning no longer "
+                "waits for them. What their handlers have done stays. A subscription that this "
+                "code declares, or that a process runs, is not forgotten. If other code declares "
+                "one, it begins again there as a new one."
+            ),
+            each_row(
+                lambda row, *_: control.delete_subscription(row.name, using=row._state.db),
+                _("Forgotten: %s."),
+            ),
+            destroys=True,
+        ),
     )
+
+    def applies(self, action: BulkAction, row: Any) -> bool:
+        """Return whether an action can help: nothing but to forget it helps an undeclared one."""
+        is_undeclared: bool = row.lag.state == "undeclared"
+        return is_undeclared == (action.name == "forget_selected")
 
     def measure(self, rows: list[Any]) -> None:
         names = [row.name for row in rows]
@@ -171,6 +194,8 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         cursors = self._cursors(context["original"].lag.cursors)
         in_flight = in_flight_table(request, lag.in_flight(using=log_alias(Event)))
         context["tables"] = [cursors, in_flight]
+        if context["original"].lag.state == "undeclared":
+            context["note"] = CODES["undeclared"].action
         return super().render_change_form(request, context, *args, **kw)
 
     def _cursors(self, lags: list[lag.CursorLag]) -> Table:

@@ -18,6 +18,7 @@ class Migration(migrations.Migration):
                     ("pause_subscription", "Can pause and resume subscriptions"),
                     ("replay_subscription", "Can replay and reset subscriptions"),
                     ("skip_event", "Can skip events and discard parked streams"),
+                    ("forget_subscription", "Can forget subscriptions"),
                 ],
                 "verbose_name": "subscription",
                 "verbose_name_plural": "subscriptions",

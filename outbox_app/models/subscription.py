@@ -35,6 +35,7 @@ class Subscription(models.Model):
             ("pause_subscription", _("Can pause and resume subscriptions")),
             ("replay_subscription", _("Can replay and reset subscriptions")),
             ("skip_event", _("Can skip events and discard parked streams")),
+            ("forget_subscription", _("Can forget subscriptions")),
         ]
 
     def __str__(self) -> str:

@@ -97,6 +97,12 @@ CODES = {
         "%(count)s subscription is paused, and behind.",
         "%(count)s subscriptions are paused, and behind.", "n"),
         _("Resume the subscription when the reason for its pause is gone.")),
+    "undeclared": Kind(WARNING, ngettext_lazy(
+        "%(count)s subscription is not declared, and no process runs it.",
+        "%(count)s subscriptions are not declared, and no process runs them.", "n"),
+        _("If it was removed from the code, forget it (manage.py outbox_subscriptions forget NAME, "
+          "or the admin): it keeps events from being pruned. If other code declares it, start "
+          "run_subscriptions there.")),
     "parked": Kind(WARNING, ngettext_lazy(
         "%(count)s stream is parked.", "%(count)s streams are parked.", "n"),
         _("Correct the handler, then release the streams. Streams with a gap wait for it.")),
@@ -280,7 +286,10 @@ def _of_subscriptions(lags: list[SubscriptionLag]) -> Iterator[Problem]:
     yield _named("subscription", [_subscription(each, why) for each in lags if (why := _why(each))])
     paused = [each for each in lags if each.state == "paused" and each.behind]
     yield _named("paused", [_subscription(each, f"{each.shown} events behind") for each in paused])
-    parked = [each for each in lags if each.parked]
+    undeclared = [each for each in lags if each.state == "undeclared"]
+    behind = [_subscription(each, f"{each.shown} events behind") for each in undeclared]
+    yield _named("undeclared", behind)
+    parked = [each for each in lags if each.parked and each not in undeclared]
     said = "{} parked, open gaps: {}".format
     subjects = [_subscription(e, said(shown_count(e.parked), shown_count(e.gaps))) for e in parked]
     yield _counted("parked", sum(each.parked for each in parked), *subjects)
@@ -290,7 +299,7 @@ def _why(each: SubscriptionLag) -> str:
     """Return why a subscription has stopped; empty if it moves, or is not meant to."""
     if each.state == "failing":
         return each.error
-    if not each.declared or each.state == "paused" or each.served:
+    if each.state in ("paused", "undeclared") or each.served:
         return ""
     if each.state == "waiting":
         return "it has never run, and there are events" if each.unread else ""

@@ -73,7 +73,8 @@ class SubscriptionLag:
     name: str
     #: Primary key of its row; empty if it has never run.
     key: str = ""
-    #: One word: paused, failing, running, stopped (no process runs it), waiting (never run).
+    #: One word: paused, failing, running, stopped (no process runs it), waiting (never run),
+    #: undeclared (the code of this process does not declare it, and no process runs it).
     state: str = "waiting"
     #: Whether the code of this process declares it.
     declared: bool = False
@@ -178,7 +179,9 @@ def _lag(row: Subscription, cursors: list[CursorLag], **facts: Any) -> Subscript
     lag.oldest_seconds = max((each.seconds for each in cursors), default=0.0)
     lag.handled = sum(each.cursor.handled for each in cursors)
     lag.error = lag.fault or next((e.cursor.error for e in cursors if e.cursor.error), lag.error)
-    if row.paused:
+    if not (lag.declared or lag.served):
+        lag.state = "undeclared"
+    elif row.paused:
         lag.state = "paused"
     elif lag.error:
         lag.state = "failing"

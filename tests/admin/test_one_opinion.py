@@ -36,6 +36,7 @@ from outbox_app.monitoring import diagnosis
 from outbox_app.monitoring import status as status_module
 from outbox_app.monitoring.diagnosis import CODES
 from outbox_app.process import counters
+from outbox_app.subscriptions.subscriber import _subscribers
 from tests.patience import eventually
 
 from .pages import OVERVIEW, body, text
@@ -67,6 +68,13 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
         run("stock")
         published("b")
         Subscription.objects.using(alias).update(paused=True)
+
+    def undeclared():
+        seen_by("stock")
+        published("a")
+        run("stock")
+        published("b")
+        _subscribers.clear()
 
     def parked():
         seen_by("stock")
@@ -129,6 +137,7 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
         "drainer_silent": lambda: drainer(host="web-2", silent=99),
         "drainer_trouble": lambda: drainer(host="web-2", trouble="BrokerUnavailable: away"),
         "paused": paused,
+        "undeclared": undeclared,
         "parked": parked,
         "dead": lambda: died(2),
         "gaps": gap,

@@ -9,7 +9,7 @@ import re
 from html import unescape
 
 import pytest
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.messages import get_messages
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
@@ -21,7 +21,7 @@ from outbox_app.eventlog.registry import all_logs
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber, subscriber_named
+from outbox_app.subscriptions.subscriber import _subscribers, subscriber, subscriber_named
 
 from .pages import OVERVIEW, body, hidden, page, said, selection, text
 from .test_display import CODES, SCRIPT, VISIBLE
@@ -315,6 +315,37 @@ def test_a_subscription_without_a_process_is_a_problem(alias, shop, superuser):
         runner._leave()
     control.pause("shop")
     assert words not in text(superuser.get(OVERVIEW))
+
+
+def test_one_that_the_code_no_longer_declares_is_forgotten(alias, shop, superuser, log_in):
+    publish(alias, "b")
+    Cursor.objects.using(alias).update(error="ValueError: no")
+    offered = body(superuser.get(page(shop[0])))
+    assert 'value="pause_selected"' in offered
+    assert 'value="forget_selected"' not in offered
+    _, answer = decide(superuser, SUBSCRIPTIONS, "forget_selected", shop[0], reason="gone")
+    assert "is still declared" in said(answer)[0]
+
+    _subscribers.clear()
+    assert "shop undeclared 1" in text(superuser.get(SUBSCRIPTIONS))
+    shown = superuser.get(page(shop[0]))
+    assert re.findall(r'value="(\w+_selected)"', body(shown)) == ["forget_selected"]
+    assert "manage.py outbox_subscriptions forget NAME" in text(shown)
+    over = text(superuser.get(OVERVIEW))
+    assert "1 subscription is not declared, and no process runs it." in over
+    assert "shop : 1 events behind" in over
+    assert "Subscriptions behind 0 s" in over
+
+    others = log_in("others", permissions=(*VIEW, "replay_subscription", "skip_event"))
+    others.post(SUBSCRIPTIONS, selection("forget_selected", shop[0], confirmed="yes", reason="-"))
+    question = superuser.post(SUBSCRIPTIONS, selection("forget_selected", shop[0]))
+    assert Subscription.objects.using(alias).exists()
+    answer = superuser.post(SUBSCRIPTIONS, {**hidden(question), "confirmed": "yes", "reason": "x"})
+    assert said(answer)[-1] == "Forgotten: shop."
+    assert state(alias) == [[], [], []]
+    logged = LogEntry.objects.latest("id")
+    assert (logged.action_flag, logged.object_id) == (DELETION, "shop")
+    assert "not declared" not in text(superuser.get(OVERVIEW))
 
 
 @pytest.mark.parametrize("vendor", ["postgresql", "mysql"])

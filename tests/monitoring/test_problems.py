@@ -155,7 +155,7 @@ def test_a_subscription_stands_still(changes, why):
         {"state": "paused", "served": False, "behind": 9},
         {"state": "stopped", "served": False},
         {"state": "waiting", "served": False},
-        {"state": "stopped", "served": False, "behind": 9, "declared": False},
+        {"state": "undeclared", "served": False, "behind": 9, "declared": False},
         # Its process has just begun with it.
         {"state": "waiting", "served": True, "unread": True},
     ],
@@ -173,6 +173,17 @@ def test_what_a_person_should_know_of_subscriptions():
         ("2 streams are parked.", "stock: 2 parked, open gaps: 1"),
     ]
     assert is_healthy(found)
+
+
+def test_one_that_the_code_no_longer_declares_is_one_warning_with_its_cure():
+    """Neither its error nor its parked streams are a problem of their own: no process reads it."""
+    gone = subscription(state="undeclared", declared=False, served=False, behind=3008, parked=2,
+                        error="ValueError: no")  # fmt: skip
+    [problem] = problems(replace(FINE, subscriptions=[gone, SUBSCRIPTION]))
+    assert (problem.code, problem.severity) == ("undeclared", "warning")
+    assert problem.text == "1 subscription is not declared, and no process runs it."
+    assert problem.detail == "stock: 3008 events behind"
+    assert "outbox_subscriptions forget" in problem.action
 
 
 def test_jobs_that_died_lately_are_told_where_no_limit_says_how_many_may():

@@ -101,7 +101,7 @@ def test_the_table_of_an_outbox_in_trouble(
         r"web\\x1b1:7 .* heartbeat 10 min ago  SILENT  TROUBLE: BrokerUnavailable: \\x1b\[2J away"
     )
     assert re.search(told, text)
-    assert re.search(r"^  stock +failing  2 behind, the oldest .* s old$", text, re.MULTILINE)
+    assert re.search(r"^  stock +failing    2 behind, the oldest .* s old$", text, re.MULTILINE)
     assert lines[-1] == "gaps        0 open"
 
 

@@ -143,7 +143,7 @@ def subscriptions(status: OutboxStatus) -> Iterator[str]:
     for each in status.subscriptions:
         late = f", the oldest {duration(each.oldest_seconds)} old" if each.behind else ""
         parked = f"  {each.parked} streams parked" if each.parked else ""
-        yield f"  {one_line(each.name, 60):<30} {each.state:<8} {each.shown} behind{late}{parked}"
+        yield f"  {one_line(each.name, 60):<30} {each.state:<10} {each.shown} behind{late}{parked}"
     if status.subscriptions or status.gaps:
         yield f"gaps        {shown_count(status.gaps)} open"
 

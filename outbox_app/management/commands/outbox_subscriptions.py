@@ -120,18 +120,20 @@ class Command(TeachingCommand):
             self.write(f"No subscription is declared on {using!r}, and none has run.")
             return
         self.write(
-            f"{'name':<24} {'state':<8} {'parts':>5} {'position':>10} {'handled':>10} "
+            f"{'name':<24} {'state':<10} {'parts':>5} {'position':>10} {'handled':>10} "
             f"{'behind':>9} {'late':>8} {'parked':>6} {'gaps':>5}"
         )
         for lag in found:
             logs = len({each.cursor.log for each in lag.cursors})
             position = lag.position if logs < 2 else "-"  # each log has positions of its own
             self.write(
-                f"{one_line(lag.name, 80):<24} {lag.state:<8} {lag.partitions:>5} "
+                f"{one_line(lag.name, 80):<24} {lag.state:<10} {lag.partitions:>5} "
                 f"{position:>10} {lag.handled:>10} {lag.shown:>9} {lag.oldest_seconds:>7.0f}s "
                 f"{lag.parked:>6} {lag.gaps:>5}"
             )
-            if not lag.declared:
+            if lag.state == "undeclared":
+                self.write("  not declared in the code, and no process runs it: see forget")
+            elif not lag.declared:
                 self.write("  not declared in the code")
             if lag.error not in ("", *(each.cursor.error for each in lag.cursors)):
                 self.write(f"  {one_line(lag.error, 300)}")
