@@ -49,6 +49,20 @@ class GapQuerySet(models.QuerySet["Gap"]):
         values = {"last": last, **_settled(Gap.State.SKIPPED, by, reason)}
         return self.update_or_create(**key, defaults=values)[0]
 
+    def accept_missing(self, gap: Gap, *, by: str, reason: str) -> None:
+        """Record that a person has accepted, for audits, that the versions of a gap are missing.
+
+        A gap of an audit that holds more than these versions stays as it is.
+        """
+        settled = _settled(Gap.State.SKIPPED, by, reason)
+        key: dict[str, Any] = {"kind": Gap.Kind.VERSION, "subscription": ""}
+        key |= {"log": gap.log, "stream": gap.stream}
+        audits = self.filter(**key)
+        audits.open().filter(first__gte=gap.first, last__lte=gap.last).update(**settled)
+        if not audits.filter(first=gap.first, last__gt=gap.last).exists():
+            values = {"last": gap.last, **settled}
+            self.update_or_create(**key, first=gap.first, defaults=values)
+
 
 def _settled(state: str, by: str, reason: str) -> dict[str, Any]:
     columns = {"settled_by": by[:255], "reason": reason[:10_000]}

@@ -2,8 +2,9 @@
 
 Each skip takes a name and a reason, which are kept in a row of ``Gap``, and is final: versions that
 arrive later are dropped. The process that runs the subscription continues by itself. A gap that an
-audit has found blocks no stream: a skip accepts it, and later audits leave it out. The caller
-checks the permission (``outbox_app.skip_gap``, ``outbox_app.skip_event``).
+audit has found blocks no stream: a skip accepts it, and later audits leave it out. They also leave
+out a gap that a person has skipped for a subscription. The caller checks the permission
+(``outbox_app.skip_gap``, ``outbox_app.skip_event``).
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
                 f"Gap {gap_id} is {gap.get_state_display()}, or another transaction has just "
                 "changed it. Look at it again."
             )
+        if gap.subscription:
+            Gap.objects.using(using).accept_missing(gap, by=by, reason=reason)
     logger.warning("Gap skipped database=%s gap=%s by=%s", using, gap, by)
     return gap
 

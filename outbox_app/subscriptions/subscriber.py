@@ -139,6 +139,7 @@ def subscriber(
         batch_size: Events of a page. Default: the setting PAGE_SIZE.
         on_gap: What to do about versions that are missing in a stream: "off" (default; a window
             misses none), "park" or "skip" them after ``max_backtracks``, with a row in ``Gap``.
+            Versions before the first one that the log has of a stream count as pruned.
         max_backtracks: How often to look for a missing version before that.
         by_time: Read by time, a second behind, where no window is possible: from a replica, or an
             imported log. Needs ``on_gap``, which brings back events that commit late, except the

@@ -11,11 +11,12 @@ from django.core.management import call_command
 
 from outbox_app import publish
 from outbox_app.exceptions import GapNotSkippable
-from outbox_app.models import Event, Gap
+from outbox_app.models import Event, Gap, ParkedStream
 from outbox_app.pipeline.defects import Audit, Defect
 from outbox_app.pipeline.driver import audit_gaps
 from outbox_app.pipeline.driver.audit_gaps import accepted_gaps, record
 from outbox_app.subscriptions.skips import skip_gap
+from outbox_app.subscriptions.version_gaps import give_up
 
 
 def gap(stream: str, first: int, last: int, kind: str = "gap") -> Defect:
@@ -200,6 +201,47 @@ def test_a_person_accepts_a_gap(alias, found, rows):
     # More than what was accepted is open again.
     found(gap("a", 4, 7), gap("b", 2, 2))
     assert rows() == [("a", 4, 7, "open"), ("b", 2, 2, "open")]
+
+
+def held(alias: str, first: int, last: int) -> Gap:
+    """A gap of the subscription shop, and its parked stream."""
+    of = {"subscription": "shop", "log": "outbox_event", "stream": "a"}
+    ParkedStream.objects.using(alias).create(**of, partition=0, version=first, position=9, error="")
+    return Gap.objects.using(alias).create(**of, kind="version", first=first, last=last)
+
+
+def test_what_a_person_skips_for_a_subscription_is_accepted_by_audits(alias, found, rows):
+    skip_gap(held(alias, 4, 6).pk, by="ann", reason="see ticket 88", using=alias)
+    assert accepted_gaps(Event, using=alias) == [("a", 4, 6)]
+    assert found(gap("a", 4, 6)).written == 0
+    assert rows() == [("a", 4, 6, "skipped")]
+    row = Gap.objects.using(alias).get(subscription="")
+    assert (row.settled_by, row.reason, row.settled_at is None) == ("ann", "see ticket 88", False)
+    # More is missing than what the person has accepted.
+    assert found(gap("a", 4, 7)).written == 1
+    assert rows() == [("a", 4, 7, "open")]
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ((4, 6), [(4, 6, "skipped")]),
+        ((5, 6), [(4, 6, "skipped"), (5, 6, "skipped")]),
+        ((4, 9), [(4, 9, "open")]),
+        ((3, 6), [(3, 6, "open"), (4, 6, "skipped")]),
+    ],
+)
+def test_so_are_the_gaps_that_an_audit_has_found_before(alias, found, rows, known, expected):
+    found(gap("a", *known))
+    skip_gap(held(alias, 4, 6).pk, by="ann", reason="why", using=alias)
+    assert rows() == [("a", *each) for each in expected]
+
+
+def test_what_a_subscription_skips_by_itself_is_not_accepted(alias, found, rows, in_atomic):
+    skipped = held(alias, 4, 6)
+    assert give_up(skipped, by="subscription shop", reason="missing", using=alias)
+    assert found(gap("a", 4, 6)).written == 1
+    assert rows() == [("a", 4, 6, "open")]
 
 
 def test_gaps_of_subscriptions_and_other_logs_are_left_alone(alias, found, stream):

@@ -1,7 +1,9 @@
 """Records the missing versions that an audit finds as rows of ``outbox_gap``.
 
 These rows have no subscription. A gap is settled only when all of its versions are there. Gaps that
-a person has skipped are accepted: the next audit leaves these ``accepted_gaps`` out.
+a person has skipped are accepted: the next audit leaves these ``accepted_gaps`` out. A skip for a
+subscription writes such a row, too; a subscription that skips by itself (``on_gap="skip"``) does
+not: a person should see these.
 Each row is updated only from the state that was read: a decision taken meanwhile stands.
 """
 
