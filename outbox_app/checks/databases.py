@@ -21,6 +21,7 @@ from ..fields import CharField, TextField, exact_collation
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
 from ..models import EntityRow, EntityVersion, StagedJob
+from ..models.clock import has_turning_clock
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.waiting import TEST_SECONDS, StopFlag, waiter
 from ..process.wakeup import JOBS
@@ -88,6 +89,15 @@ def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
         text = f"Session of {connection.alias!r}: {fault}. No drainer and no subscription starts."
         hint = "DATABASES[…]['OPTIONS']['init_command'] = \"SET …\", or the server's settings."
         yield Error(text, hint=hint, id="outbox.E031")
+    if has_turning_clock(connection.alias):
+        yield Warning(
+            f"USE_TZ is off, and the clocks of sessions of {connection.alias!r} are set back and "
+            "forward: a job that is held until the hour that comes twice may leave an hour late, "
+            "and in both nights other times of the outbox are an hour off.",
+            hint="Set USE_TZ = True, or the sessions' time zone to UTC by OPTIONS['init_command'] "
+            "= \"SET time_zone = '+00:00'\", and convert the times that are stored already.",
+            id="outbox.W049",
+        )
     modes = set(_asked(connection.alias, "SELECT @@sql_mode").split(","))
     if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & modes:
         yield Error(

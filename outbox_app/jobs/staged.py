@@ -25,7 +25,7 @@ from django.utils.timezone import is_naive
 from ..aliases import outbox_alias
 from ..exceptions import InvalidJob, NotAtomic
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult, counting
-from ..models.clock import stored
+from ..models.clock import due_at
 from ..process.lock_wait import atomic_with_lock_wait
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
@@ -146,7 +146,7 @@ def reschedule(
             # Not None: the job would count as waiting since it was staged.
             changed += held.update(available_at=until or DatabaseNow(), envelope=envelope)
         if changed:
-            TaskResult.objects.using(using).keep_from(stored(eta, using=using), jobs)
+            TaskResult.objects.using(using).keep_from(due_at(eta, using=using), jobs)
         wake_after_commit(using, JOBS)
     return bool(changed)
 

@@ -8,6 +8,7 @@ path: do not move it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from datetime import timezone as fixed
 from typing import Any
@@ -17,6 +18,10 @@ from django.db import connections
 from django.db.models import BigIntegerField, Func, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
+
+MINUTE = timedelta(minutes=1)
+#: More than clocks are set back at once.
+TURNED_BACK = timedelta(hours=3)
 
 
 class DatabaseNow(Now):
@@ -57,6 +62,30 @@ def stored(moment: datetime, *, using: str | None = None) -> datetime:
     return timezone.make_naive(moment, zone_of(using))
 
 
+def due_at(moment: datetime, *, using: str) -> datetime:
+    """Return a time for a column that is compared with ``DatabaseNow``: no clock shows it earlier.
+
+    Without ``USE_TZ`` an hour occurs twice when clocks go back, and ``stored`` cannot say which is
+    meant. PostgreSQL gets the time zone, too. MySQL converts the time itself, in the zone of the
+    session; its clock shows a time of the second hour twice, so the result is the end of that hour.
+    """
+    connection = connections[using]
+    if settings.USE_TZ or connection.vendor not in ("postgresql", "mysql"):
+        return stored(moment, using=using)
+    moment = moment.astimezone(UTC)
+    if connection.vendor == "postgresql":
+        return moment
+    whole = moment.replace(microsecond=0)
+    local, before = _local_times([whole, whole - TURNED_BACK], using=using)
+    if local is None:  # the server converts no time that late
+        return stored(moment, using=using)
+    if local - before < TURNED_BACK:
+        earlier = [whole - timedelta(minutes=n) for n in range(1, TURNED_BACK // MINUTE)]
+        end = (max(_local_times(earlier, using=using)) + MINUTE).replace(second=0)
+        local = max(local, end)
+    return local.replace(microsecond=moment.microsecond)
+
+
 def aware(moment: datetime, *, using: str | None) -> datetime:
     """Return a time from a database as an aware one: the inverse of ``stored``."""
     return moment if timezone.is_aware(moment) else timezone.make_aware(moment, zone_of(using))
@@ -71,13 +100,28 @@ def zone_of(using: str | None) -> tzinfo:
         return UTC
     # Django does not set the session's time zone. It may have the project's offset in winter only.
     days = [datetime.now(UTC).replace(microsecond=0) + timedelta(weeks=n) for n in (0, 13, 26, 39)]
-    columns = ", ".join(f"FROM_UNIXTIME({day.timestamp():.0f})" for day in days)
-    with connections[using].cursor() as cursor:
-        cursor.execute(f"SELECT {columns}")
-        times = cursor.fetchone()
+    times = _local_times(days, using=using)
     offsets = [time - day.replace(tzinfo=None) for time, day in zip(times, days, strict=True)]
     own = [day.astimezone(zone).utcoffset() for day in days]
     return zone if offsets == own else fixed(offsets[0])
+
+
+def has_turning_clock(using: str) -> bool:
+    """Return whether MySQL's clock, as it is read, is set back and forward in the year."""
+    if settings.USE_TZ or connections[using].vendor != "mysql":
+        return False
+    days = [datetime.now(UTC).replace(microsecond=0) + timedelta(weeks=n) for n in range(0, 52, 4)]
+    times = _local_times(days, using=using)
+    return len({t - day.replace(tzinfo=None) for t, day in zip(times, days, strict=True)}) > 1
+
+
+def _local_times(moments: list[datetime], *, using: str) -> Sequence[datetime]:
+    """Return the times, without microseconds, in the time zone of the session of MySQL."""
+    columns = ", ".join(f"FROM_UNIXTIME({moment.timestamp():.0f})" for moment in moments)
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"SELECT {columns}")
+        times: Sequence[datetime] = cursor.fetchone()
+        return times
 
 
 def database_time(rows: QuerySet[Any]) -> datetime | None:

@@ -145,14 +145,14 @@ def held_until(eta: datetime | None, app: Any, *, using: str) -> datetime | None
 
     With quorum queues no worker can hold it, so the row is held however near the time is.
     """
-    from ...models.clock import stored
+    from ...models.clock import due_at
 
     if eta is None:
         return None
     driver_type = app.amqp.producer_pool.connections.connection.transport.driver_type
     native_delay, _ = detect_quorum_queues(app, driver_type)
     horizon = timedelta(seconds=0 if native_delay else outbox_settings().HOLD_HORIZON)
-    return stored(eta, using=using) if eta - datetime.now(UTC) > horizon else None
+    return due_at(eta, using=using) if eta - datetime.now(UTC) > horizon else None
 
 
 def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:
