@@ -22,6 +22,7 @@ from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
 from ..models import EntityRow, EntityVersion, StagedJob
 from ..models.clock import has_turning_clock
+from ..models.encoding import encoding_of
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.waiting import TEST_SECONDS, StopFlag, waiter
 from ..process.wakeup import JOBS
@@ -48,7 +49,8 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
         if connection.vendor == "mysql":
             ours = [model for model in models if model._meta.db_table in tables]
             found += [*_check_mysql(connection, ours), *_check_collations(connection, tables)]
-        found += [*_check_primary(connection.alias), *_check_tasks(connection.alias)]
+        found += [*_check_encoding(connection.alias), *_check_primary(connection.alias)]
+        found += _check_tasks(connection.alias)
     return found
 
 
@@ -186,6 +188,18 @@ def check_sqlite(**kwargs: Any) -> list[CheckMessage]:
     """Report the same as an error, as several processes run in production."""
     found = check_sqlite_settings()
     return [Error(each.msg, hint=each.hint, id="outbox.E026") for each in found]
+
+
+def _check_encoding(alias: str) -> Iterator[CheckMessage]:
+    if name := encoding_of(alias):
+        yield Warning(
+            f"Database {alias!r} has the encoding {name}, not UTF8: jobs, events and commands with "
+            f"{'other characters than ASCII' if name == 'SQL_ASCII' else 'other characters'} are "
+            "refused, with InvalidJob, InvalidEvent or InvalidCommand.",
+            hint="Dump the database, create it anew with ENCODING 'UTF8' TEMPLATE template0, and "
+            "load the dump.",
+            id="outbox.W050",
+        )
 
 
 def _check_primary(alias: str) -> Iterator[CheckMessage]:

@@ -243,7 +243,7 @@ class Attempt:
                 self.last = call
             self._keep(handled)
         except Rejected as error:
-            answer, text = call.run(stored_rejection, spec.full_name, error)
+            answer, text = call.run(stored_rejection, spec.full_name, error, self.using)
         if call.refused:
             self.last = call
         return self._step(call, spec, answer, text)

@@ -81,6 +81,9 @@ def _has_schemas(using: str) -> bool:
 def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     """Answer calls, committed or in the caller's transaction; return those that need another."""
     perform = _join if connections[using].in_atomic_block else _commit
+    calls = [call for call in calls if not call.refuse_unstorable(using)]
+    if not calls:
+        return ()
     try:
         return perform(entity, calls, using=using)
     except SoftTimeLimitExceeded:  # of the task that this thread executes

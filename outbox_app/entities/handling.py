@@ -23,11 +23,12 @@ from django.db.models import DateTimeField, DecimalField, JSONField
 from django.utils.timezone import is_aware
 
 from ..aliases import log_alias
-from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked
+from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked, require_storable
 from ..eventlog.publish import publish_checked, require_log
 from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused, TransactionEnded
 from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models import EventLog
+from ..models.encoding import unstorable
 from ..process.enclosure import enclosed
 from ..transactions import after_commit, named
 from .declaration import CommandSpec, Rejected, TypeSpec
@@ -85,7 +86,9 @@ class Gifts:
                 "versions of the entity."
             )
         # A callback until the command ends: the rollback of a handler's savepoint drops it.
-        take = partial(self.events.append, (log, checked(event, log)))
+        new = checked(event, log)
+        require_storable([new], using=self.using)
+        take = partial(self.events.append, (log, new))
         after_commit(take, using=self.using)
 
     def write(self) -> None:
@@ -227,6 +230,7 @@ def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
             )
         try:
             values[column] = field.to_python(value)
+            _require_storable(name, f"columns()[{column!r}]", values[column])
             # As it will be read: JSON with lists and with names as keys, a time with a zone. Fields
             # of projects prepare values for the database, which may work only once, and what a
             # decoder makes need not be JSON.
@@ -250,16 +254,27 @@ def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
     return values
 
 
-def storable(name: str, what: str, value: Any) -> tuple[Any, str]:
-    """Return a value as readers will see it, and its JSON. Raises ``InvalidCommand``."""
+def storable(name: str, what: str, value: Any, using: str = "") -> tuple[Any, str]:
+    """Return a value as readers will see it, and its JSON. Raises ``InvalidCommand``.
+
+    ``using``: the alias of the entity. Default: that of the handler that runs here, if any.
+    """
     try:
-        return canonical(what, value)
+        stored, text = canonical(what, value)
     except InvalidEvent as error:
         raise InvalidCommand(f"{name}: {error}") from None
+    _require_storable(name, what, text, using)
+    return stored, text
 
 
-def stored_rejection(name: str, error: Rejected) -> tuple[Rejection, str]:
+def _require_storable(name: str, what: str, value: Any, using: str = "") -> None:
+    using = using or getattr(running.get(), "using", "")
+    if using and isinstance(value, str) and (why := unstorable(value, using=using)):
+        raise InvalidCommand(f"{name}: {what} {why}")
+
+
+def stored_rejection(name: str, error: Rejected, using: str = "") -> tuple[Rejection, str]:
     """Return a rejection as it is stored, and its JSON. Raises ``InvalidCommand``."""
     told = {"code": str(error.code or ""), "text": str(error.text)}
-    stored, text = storable(name, "the rejection", told)
+    stored, text = storable(name, "the rejection", told, using)
     return Rejection(**stored), text

@@ -21,7 +21,7 @@ from django.db.models import F, QuerySet
 
 from .. import exceptions as errors
 from ..eventlog.heads import bump_versions
-from ..eventlog.newevent import NewEvent, checked
+from ..eventlog.newevent import NewEvent, checked, require_storable
 from ..eventlog.publish import publish_checked
 from ..models import EntityRow, EntityVersion
 from ..models.counting import LISTED, counted
@@ -161,6 +161,7 @@ def _end(entity: Any, id: str, metadata: Any, *, using: str) -> int:
     try:
         event = NewEvent(id, f"{entity._meta.model_name}.{ERASED}", metadata=metadata)
         end = checked(event, entity.versions)
+        require_storable([end], using=using)
     except errors.InvalidEvent as error:
         raise errors.InvalidArgument(str(error)) from None
     end.row.command_id = f"{ERASED}-{uuid4()}"  # type: ignore[attr-defined]

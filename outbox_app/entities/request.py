@@ -25,6 +25,7 @@ from django.utils.translation import activate, deactivate_all, get_language
 
 from .. import exceptions as errors
 from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
+from ..models.encoding import unstorable
 from ..process.enclosure import LOST
 from .declaration import Rejected
 
@@ -132,6 +133,15 @@ class Call:
         self.version, self.type, self.rejected = 0, "", False
         self.response: str = ""
         self.state: str | None = None
+
+    def refuse_unstorable(self, using: str) -> bool:
+        """Answer with ``InvalidCommand``, and return True, if the database lacks a character."""
+        for field in ("id", "command", "command_id", "text"):
+            if why := unstorable(getattr(self, field), using=using):
+                what = "arguments" if field == "text" else field
+                self.answer = errors.InvalidCommand(f"{what} {why}")
+                return True
+        return False
 
     def run(self, function: Callable[..., Result], *args: Any) -> Result:
         """Call a function, in this thread, in a fresh copy of the caller's context."""

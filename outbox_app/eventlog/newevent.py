@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
@@ -25,6 +25,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from ..conf import SLICES, outbox_settings
 from ..exceptions import InvalidEvent
 from ..models import EventLog
+from ..models.encoding import unstorable
 from .window import TOMBSTONE
 
 #: The most characters of a name: the width of the columns.
@@ -89,6 +90,15 @@ def checked(event: NewEvent, log: type[EventLog]) -> CheckedEvent:
     names = {"topic": topic, "stream": stream, "type": type, "slice": slice_of(stream)}
     row = log(**names, data=data, metadata=metadata, message_id=message_id)
     return CheckedEvent(row, data_text, metadata_text, repeatable)
+
+
+def require_storable(events: Iterable[CheckedEvent], *, using: str) -> None:
+    """Raise ``InvalidEvent`` for a character that the encoding of the database lacks."""
+    for row, data, metadata, _ in events:
+        texts = {"stream": row.stream, "type": row.type, "topic": row.topic}
+        for name, text in {**texts, "data": data, "metadata": metadata}.items():
+            if why := unstorable(text, using=using):
+                raise InvalidEvent(f"{name} {why}")
 
 
 def slice_of(stream: str) -> int:

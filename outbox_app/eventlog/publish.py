@@ -31,7 +31,16 @@ from ..signals import events_published
 from ..transactions import require_atomic, require_table
 from .heads import bump_versions, current_version
 from .insert import CHUNK_ROWS, insert, insert_and_bump
-from .newevent import ANY, CheckedEvent, ExpectedVersion, NewEvent, checked, comparable, expected_of
+from .newevent import (
+    ANY,
+    CheckedEvent,
+    ExpectedVersion,
+    NewEvent,
+    checked,
+    comparable,
+    expected_of,
+    require_storable,
+)
 
 _content = attrgetter("stream", "type", "topic", "data", "metadata")
 
@@ -113,6 +122,7 @@ def publish_checked(
 ) -> list[EventLog]:
     """Do what ``publish_many`` does with events that have been checked."""
     require_table(log, "0002_event_log" if log is Event else "…", using=using)
+    require_storable(offered, using=using)
     if not offered:
         return []
     repeatable = [each.row for each in offered if each.repeatable]

@@ -26,6 +26,7 @@ from ..aliases import outbox_alias
 from ..exceptions import InvalidJob, NotAtomic
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult, counting
 from ..models.clock import due_at
+from ..models.encoding import replaced
 from ..process.lock_wait import atomic_with_lock_wait
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
@@ -248,7 +249,7 @@ def _release(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
 
 
 def _move_to_dead(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob], *, reason: str) -> int:
-    found = list(jobs)
+    found, reason = list(jobs), replaced(reason, using=rows.db)
     with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
         dead = [job.as_dead(error=MOVED, reason=reason) for job in _taken(rows, found)]
         limit = chunk_bytes(dead, using=rows.db)

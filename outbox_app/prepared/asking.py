@@ -28,6 +28,7 @@ from ..exceptions import UnknownPrepared
 from ..failpoints import failpoint
 from ..models import DatabaseNow, PreparedEvent
 from ..models.clock import aware, stored
+from ..models.encoding import replaced
 from ..process.backoff import Backoff, described
 from ..process.lock_wait import is_conflict
 from ..process.loop import LeasedLoop
@@ -171,7 +172,7 @@ class SenderWorker:
 
     def _put_off(self, rows: Sequence[PreparedEvent], counter: str, answer: str) -> None:
         events = self.events.open()
-        told = {counter: F(counter) + 1, "last_answer": answer[:10_000]}
+        told = {counter: F(counter) + 1, "last_answer": replaced(answer, using=events.db)[:10_000]}
         for asked in {row.asked for row in rows}:
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(asked, 10))
             later = DatabaseNow() + timedelta(seconds=pause * random.uniform(0.8, 1.2))

@@ -32,6 +32,7 @@ from ..failpoints import failpoint
 from ..jobs.drain.incidents import record_incident
 from ..jobs.staging.stage import stage
 from ..models import DatabaseNow, EventLog, Incident, PreparedEvent
+from ..models.encoding import replaced
 from ..models.upsert import insert_rows
 from ..process import counters
 from ..process.backoff import described
@@ -309,7 +310,7 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
 
 def _refused(sender: str, id: UUID, error: Exception, using: str) -> Answer:
     rows = PreparedEvent.objects.using(using).filter(sender=sender, event_id=id)
-    reason = described(error)
+    reason = replaced(described(error), using=using)
     if isinstance(error, MessageIdConflict):
         reason += TAKEN
     if not rows.open().update(state=State.UNDECIDED, next_check_at=None, reason=reason):

@@ -6,6 +6,7 @@ arguments. So a confirm cannot fail on the content of an event.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
+
+from django.core.serializers.json import DjangoJSONEncoder
 
 from ..aliases import log_alias
 from ..conf import outbox_settings
@@ -24,6 +27,7 @@ from ..eventlog.registry import log_named
 from ..exceptions import InvalidEvent, InvalidPrepared, UnknownLog, WrittenByCommands
 from ..jobs.staging.declarations import named
 from ..models import Event, EventLog, PreparedEvent
+from ..models.encoding import unstorable
 from ..process.tracing import TRACE, current_trace, trace_in
 
 #: The seconds after which the policy of an event decides (never later than the setting
@@ -80,6 +84,8 @@ def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
         fields["event_id"] = _event_id(new.event_id)
         if using and not new.job and log_alias(log_named(fields["log"])) != using:
             raise InvalidPrepared(f"The log {fields['log']} is not on the keeper's {using!r}.")
+        if using:
+            _require_storable(fields, using)
     except (InvalidEvent, UnknownLog, WrittenByCommands) as error:
         raise InvalidPrepared(str(error)) from error
     if new.policy not in PreparedEvent.Policy.values:
@@ -92,6 +98,14 @@ def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
     row = PreparedEvent(**fields, next_check_at=timedelta(seconds=immune))  # type: ignore[misc]
     row.content_hash = content_hash(row)
     return row
+
+
+def _require_storable(fields: Mapping[str, Any], using: str) -> None:
+    content = json.dumps(fields["content"], ensure_ascii=False, cls=DjangoJSONEncoder)
+    names = {name: value for name, value in fields.items() if isinstance(value, str)}
+    for name, text in {**names, "content": content}.items():
+        if why := unstorable(text, using=using):
+            raise InvalidPrepared(f"{name} {why}")
 
 
 def _event(new: NewPrepared, *, remote: bool) -> dict[str, Any]:

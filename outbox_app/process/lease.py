@@ -29,6 +29,7 @@ from django.db.models.functions import Cast
 from ..conf import BEATS, SHARDS
 from ..exceptions import LeaseLost
 from ..models import DatabaseNow, Lease, Process
+from ..models.encoding import replaced
 
 #: The part of its lease for which a drainer trusts it.
 TRUST = 0.9
@@ -158,6 +159,8 @@ class LeaseHolder:
         """
         started = self.clock()
         row = Process.objects.using(self.using).filter(id=self.id)
+        if text := columns.get("trouble"):
+            columns["trouble"] = replaced(str(text), using=self.using)
         if not row.update(heartbeat_at=DatabaseNow(), **columns):
             raise self._removed()
         self._beaten_at = started

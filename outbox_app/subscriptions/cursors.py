@@ -27,6 +27,7 @@ from ..eventlog.window import Page
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
 from ..models import Cursor, DatabaseNow, Gap, ParkedStream, Subscription
+from ..models.encoding import replaced
 from ..process.backoff import described
 from ..text import storable
 from ..transactions import keep_callbacks_apart
@@ -159,7 +160,7 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
             "Some effects of these events may be committed. The events are not handled again until "
             f"manage.py outbox_subscriptions resume {cursor.subscription} is run."
         )
-        cursor.error = described(error)
+        cursor.error = replaced(described(error), using=rows.db)
         moved.move(
             **columns,
             state=cursor.state,
@@ -169,7 +170,7 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
         )
         return float("inf")
     delay: float = min(outbox_settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
-    cursor.error = described(error)
+    cursor.error = replaced(described(error), using=rows.db)
     retry_at = DatabaseNow() + timedelta(seconds=delay)
     rows.filter(revision=cursor.revision).update(**columns, error=cursor.error, retry_at=retry_at)
     return delay
@@ -271,9 +272,9 @@ def is_stopped(cursor: Cursor) -> bool:
     return cursor.retry_at is None and cursor.error.startswith(TransactionEnded.__name__)
 
 
-def evidence(event: RecordedEvent, error: BaseException) -> dict[str, Any]:
+def evidence(event: RecordedEvent, error: BaseException, *, using: str) -> dict[str, Any]:
     """Return the ``failed_event`` of a cursor or parked stream: what it keeps of the event."""
-    text = storable("".join(traceback.format_exception(error)))
+    text = replaced(storable("".join(traceback.format_exception(error))), using=using)
     return {
         "position": event.id,
         "version": event.version,

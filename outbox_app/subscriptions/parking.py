@@ -17,6 +17,7 @@ from django.db.models import F, Q, QuerySet
 from ..eventlog.record import RecordedEvent
 from ..exceptions import LeaseLost, TransactionEnded
 from ..models import Cursor, ParkedStream
+from ..models.encoding import replaced
 from ..process.backoff import described
 from ..process.enclosure import is_lost
 from ..signals import stream_parked
@@ -77,7 +78,10 @@ class Parking:
 
     def _park_failed(self, event: RecordedEvent, error: BaseException) -> None:
         at = {"log": event.log, "stream": event.stream, "version": event.version}
-        found = {"error": described(error), "failed_event": evidence(event, error)}
+        found = {
+            "error": replaced(described(error), using=self.using),
+            "failed_event": evidence(event, error, using=self.using),
+        }
         parked = self.park(**at, **found, position=event.id)
 
         def committed() -> None:
@@ -100,10 +104,11 @@ class Parking:
 
         The event is kept with the error, if it is known.
         """
-        values: dict[str, Any] = {"released": False, "error": described(error)}
+        error_text = replaced(described(error), using=self.using)
+        values: dict[str, Any] = {"released": False, "error": error_text}
         if len(events) == 1:
             [event] = events
-            values["failed_event"] = evidence(event, error)
+            values["failed_event"] = evidence(event, error, using=self.using)
             values |= {"version": event.version, "position": event.id}
         parked.compare_and_set(**values)
 

@@ -197,7 +197,7 @@ class Partition:
         cursor.failures = failures  # the halves that succeeded do not shorten the back-off
         if tried.rows:
             alone = tried.events[:1] if tried.rows == 1 else []
-            found = [evidence(event, tried.error) for event in alone]
+            found = [evidence(event, tried.error, using=self.using) for event in alone]
             # Keep what a person has decided about other events.
             cursor.failed_event = joined([*found, *decided(cursor.failed_event)])
         self._fail(cursor, tried.error, handled=len(tried.events))

@@ -20,6 +20,7 @@ from django.db.models import Max, Min
 from ...conf import outbox_settings
 from ...exceptions import KeyBlocked
 from ...models import DeadJob, Incident, StagedJob
+from ...models.encoding import replaced
 from ...process.lock_wait import atomic_with_lock_wait
 from ...signals import incident_recorded, job_dead
 from ...text import storable
@@ -48,7 +49,7 @@ def move_to_dead(
             return None
         kind = type(error)
         name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")[:255]
-        dead = found.as_dead(error=name, reason=storable(str(error)) or repr(error))
+        dead = found.as_dead(error=name, reason=_kept(str(error) or repr(error), using))
         dead.save(using=using, force_insert=True)
     job_dead.send_robust(DeadJob, using=using, dead=dead)
     return dead
@@ -109,7 +110,7 @@ def record_requeue(
     the id of the incident.
     """
     detail = "Dead jobs requeued" + (f" by {by}." if by else ".")
-    same = Incident.objects.using(using).filter(kind="requeue", detail=storable(detail))
+    same = Incident.objects.using(using).filter(kind="requeue", detail=_kept(detail, using))
     before = same.filter(pk=same_as).first() if same_as else None
     if not before:
         kind = Incident.Kind.REQUEUE
@@ -131,7 +132,7 @@ def record_incident(
         shards=sorted(shards),
         first_id=min(ids),
         last_id=max(ids),
-        detail=storable(detail),
+        detail=_kept(detail, using),
     )
     tell = partial(incident_recorded.send_robust, Incident, using=using, incident=incident)
     transaction.on_commit(tell, using=using)  # a receiver that fails undoes nothing
@@ -205,3 +206,7 @@ class Unsettled:
             detail = "Published while another transaction had locked them, to cancel them, say."
             self._record(Incident.Kind.UNKNOWN, {*new.values()}, [*new], detail=detail)
             self.flush()
+
+
+def _kept(text: str, using: str) -> str:
+    return replaced(storable(text), using=using)

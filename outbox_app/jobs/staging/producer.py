@@ -135,6 +135,7 @@ class StagingProducer(Producer):
         if self.immediate and not self.ordering_key and eta is None:
             job.is_immediate = True
         validation.check_job(job, message, self.app)
+        validation.check_encoding(job, using=self.using)
         job.shard = insert.shard_of(self.ordering_key, task_id)
         job.mode = self.mode
         return job

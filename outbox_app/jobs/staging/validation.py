@@ -167,6 +167,15 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
         )
 
 
+def check_encoding(job: StagedJob, *, using: str) -> None:
+    """Refuse names that the database cannot store. The body is bytes, and the envelope ASCII."""
+    from ...models.encoding import unstorable  # a project's celery.py is imported before models
+
+    for field in ("ordering_key", "app", "task", "task_id", "queue"):
+        if why := unstorable(getattr(job, field), using=using):
+            raise InvalidJob(f"{field} {getattr(job, field)[:60]!r} {why}")
+
+
 def check_size(job: Any) -> None:
     """Refuse a job, or a result, that is larger than the setting allows."""
     limit = outbox_settings().MAX_MESSAGE_BYTES
