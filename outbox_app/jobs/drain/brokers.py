@@ -76,11 +76,18 @@ def transport_options(app: Celery, driver_type: str, timeout: float) -> dict[str
 def has_ended(connection: Any) -> bool:
     """Return whether RabbitMQ has closed a connection, or is about to: it has sent data unasked.
 
-    redis-py checks its connections by itself.
+    redis-py checks its connections by itself: see ``reconnect``.
     """
     is_connected = connection is not None and connection.connected
     socket = getattr(connection.connection, "sock", None) if is_connected else None
     return socket is not None and bool(wait([socket], timeout=0))
+
+
+def reconnect(connection: Any, channel: Any) -> None:
+    """Replace a connection to Redis that has ended. redis-py would do so as it sends a message."""
+    if connection.transport.driver_type == "redis":
+        with channel.conn_or_acquire() as client:
+            client.client().close()
 
 
 def refuse_unsafe(connection: Any, channel: Any) -> None:

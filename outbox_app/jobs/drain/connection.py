@@ -93,6 +93,18 @@ class BrokerConnection:
             except Exception as error:  # a broken connection may fail in any way
                 logger.debug("Dropping a connection failed error=%r", error)
 
+    def _reopen(self, keep_alive: Callable[[], object]) -> None:
+        if brokers.has_ended(self.connection):
+            self.close()
+        self.open(keep_alive)
+
+    def _reconnect(self) -> None:
+        """Fail before a message is sent if Redis is away: the message is not in doubt then."""
+        try:
+            brokers.reconnect(self.connection, self.producer.channel)
+        except Exception as error:
+            self._fail(error, [])
+
     def _send(self, item: PreparedMessage) -> None:
         bounds = {"timeout": self.timeout, "confirm_timeout": self.timeout}
         mandatory = item.message.exchange not in self._broadcasts

@@ -50,9 +50,7 @@ class Publisher(BrokerConnection):
         started = time.monotonic()
         self._fresh.clear()
         try:
-            if brokers.has_ended(self.connection):
-                self.close()
-            self.open(may_send)
+            self._reopen(may_send)
             outcome.prepared = prepare(rows, self.app, now=now, outcome=outcome)
             ready = self._declare(outcome.prepared)
             self.open(may_send)
@@ -255,7 +253,8 @@ class Publisher(BrokerConnection):
             if outcome.blocks(item.row) or self._gives_up(item):
                 continue
             self._may_send(self._wire.seconds([item]))
-            self.open(self._may_send)
+            self._reopen(self._may_send)
+            self._reconnect()
             self._returned = None
             began = time.monotonic()
             try:
