@@ -1,4 +1,4 @@
-"""A private RabbitMQ broker without plugins, with its own epmd.
+"""A private RabbitMQ broker without RabbitMQ's plugins, with its own epmd.
 
 Node name, cookie, data, logs and all ports are private, so that the broker can neither disturb nor
 find another one. ``kill`` and ``pause`` affect the broker; epmd runs until ``close``. Durable
@@ -11,8 +11,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import processes
 from .base import PortTaken, Server
@@ -35,8 +37,11 @@ class RabbitMQ(Server):
         extra_arguments: Sequence[str] = (),
         extra_config: str = "",
         virtual_hosts: Sequence[str] = ("/",),
+        plugins: Sequence[str] = (),
     ) -> None:
+        """``plugins``: names of RabbitMQ's plugins, or of Erlang modules beside this file."""
         super().__init__(extra_arguments=extra_arguments)
+        self.plugins = tuple(plugins)
         self.extra_config = extra_config
         self.virtual_hosts = tuple(virtual_hosts)
         self._distribution_port = 0
@@ -66,7 +71,24 @@ class RabbitMQ(Server):
         config = _CONFIG.format(folder=self.folder)
         (self.folder / "rabbitmq.conf").write_text(config + self.extra_config)
         (self.folder / "definitions.json").write_text(json.dumps(self._definitions()))
-        (self.folder / "enabled_plugins").write_text("[].\n")
+        (self.folder / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
+        for name in self.plugins:
+            if (source := Path(__file__).with_name(f"{name}.erl")).exists():
+                self._compile(source)
+
+    def _compile(self, source: Path) -> None:
+        """Make a plugin of an Erlang module, in a folder of this broker."""
+        folder = self.folder / f"plugins/{source.stem}-1/ebin"
+        folder.mkdir(parents=True)
+        command = [_erlang_program("erlc"), "-o", str(folder), str(source)]
+        libraries = os.environ | {"ERL_LIBS": str(_plugins_folder())}
+        subprocess.run(command, env=libraries, check=True, capture_output=True)
+        about = (
+            f'{{description, ""}}, {{vsn, "1"}}, {{modules, [{source.stem}]}}, {{registered, []}}'
+        )
+        uses = "{applications, [kernel, stdlib, rabbit_common, rabbit]}"
+        text = f"{{application, {source.stem}, [{about}, {uses}]}}.\n"
+        (folder / f"{source.stem}.app").write_text(text)
 
     def _definitions(self) -> dict[str, list[dict[str, str]]]:
         """Return the initial definitions: virtual hosts, and "guest" with all permissions."""
@@ -88,7 +110,7 @@ class RabbitMQ(Server):
         if self._epmd is None or self._epmd.poll() is not None:
             # Start epmd ourselves, in the foreground: an epmd started by the broker would detach.
             arguments = ("-address", "127.0.0.1", "-port", str(self._epmd_port))
-            self._epmd = self._spawn([_epmd_program(), *arguments])
+            self._epmd = self._spawn([_erlang_program("epmd"), *arguments])
         super()._launch()
 
     def _pause_between_looks(self) -> None:
@@ -123,6 +145,7 @@ class RabbitMQ(Server):
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced.config",
             "RABBITMQ_CONF_ENV_FILE": f"{folder}/rabbitmq-env.conf",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
+            "RABBITMQ_PLUGINS_DIR": f"{_plugins_folder()}:{folder}/plugins",
             # With this variable the script execs the broker, so that our pid is the broker's.
             "RABBITMQ_ALLOW_INPUT": "1",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
@@ -139,8 +162,14 @@ def _rabbitmq_program(name: str) -> str:
     return program
 
 
-def _epmd_program() -> str:
-    program = find_program("epmd")
+def _plugins_folder() -> Path:
+    """Return the folder of RabbitMQ's own plugins, which has the headers for others."""
+    [*_, folder] = sorted(Path(_rabbitmq_program("rabbitmqctl")).parents[1].glob("lib/*/plugins"))
+    return folder
+
+
+def _erlang_program(name: str) -> str:
+    program = find_program(name)
     if program is None:
         raise MissingPackages(["erlang-base"])
     return program

@@ -11,7 +11,6 @@ the connection must not be used again: late answers would be matched to the wron
 from __future__ import annotations
 
 import time
-from collections.abc import Container
 from functools import partial
 from struct import pack
 from types import SimpleNamespace
@@ -40,8 +39,7 @@ class Unconfirmed(TimeoutError):
 class AmqpBatch:
     """A batch as a channel's ``create_publish_batch`` supplies it to kombu, for one flush."""
 
-    def __init__(self, channel: Any, *, seconds: float, optional: Container[str] = ()) -> None:
-        """Set up the channel. At the ``optional`` exchanges messages need no route."""
+    def __init__(self, channel: Any, *, seconds: float) -> None:
         self.channel = channel
         #: The answers for each message; an exception means that it was not taken. A message that
         #: an exchange routed and a queue refused has two: another queue may have taken it.
@@ -57,7 +55,7 @@ class AmqpBatch:
         own.events["basic_return"].add(self._on_return)
         self._packed = bytearray()
         self._pack = frame_writer(self._connection, SimpleNamespace(write=self._packed.extend))
-        self._frames = Frames(channel, own.channel_id, optional=optional)
+        self._frames = Frames(channel, own.channel_id)
         #: What identifies each message when it is returned. The first message has the tag 1.
         self._sent: list[tuple[Any, ...]] = []
         self._errors: dict[int, Exception] = {}
@@ -75,9 +73,11 @@ class AmqpBatch:
             self._note(item.message.exchange, item.message.routing_key, item.row.task_id)
         return bool(frames)
 
-    def publish(self, message: Any, *, exchange: str, routing_key: str, **_: Any) -> None:
+    def publish(
+        self, message: Any, *, exchange: str, routing_key: str, mandatory: bool = True, **_: Any
+    ) -> None:
         """Collect a message. One that cannot be encoded adds nothing."""
-        arguments = self._frames.arguments(exchange, routing_key)
+        arguments = _arguments(exchange, routing_key, mandatory)
         self._pack(1, self._own.channel_id, spec.Basic.Publish, arguments, message)
         self._note(exchange, routing_key, message.properties.get("correlation_id"))
 
@@ -155,13 +155,12 @@ class Frames:
     ``channel`` is kombu's; the frames go to the channel with the number ``channel_id``.
     """
 
-    def __init__(self, channel: Any, channel_id: int, *, optional: Container[str]) -> None:
+    def __init__(self, channel: Any, channel_id: int) -> None:
         self.channel = channel
         self.channel_id = channel_id
-        #: Exchanges at which a message need not have a route.
-        self.optional = optional
-        #: The parts that similar messages share, by the id() of their ``alike``: see ``_form``.
-        self._forms: dict[int, tuple[bytes, ...]] = {}
+        #: The parts that similar messages share, by the id() of their ``alike`` and whether they
+        #: are mandatory: see ``_form``.
+        self._forms: dict[tuple[int, bool], tuple[bytes, ...]] = {}
         #: Headers in AMQP's encoding, by name and value.
         self._headers: dict[tuple[str, str], bytes] = {}
 
@@ -169,9 +168,10 @@ class Frames:
         """Return the frames of a message that resembles others; b"" for any other."""
         if item.alike is None:
             return b""
-        if id(item.alike) not in self._forms:
-            self._forms[id(item.alike)] = self._form(item.alike)
-        method, begin, middle, end = self._forms[id(item.alike)]
+        key = id(item.alike), item.mandatory
+        if key not in self._forms:
+            self._forms[key] = self._form(item.alike, mandatory=item.mandatory)
+        method, begin, middle, end = self._forms[key]
         body, id_ = item.row.body, dumps("s", (item.row.task_id,))
         table = b"".join([self._header(*each) for each in item.message.headers.items()])
         size = pack(">HHQ", spec.Basic.CLASS_ID, 0, len(body))
@@ -181,18 +181,13 @@ class Frames:
             return b""
         return method + self._frame(2, content) + (self._frame(3, body) if body else b"")
 
-    def arguments(self, exchange: str, routing_key: str) -> bytes:
-        """Return the encoded arguments of the method Basic.Publish."""
-        mandatory = exchange not in self.optional
-        return bytes(dumps("Bssbb", (0, exchange, routing_key, mandatory, False)))
-
-    def _form(self, alike: Message) -> tuple[bytes, ...]:
+    def _form(self, alike: Message, *, mandatory: bool) -> tuple[bytes, ...]:
         """Return the first frame of messages like ``alike``, and the shared parts of the second."""
         mark = uuid4().hex
         kinds = alike.priority, alike.content_type, alike.content_encoding
         properties = {**alike.properties, "correlation_id": mark}
         message = self.channel.prepare_message(b"", *kinds, {mark: None}, properties)
-        arguments = self.arguments(alike.exchange, alike.routing_key)
+        arguments = _arguments(alike.exchange, alike.routing_key, mandatory)
         method = self._frame(1, pack(">HH", *spec.Basic.Publish) + arguments)
         begin, _, rest = message._serialize_properties().partition(dumps("F", ({mark: None},)))
         middle, _, end = rest.partition(dumps("s", (mark,)))
@@ -208,3 +203,8 @@ class Frames:
 
     def _frame(self, kind: int, content: bytes) -> bytes:
         return pack(">BHI", kind, self.channel_id, len(content)) + content + b"\xce"
+
+
+def _arguments(exchange: str, routing_key: str, mandatory: bool) -> bytes:
+    """Return the encoded arguments of the method Basic.Publish."""
+    return bytes(dumps("Bssbb", (0, exchange, routing_key, mandatory, False)))

@@ -38,8 +38,8 @@ class BrokerConnection:
         self._declared: set[str] = set()
         self._fresh: set[str] = set()
         self._returned: Exception | None = None
-        #: Exchanges of ``Broadcast`` queues, at which a message may have no listener.
-        self._broadcasts: set[str] = set()
+        #: The types of the exchanges that are known here: see ``brokers.exchange_types``.
+        self._exchanges: dict[str, str] = {}
         self._has_confirms = False
         #: Exchanges that have taken a message on this connection.
         self._known_exchanges: set[str] = set()
@@ -79,7 +79,7 @@ class BrokerConnection:
                 raise unreachable(app, error) from error
             raise
         self._has_confirms = isinstance(channel, amqp.Channel)
-        self._broadcasts = brokers.declare_exchanges(app, channel)
+        self._exchanges |= brokers.declare_exchanges(app, channel)
         heard: Any = {"on_return": self._on_return} if hasattr(channel, "events") else {}
         self.producer = Producer(channel, auto_declare=False, **heard)
 
@@ -107,8 +107,7 @@ class BrokerConnection:
 
     def _send(self, item: PreparedMessage) -> None:
         bounds = {"timeout": self.timeout, "confirm_timeout": self.timeout}
-        mandatory = item.message.exchange not in self._broadcasts
-        self.producer.publish(item.row.body, mandatory=mandatory, **bounds, **item.options)
+        self.producer.publish(item.row.body, mandatory=item.mandatory, **bounds, **item.options)
 
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         # RabbitMQ returns an unroutable message before it confirms it.

@@ -113,6 +113,8 @@ class PreparedMessage:
     size: int
     #: The time to live that the broker is given, in seconds; None: none.
     expiration: float | None = None
+    #: Whether RabbitMQ has to return it if no queue takes it: see ``brokers.needs_route``.
+    mandatory: bool = True
     #: The headers as JSON, and a message that differs only in headers, body and id.
     headers: str = ""
     alike: Message | None = None
@@ -175,7 +177,7 @@ def _of_run(
     properties = {**like.properties, "correlation_id": row.task_id}
     message = Message(like.exchange, like.routing_key, headers, properties, *_behind(like))
     size = len(row.body) + len(row.envelope)
-    return PreparedMessage(row, message, first.declare, size, None, text, first.alike)
+    return PreparedMessage(row, message, first.declare, size, headers=text, alike=first.alike)
 
 
 def _first_of_run(row: Row) -> PreparedMessage | None:

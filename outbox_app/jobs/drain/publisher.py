@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import NoneType
 
@@ -22,7 +22,7 @@ from amqp.exceptions import AccessRefused
 from celery.exceptions import SoftTimeLimitExceeded
 
 from ...conf import outbox_settings
-from ...exceptions import UnsafeBroker
+from ...exceptions import Undeliverable, UnsafeBroker
 from ...text import get_logger
 from ..message import Declaration, restore
 from . import brokers
@@ -54,6 +54,8 @@ class Publisher(BrokerConnection):
             outcome.prepared = prepare(rows, self.app, now=now, outcome=outcome)
             ready = self._declare(outcome.prepared)
             self.open(may_send)
+            if self._has_confirms:
+                ready = list(self._with_mandatory(ready))
             if self._wire.failed:
                 ready = self._wire.in_turn(item for item in ready if not self._gives_up(item))
             if self._takes_batches():
@@ -127,7 +129,9 @@ class Publisher(BrokerConnection):
             return
         self.open()
         try:
-            restore(declaration, self.app)(self.producer.channel).declare()
+            entity = restore(declaration, self.app)
+            self._exchanges = brokers.exchange_types([entity]) | self._exchanges
+            entity(self.producer.channel).declare()
         except Exception as error:
             if self._is_lost(error) or not brokers.refuses_declaration(error, self.connection):
                 raise
@@ -142,6 +146,15 @@ class Publisher(BrokerConnection):
                 self._declared = declared
         self._declared.add(name)
         self._fresh.add(name)
+
+    def _with_mandatory(self, items: Iterable[PreparedMessage]) -> Iterator[PreparedMessage]:
+        for item in items:
+            try:
+                item.mandatory = brokers.needs_route(item.message, self._exchanges)
+            except Undeliverable as error:
+                self._outcome.refuse(item.row, error)
+            else:
+                yield item
 
     def _gives_up(self, item: PreparedMessage) -> bool:
         if error := self._wire.gives_up(item):
@@ -184,7 +197,7 @@ class Publisher(BrokerConnection):
         batch: AmqpBatch | RedisBatch
         try:
             if self._has_confirms:
-                batch = AmqpBatch(channel, seconds=seconds, optional=self._broadcasts)
+                batch = AmqpBatch(channel, seconds=seconds)
             else:
                 batch = RedisBatch(channel, seconds=seconds, atomic=atomic)
         except Exception as error:  # it reconnects if the connection was lost

@@ -162,7 +162,7 @@ def test_frames_are_those_of_py_amqp(broker):
     assert not refused
     assert len({id(item.alike) for item in items}) == 2
     channel = Channel(broker)
-    ours, theirs = (AmqpBatch(channel, seconds=60, optional={"news"}) for _ in range(2))
+    ours, theirs = (AmqpBatch(channel, seconds=60) for _ in range(2))
     packed = bytearray()
     broker.transport.write = packed.extend
     for item in items:
