@@ -132,7 +132,8 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
                 f"The cursor of {cursor} on {alias!r} is refused, so its subscription has stopped: "
                 f"{error}",
                 hint="After a restore or a switch-over, run manage.py outbox_rebase. If the cursor "
-                "is damaged, replay or reset its subscription.",
+                "is damaged, or was made on another database engine, replay or reset its "
+                "subscription.",
                 obj=log,
                 id="outbox.E012",
             )

@@ -68,13 +68,17 @@ class WindowState:
         """Read what ``dump`` wrote. Raises ``DamagedCursor``."""
         try:
             values = json.loads(text)
-            if values.pop("window") != cls.window:
-                raise ValueError("it belongs to another kind of window")
+            if (made := values.pop("window")) != cls.window:
+                raise ValueError(
+                    f"it was made on {made!r:.50}, and this is {cls.window!r}. After a move to "
+                    "another database engine see docs/howto/move-to-another-engine.md"
+                )
             return cls.of(values)
         except _NONSENSE as error:
+            why = f"{type(error).__name__}: {error}"
             raise DamagedCursor(
-                f"The cursor's state {text!r:.200} cannot be read: {error!r:.200}. Reset or replay "
-                "the subscription; nothing was delivered."
+                f"The cursor's state cannot be read: {why:.200}. Reset or replay the subscription; "
+                f"nothing was delivered. The state: {text!r:.200}"
             ) from error
 
     @classmethod

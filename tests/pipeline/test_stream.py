@@ -292,7 +292,7 @@ class TestSpark:
 
         refused("ForeignCursor: The offset belongs to the log outbox_event", log="ledger")
         damaged(state="nonsense")
-        refused("DamagedCursor: The cursor's state 'nonsense' cannot be read")
+        refused("DamagedCursor: The cursor's state cannot be read")
         damaged()
         Event.objects.using(alias).filter(pk=top.pk).update(message_id=uuid4())
         refused("restored to an earlier time")
