@@ -123,7 +123,7 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
         for (cursor, before), after in pairs
         if after != before or cursor.was_set_back
     ]
-    plan.foreign = bool(plan.moves) or not cursors
+    plan.foreign = bool(plan.moves) or not states
     return plan
 
 

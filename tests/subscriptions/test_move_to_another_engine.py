@@ -11,10 +11,11 @@ from django.core.management import call_command
 from django.db import transaction
 
 from outbox_app import NewEvent, publish_many
-from outbox_app.exceptions import ReplayRefused
+from outbox_app.exceptions import ForeignCursor, ReplayRefused
 from outbox_app.models import Event
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.lag import lags
+from outbox_app.subscriptions.rebase import rebase_outbox
 
 EVERY = ["default", "postgres", "mariadb"]
 pytestmark = [
@@ -87,3 +88,23 @@ def test_what_had_not_continues_from_its_position(
     run("stock")
     assert seen == [("a", 1), ("b", 1), ("a", 2), ("c", 1), ("a", 3)]
     assert Event.objects.using(target).count() == 5
+
+
+def test_events_of_another_cluster_are_rebased_first(
+    alias: str, target: str, moved: Any, seen_by: Any, run: Any
+) -> None:
+    """They have kept its transaction ids; neither rebase nor replay went on with such cursors."""
+    if target != "postgres":
+        return  # where transaction ids are not read
+    seen = seen_by("stock")
+    publish(alias, "a", "b")
+    run("stock")
+    Event.objects.using(alias).update(txid=2**40)
+    moved()
+    with pytest.raises(ForeignCursor, match="outbox_rebase"):
+        control.replay("stock", "now", using=target)
+    assert rebase_outbox(using=target, log="outbox_event", write=lambda line: None) == 1
+    control.replay("stock", "now", using=target)
+    publish(target, "a")
+    run("stock")
+    assert seen == [("a", 1), ("b", 1), ("a", 2)]
