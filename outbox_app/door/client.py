@@ -82,7 +82,7 @@ def call(
         return next(((peer, key) for key in valid_keys(peer, VERIFIES) if key.id == id), None)
 
     try:
-        verify(adapt_message(response), answer, peer_of)
+        verify(adapt_message(response), lambda: answer, peer_of)
         if media_type(response.headers.get("Content-Type", "")) not in (JSON, PROBLEM):
             raise MessageRefused(502, "Its content type is not JSON.")
         return response.status_code, parsed(answer)

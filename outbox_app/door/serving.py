@@ -1,6 +1,7 @@
 """How the door serves a view: signed requests in, signed answers out.
 
-A request is checked in this order: size, key, signature on the raw bytes, time, content, grants.
+A request is checked in this order: declared size, key, signature, time; then its body is read, and
+its digest, content and grants are checked. No stranger can make a thread wait for a body.
 Every answer is signed, except the one to an unknown caller (its body is always the same). Errors
 are problem documents (RFC 9457) with fixed sentences. No view has a session, cookie or transaction.
 """
@@ -65,20 +66,20 @@ def _answered(
         from . import signing
     except InvalidPeer as error:  # the extra is missing
         return _response(503, {"detail": str(error)})
-    try:
-        body = request.read(peers.LIMITS["bytes"] + 1)
-    except UnreadablePostError:  # the caller has closed the connection
-        return _response(400, {"detail": "The connection ended before the end of the body."})
-    if len(body) > peers.LIMITS["bytes"]:
+    declared = _declared_bytes(request)
+    if declared > peers.LIMITS["bytes"]:
         return _response(413, {})
-    if not body and "wsgi.input" in request.META and "Transfer-Encoding" in request.headers:
+    if not declared and "wsgi.input" in request.META and "Transfer-Encoding" in request.headers:
         return _response(411, {"detail": "By WSGI Django reads no body without Content-Length."})
     try:
         query = request.META.get("QUERY_STRING", "")
         url = f"{request.scheme}://{request.get_host()}{_path_sent(request)}"
         url = f"{url}?{query}" if query else url
         message = SimpleNamespace(method=request.method, url=url, headers=request.headers)
-        peer = signing.verify(message, body, lambda id: peers.peer_of_key(id, direction))
+        peer_of = partial(peers.peer_of_key, direction=direction)
+        peer, body = signing.verify(message, partial(_body, request), peer_of)
+    except MessageRefused as error:
+        return _response(error.status, {"detail": str(error)})
     except (signing.NotBelieved, SuspiciousOperation) as error:
         logger.warning("Not believed path=%s reason=%s", request.path, error)
         return _response(401, {}, {"WWW-Authenticate": "Signature"})
@@ -93,6 +94,24 @@ def _answered(
     answer = SimpleNamespace(status_code=status, headers=headers, request=message)
     signing.sign(answer, response.content, peers.signing_key(peer))
     return response
+
+
+def _declared_bytes(request: HttpRequest) -> int:
+    try:
+        return int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:  # Django reads no body then
+        return 0
+
+
+def _body(request: HttpRequest) -> bytes:
+    try:
+        body = request.read(peers.LIMITS["bytes"] + 1)
+    except UnreadablePostError as error:  # the caller has closed the connection
+        detail = "The connection ended before the end of the body."
+        raise MessageRefused(400, detail) from error
+    if len(body) > peers.LIMITS["bytes"]:  # by ASGI, a length need not be declared
+        raise MessageRefused(413, "The body is too large.")
+    return body
 
 
 def _path_sent(request: HttpRequest) -> str:

@@ -2,9 +2,10 @@
 
 Each message has one signature: by a registered key that is valid now, for at most 300 seconds, with
 the tag ``outbox-v1``. It covers every part that gives the message its meaning; the signature of an
-answer also covers the signature of its request. The digest covers the raw body, and is checked
-before the body is parsed. A signature that covers less is refused. The time is checked last, so a
-peer's clock offset is recorded only from messages whose sender has the key.
+answer also covers the signature of its request. The digest covers the raw body. The signature
+covers the digest, not the body, so all else is checked before the body is read: no stranger can
+make a server wait for one. A signature that covers less is refused. The time is checked after the
+signature, so a peer's clock offset is recorded only from messages whose sender has the key.
 """
 
 from __future__ import annotations
@@ -82,10 +83,11 @@ def sign(message: Any, body: bytes, key: Key) -> None:
         raise InvalidPeer(f"Nothing can be signed with the key {key.id!r}: {error}") from error
 
 
-def verify(message: Any, body: bytes, peer_of: PeerOf) -> Peer:
-    """Check key, signature, digest and time, in this order; return the peer that signed.
+def verify(message: Any, read: Callable[[], bytes], peer_of: PeerOf) -> tuple[Peer, bytes]:
+    """Check key, signature, time and digest, in this order; return the signing peer and the body.
 
     Args:
+        read: Returns the body. It is called when everything but the digest is verified.
         peer_of: Returns the peer and the valid key for a key id, or None.
 
     Raises:
@@ -94,11 +96,13 @@ def verify(message: Any, body: bytes, peer_of: PeerOf) -> Peer:
     verifier = _Verifier(peer_of)
     try:
         # As no tag is passed, the library refuses a message that has two signatures.
-        verifier.verify(message, max_age=None, require_components=_components(message), body=body)
+        results = verifier.verify(message, max_age=None, require_components=_components(message))
         verifier.check_time()
+        body = read()
+        verifier.verify_body(message, results, body)
     except (HTTPMessageSignaturesException, InvalidPeer) as error:
         raise NotBelieved(str(error)) from error
-    return verifier.peer
+    return verifier.peer, body
 
 
 def _components(message: Any) -> tuple[str, ...]:

@@ -75,6 +75,7 @@ def send(signer: Any) -> Callable[..., Any]:
         sent_path: str = "",
         sent_query: str = "",
         sent_body: bytes | None = None,
+        environ: dict[str, Any] | None = None,
         **options: Any,
     ) -> Any:
         headers = rfc9421.request(
@@ -92,9 +93,17 @@ def send(signer: Any) -> Callable[..., Any]:
             (sent_path or path) + (f"?{query}" if query else ""),
             body if sent_body is None else sent_body,
             headers=headers,
+            **(environ or {}),
         )
 
     return run
+
+
+class Slow(BytesIO):
+    """A body that comes slowly: who reads it would wait."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        raise AssertionError("the body was read")
 
 
 def nothing_is_there() -> bool:
@@ -178,6 +187,24 @@ def test_what_is_forged(alias: str, send: Any, forged: dict[str, Any]) -> None:
     assert response["Content-Type"] == "application/problem+json"
     assert "Signature" not in response
     assert nothing_is_there()
+
+
+READ = {"another body", "truncated body", "no body", "re-serialised"}
+
+
+@pytest.mark.parametrize("forged", FORGED.keys() - READ)
+def test_no_stranger_has_a_body_read(alias: str, send: Any, forged: str) -> None:
+    """It could come slowly, on many connections, and no thread would be left for others."""
+    response = send(**FORGED[forged], environ={"wsgi.input": Slow()})
+    assert response.status_code == 401
+
+
+@pytest.mark.parametrize(("declared", "status"), [(4 * 1024 * 1024 + 1, 413), ("9" * 5000, 401)])
+def test_no_body_is_read_that_is_too_large(
+    alias: str, send: Any, declared: Any, status: int
+) -> None:
+    environ = {"wsgi.input": Slow() if status == 413 else BytesIO(), "CONTENT_LENGTH": declared}
+    assert send(environ=environ | {"CONTENT_LENGTH": str(declared)}).status_code == status
 
 
 def test_a_body_is_parsed_only_if_it_is_signed(alias: str, send: Any) -> None:
