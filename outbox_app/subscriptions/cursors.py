@@ -73,9 +73,10 @@ class LogCursor:
     reader: LogReader
     cursor: Cursor
     state: WindowState
-    stored_at: float
     #: The state after pages without events of its own (``SharedPages``).
     passed: WindowState | None = None
+    #: The last page, if it had no events and was not stored.
+    unstored: Page[Any] | None = None
 
     @property
     def fails(self) -> bool:
@@ -117,7 +118,7 @@ class LogCursor:
             failpoint("advanced")
             yield
             keep_callbacks_apart(using)
-        self.state, self.passed = state, None
+        self.state, self.passed, self.unstored = state, None, None
         row.revision += 1
         for name, value in {**columns, **Cursor.WELL}.items():
             setattr(row, name, value)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from operator import itemgetter
@@ -81,6 +82,8 @@ class Partition:
         self.cursors: list[LogCursor] = []
         #: The driver's connection that the cursors were read on.
         self._connection: Any = None
+        #: When the cursor of each log, by table, was stored: it may be read again in between.
+        self._stored_at: dict[str, float] = {}
         only = subscriber.only(part)
         self._readers = [subscriber.reader(e, using=self.using, only=only) for e in subscriber.logs]
         self._rest_until = float("-inf")
@@ -135,6 +138,21 @@ class Partition:
             raise
         return more or self.gaps.pause == 0
 
+    def store(self) -> None:
+        """Store the places after empty pages, at the end of a run.
+
+        A run may be shorter than ``STORE_SECONDS``. The next ones would read these rows again and
+        again, and the log could not be pruned.
+        """
+        if self._connection is not connections[self.using].connection:
+            return
+        for at in self.cursors:
+            page = at.unstored
+            if page and page.state.dump() != at.cursor.state:
+                moving = at.moving(page.state, handled=0, failed_event=None, position=page.position)
+                with suppress(CursorConflict), moving:
+                    pass
+
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
@@ -165,7 +183,8 @@ class Partition:
                 self.error = "The process that had this partition before still handles a page."
                 self._rest_until = self.clock() + LOCKED_SECONDS
                 return
-            found.append(LogCursor(reader, cursor, state, self.clock()))
+            found.append(LogCursor(reader, cursor, state))
+            self._stored_at.setdefault(reader.table, self.clock())
         self.parking.load(rows.parked)
         self.gaps.load()
         self._id_gaps.load(rows.id_gaps)
@@ -227,10 +246,12 @@ class Partition:
         if not seen and (not page.more or beside) and not self._is_stale(at, page):
             if shared and page.rows:
                 at.passed = page.state
+            at.unstored = page
             # Do not move the state in memory, either. After a crash, the server may give out again
             # the ids of transactions that left nothing on disk. A snapshot is safe only once a
             # later transaction, the one that stores it in the cursor, is on disk.
             return Attempt(more=page.more)
+
         started = self.clock()
         try:
             with at.moving(
@@ -249,19 +270,18 @@ class Partition:
                 error.add_note(f"Handling {first.log} from position {first.id} to {last.id}.")
             return Attempt(len(read), False, error, events)
         failpoint("committed")
-        at.stored_at = self.clock()
+        self._stored_at[at.reader.table] = now = self.clock()
         self.handled += len(events)
         self.error = ""
         if events:
-            seconds = at.stored_at - started
+            seconds = now - started
             self._send(page_handled, at.reader.table, count=len(events), seconds=seconds)
         return Attempt(len(read), page.more)
 
     def _is_stale(self, at: LogCursor, page: Page[Any]) -> bool:
         """Return whether the cursor's row is so old that even an empty page is stored."""
-        return at.fails or (
-            page.state.dump() != at.cursor.state and self.clock() - at.stored_at > STORE_SECONDS
-        )
+        age = self.clock() - self._stored_at[at.reader.table]
+        return at.fails or (page.state.dump() != at.cursor.state and age > STORE_SECONDS)
 
     def _process_due(self) -> bool:
         """Handle events of released and held streams, up to where the cursor stands."""

@@ -119,8 +119,10 @@ class SubscriptionWorker:
         return more
 
     def leave(self) -> None:
-        """Hand the partitions back. ``trouble`` still says what had stopped them."""
+        """Store the places, and hand the partitions back. ``trouble`` still has their errors."""
         self.error = self._stopped_by
+        for partition in self.partitions.values():
+            partition.store()
         self._drop(self.partitions)
         if self.holder.joined:
             self.holder.leave()
