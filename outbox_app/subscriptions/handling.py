@@ -20,7 +20,7 @@ from ..exceptions import LogSetBack, OutboxError, TransactionEnded
 from ..failpoints import failpoint
 from ..process.enclosure import SwallowedError, enclosed
 from ..process.tracing import inside, start_span
-from .subscriber import Subscriber
+from .subscriber import Handler, Subscriber
 
 
 class EndedByHandler(OutboxError):
@@ -87,6 +87,15 @@ def _require_run(name: str, result: Any) -> None:
             f"The handler of {name!r} has returned {result!r:.200}, which was not run. Write a "
             "plain function, or run it in the handler."
         )
+
+
+def raising(error: Exception) -> Handler:
+    """Return a handler that raises an error that is known already."""
+
+    def handle(events: list[RecordedEvent]) -> None:
+        raise error
+
+    return handle
 
 
 def narrowed(tried: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:

@@ -28,6 +28,11 @@ from .subscriber import Handler, Subscriber
 MAX_RELEASED = 100
 
 
+def is_of_event(error: Exception) -> bool:
+    """Return whether the handler failed for its event, whose stream may be parked then."""
+    return not (isinstance(error, LeaseLost | TransactionEnded) or is_lost(error))
+
+
 class Parking:
     def __init__(self, subscriber: Subscriber, part: int, *, using: str) -> None:
         self.subscriber = subscriber
@@ -70,8 +75,8 @@ class Parking:
                     # Check deferred constraints now, while it is known which event breaks them.
                     connections[self.using].check_constraints()
         except Exception as error:
-            if isinstance(error, LeaseLost | TransactionEnded) or is_lost(error):
-                raise  # not the event's fault; or no transaction is left to park in
+            if not is_of_event(error) or connections[self.using].needs_rollback:
+                raise  # or no transaction is left to park in
             self._park_failed(event, error)
             return False
         return True

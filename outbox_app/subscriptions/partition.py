@@ -7,7 +7,8 @@
 A crash anywhere leaves the cursor and the effects where they were, together. A handler that raises
 stops the partition: its error stays on the cursor's row and the page is tried again, with back-off.
 After the second failure of a page, the event at fault is searched for (``subscriptions.handling``).
-With ``on_error="park"`` the third attempt goes event by event, and parks the streams at fault.
+With ``on_error="park"`` the third attempt goes event by event, and parks the streams at fault. If
+the error comes at COMMIT, the event is searched for, and is parked once it is alone in its page.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from .cursors import (
     fail,
     is_stopped,
 )
-from .handling import Attempt, call_handler, decided, joined, narrowed
+from .handling import Attempt, call_handler, decided, joined, narrowed, raising
 from .id_gaps import IdGaps
-from .parking import Parking
-from .subscriber import Subscriber
+from .parking import Parking, is_of_event
+from .subscriber import Handler, Subscriber
 from .version_gaps import VersionGaps
 
 #: Seconds after which a cursor is written although its pages were empty.
@@ -203,7 +204,7 @@ class Partition:
         failures = cursor.failures
         parking = parks and failures + 1 >= PARK_AFTER
         tried = self._try_page(at, 1 if cursor.failed_event else self.batch_size, parking)
-        # Parking finds the events at fault by itself. For errors that it does not catch, search.
+        # Parking finds the events at fault by itself. For other errors, as at COMMIT, search.
         if tried.error is not None and tried.rows > 1 and failures and (parking or not parks):
 
             def attempt(limit: int) -> Attempt:
@@ -252,16 +253,29 @@ class Partition:
             # later transaction, the one that stores it in the cursor, is on disk.
             return Attempt(more=page.more)
 
-        started = self.clock()
-        try:
+        def commit(handle: Handler) -> list[RecordedEvent]:
+            handled = events
             with at.moving(
                 page.state, handled=len(events), position=page.position, failed_event=kept
             ):
                 if parks:
-                    events = self.parking.handle_each(events, self._handle, at.cursor)
+                    handled = self.parking.handle_each(events, handle, at.cursor)
                 elif events:
-                    self._handle(events)
+                    handle(events)
                 self.gaps.record(at.reader, at.state, complete, missing)
+            return handled
+
+        started = self.clock()
+        try:
+            try:
+                events = commit(self._handle)
+            except Exception as error:
+                if not (parks and events and len(read) == 1 and is_of_event(error)):
+                    raise
+                # No transaction was left to park in, as after a COMMIT that failed. Alone in its
+                # page, the event is at fault. It is parked in a transaction without its effects.
+                self._load_parked()
+                events = commit(raising(error))
         except LeaseLost:
             raise
         except Exception as error:
