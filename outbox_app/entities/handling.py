@@ -25,11 +25,11 @@ from django.utils.timezone import is_aware
 from ..aliases import log_alias
 from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked, require_storable
 from ..eventlog.publish import publish_checked, require_log
-from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused, TransactionEnded
+from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused
 from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models import EventLog
 from ..models.encoding import unstorable
-from ..process.enclosure import enclosed
+from ..process.enclosure import enclosed, require_same
 from ..transactions import after_commit, named
 from .declaration import CommandSpec, Rejected, TypeSpec
 from .request import Call, Rejection
@@ -170,13 +170,13 @@ def handle(
         given = [json.loads(call.text) for call in calls]
         running.set(gifts)
         collect_in(gifts.jobs)
+        driver = gifts.connection.connection
         try:
             response = (
                 spec.handler(instance, given) if spec.batch else spec.handler(instance, **given[0])
             )
         finally:
-            if gifts.connection.closed_in_transaction:
-                raise TransactionEnded(f"{what} closed the connection of its transaction.")
+            require_same(driver, gifts.connection, what)
         left = _checked(name, types, instance)
         if first.refused:
             gifts.may_query = True

@@ -123,11 +123,6 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
             running = let(_in_progress, _in_progress.get() | {job_id})
             with running, enclosed(f"{task.name}[{job_id}]", using=using):
                 result = function()
-                if transaction.get_rollback(using=using):
-                    raise SwallowedError(
-                        f"{task.name}[{job_id}] caught a database error, so its transaction cannot "
-                        "commit. Wrap the statement that may fail in an atomic() of its own."
-                    )
             if result is not None and _is_asked_for(task):
                 _keep(result, task, job_id, using=using)
             return result

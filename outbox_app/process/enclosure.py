@@ -61,10 +61,19 @@ LOST = (django.db.OperationalError, django.db.InterfaceError)
 #: Not a lost connection: a column, a partition, a trigger or an index refuses a value of the row,
 #: and drivers raise the same class.
 _OF_THE_ROW = {1292, 1364, 1365, 1366, 1367, 1411, 1526, 1644, 3140, "54000"}
+#: What to do about code that closes the connection of its transaction.
+_STAY_OPEN = (
+    "Remove close(), close_all() or close_old_connections() from it, or call it outside: Django "
+    "closes a connection that is in a transaction, too."
+)
 
 
 class SwallowedError(OutboxError):
     """Code inside a transaction left it in a state in which it cannot be committed."""
+
+
+class ConnectionClosed(SwallowedError):
+    """Code closed the connection of the transaction around it, which the database rolled back."""
 
 
 def is_lost(error: Exception) -> bool:
@@ -127,10 +136,12 @@ def enclosed(what: str, *, using: str) -> Iterator[None]:
 
     ``StatementRefused`` is raised in the code, by the statement. ``TransactionEnded`` means that
     the code ended it all the same: its effects so far may be committed, without the cursor or job
-    id. ``SwallowedError`` means that the code caught an error that had undone the transaction.
+    id. ``SwallowedError`` means that the code caught an error that had undone the transaction, and
+    ``ConnectionClosed`` that it closed the connection. Drivers tell neither: asked for the
+    savepoint, some say that the connection is lost, and others that an error came before.
     """
     connection = connections[using]
-    savepoint = connection.savepoint()
+    driver, savepoint = connection.connection, connection.savepoint()
     refusal = _Refusal(what)
     try:
         with connection.execute_wrapper(refusal):
@@ -141,7 +152,10 @@ def enclosed(what: str, *, using: str) -> Iterator[None]:
         connection.needs_rollback = broken
         if _is_gone(failure) and not (refusal.undone or _undoes(error)):
             raise TransactionEnded(_ended(what)) from error
+        if isinstance(error, django.db.Error):  # it may say only that statements are refused
+            require_same(driver, connection, what)
         raise
+    require_same(driver, connection, what)
     failure = _failure(connection.savepoint_commit, savepoint)
     if _is_gone(failure) and not refusal.undone:
         raise TransactionEnded(_ended(what)) from failure
@@ -206,6 +220,20 @@ def _statements(sql: str, vendor: str) -> list[str]:
             statements.append("")
     statements[-1] += sql[at:]
     return statements
+
+
+def require_same(driver: Any, connection: Any, what: str) -> None:
+    """Raise an error if code has closed the connection of its transaction, ``driver``'s."""
+    if connection.closed_in_transaction:
+        raise ConnectionClosed(
+            f"{what} closed the connection of its transaction, so the database rolled back its "
+            f"effects. {_STAY_OPEN}"
+        )
+    if connection.connection is not driver:
+        raise TransactionEnded(
+            f"{what} closed the connection of its transaction and opened another one. What it had "
+            f"written before was rolled back; what it wrote afterwards is committed. {_STAY_OPEN}"
+        )
 
 
 def _failure(step: Callable[[str], None], savepoint: Any) -> Exception | None:

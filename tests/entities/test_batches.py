@@ -24,6 +24,7 @@ from outbox_app.exceptions import (
     VersionConflict,
 )
 from outbox_app.failpoints import set_failpoint
+from outbox_app.process.enclosure import ConnectionClosed
 from outbox_app.signals import events_published
 from tests.entities.models import Account, AccountVersion, Person, PersonVersion, Stock
 
@@ -496,5 +497,26 @@ def test_a_handler_that_ends_the_transaction_costs_no_other_its_answer(
     asked += [Command("a", "end", command_id="end")]
     *answers, ended = Account.execute_many(asked, using=alias, return_exceptions=True)
     assert isinstance(ended, OperationalError if swallows else TransactionEnded)
+    assert [answer.version for answer in answers] == [2, 3]
+    assert [command for _, command, *_ in rows()] == ["open", "withdraw", "withdraw"]
+
+
+@commits
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("then", ["returns", "raises"])
+def test_a_handler_that_closes_its_connection_costs_no_other_its_answer(
+    alias, account, declare, rows, then, atomic
+):
+    def close(self):
+        connections[alias].close()
+        if then == "raises":
+            raise ValueError
+
+    declare(close, atomic=atomic)
+    asked = [Command("a", "withdraw", {"amount": 1}, command_id=each) for each in "xy"]
+    asked += [Command("a", "close", command_id="close")]
+    *answers, closed = Account.execute_many(asked, using=alias, return_exceptions=True)
+    assert isinstance(closed, ConnectionClosed)
+    assert "close closed the connection of its transaction" in str(closed)
     assert [answer.version for answer in answers] == [2, 3]
     assert [command for _, command, *_ in rows()] == ["open", "withdraw", "withdraw"]

@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from django.db import connections, transaction
+from django.db import close_old_connections, connections, transaction
 
 from outbox_app import subscriber
 from outbox_app.models import Cursor, Incident, ParkedStream
@@ -290,3 +290,70 @@ def test_one_that_stopped_stays_so_until_a_person_decides(alias, published, run,
     control.resume("ends")
     run("ends")
     assert sum(calls[1:]) == 8
+
+
+def closed(alias):
+    connections[alias].close()
+
+
+def all_closed(alias):
+    connections.close_all()
+
+
+def old_closed(alias):
+    close_old_connections()
+
+
+def closed_and_used(alias):
+    connections[alias].close()
+    execute(alias, "SELECT 1")
+
+
+@pytest.mark.parametrize("on_error", ["stop", "park"])
+@pytest.mark.parametrize("way", [closed, all_closed, old_closed, closed_and_used])
+def test_a_connection_that_was_closed(alias, published, run, way, on_error):
+    """The drivers say that it is lost, or that an error came before. The handler did it."""
+
+    @subscriber("closes", on_error=on_error)
+    def handle(events):
+        for event in events:
+            note(alias, event)
+        if any(event.stream == "b" for event in events):
+            way(alias)
+
+    published("a", "b", "c")
+    run("closes")
+    error = "ConnectionClosed: The handler of 'closes' closed the connection of its transaction"
+    assert Cursor.objects.using(alias).get().error.startswith(error)
+    assert noted(alias) == []
+    for _ in range(3):
+        run("closes")
+    if on_error == "stop":
+        cursor = Cursor.objects.using(alias).get()
+        assert cursor.error.startswith(error)
+        assert cursor.failed_event["stream"] == "b"
+        assert noted(alias) == ["a1"]
+        return
+    parked = ParkedStream.objects.using(alias).get()
+    assert (parked.stream, parked.error.startswith(error)) == ("b", True)
+    assert noted(alias) == ["a1", "c1"]
+
+
+def test_a_connection_that_was_closed_and_opened_again(alias, published, run):
+    """No position is passed in memory, though the new connection has nothing to roll back."""
+    ways = iter([True])
+
+    @subscriber("opens")
+    def handle(events):
+        note(alias, events[0])
+        if next(ways, False):
+            connections[alias].close()
+            connections[alias].connect()
+
+    published("a")
+    run("opens")
+    cursor = Cursor.objects.using(alias).get()
+    assert cursor.error.startswith("TransactionEnded: The handler of 'opens' closed the connection")
+    assert (cursor.handled, noted(alias)) == (0, [])
+    assert run("opens") == 1
+    assert noted(alias) == ["a1"]

@@ -132,3 +132,21 @@ def test_a_deadlock_that_is_swallowed_around_a_raw_cursor(alias, task, effects, 
     assert ("work" in effects(), noted()) == (False, [])
     assert deliver(work, "job").state == "SUCCESS"
     assert (effects().count("work"), noted()) == (1, ["job"])
+
+
+@pytest.mark.parametrize("then", ["returns", "asks"])
+def test_a_connection_that_was_closed(alias, task, effects, noted, then):
+    """The drivers say that it is lost, or that an error came before. The task did it."""
+
+    @task
+    @idempotent
+    def work():
+        effect("first")
+        connections[alias].close()
+        if then == "asks":
+            execute(alias, "SELECT 1")
+
+    delivery = deliver(work, "job")
+    assert isinstance(delivery.value, InboxError)
+    assert "[job] closed the connection of its transaction" in str(delivery.value)
+    assert (effects(), noted()) == ([], [])

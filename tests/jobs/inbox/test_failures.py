@@ -126,6 +126,6 @@ def test_a_database_error_that_the_task_caught_does_not_look_like_success(
     assert deliver(work, "job", True).state == "SUCCESS"
     assert (effects(), noted()) == (["work"], ["job"])
 
-    with pytest.raises(InboxError, match="caught a database error"):
+    with pytest.raises(InboxError, match="caught an error of the database"):
         raise deliver(work, "other", False).value
     assert (effects(), noted()) == (["work"], ["job"])
