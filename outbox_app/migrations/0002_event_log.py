@@ -53,6 +53,12 @@ class Migration(migrations.Migration):
                     "partitions",
                     models.PositiveSmallIntegerField(default=1, verbose_name="partitions"),
                 ),
+                (
+                    "pinned",
+                    models.BooleanField(
+                        default=False, editable=False, verbose_name="partitions are pinned"
+                    ),
+                ),
                 ("paused", models.BooleanField(default=False, verbose_name="paused")),
                 (
                     "created_at",

@@ -22,6 +22,8 @@ class Subscription(models.Model):
 
     name = CharField(_("name"), max_length=80, primary_key=True)
     partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
+    #: Whether ``outbox_subscriptions repartition`` has chosen the number: no process changes it.
+    pinned = models.BooleanField(_("partitions are pinned"), default=False, editable=False)
     paused = models.BooleanField(_("paused"), default=False)
     #: The logs (tables), topics and types, as last declared; null in place of a list means all.
     reads = models.JSONField(_("reads"), null=True, editable=False)

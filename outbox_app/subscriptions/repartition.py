@@ -4,6 +4,9 @@ From K to a multiple of K, each new partition begins at the place of the one tha
 ``slice % K' = p`` implies ``slice % K = p % K``. Any other change needs one place that each of the
 old partitions has reached and none has passed: the end of the log, which ``control.repartition``
 reads once it has locked the cursors.
+
+A process changes the number to a multiple by itself, until a person has changed it. Then only a
+person does: a process of older code, which may run still, must not undo the decision.
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ def adopt_partitions(
     """Make the cursors fit the declared number of partitions.
 
     ``ends`` has, by table, the place that all partitions of a log have reached, if the number is no
-    multiple. Only a person may ask for that: two versions of the code that run side by side would
-    undo each other's changes. Raises ``PartitionsDiffer`` if the cursors cannot fit, and
+    multiple; None: no person has asked. Only a person may ask for another number than a multiple:
+    two versions of the code that run side by side would undo each other's changes. Raises
+    ``PartitionsDiffer`` if the cursors cannot fit, or a person has chosen their number; and
     ``LogSetBack`` if a cursor has stopped with it.
     """
     name, wanted = subscriber.name, subscriber.partitions
@@ -53,6 +57,9 @@ def adopt_partitions(
         numbers = {row.partitions, *differ.values_list("partitions", flat=True)}
         if numbers == {wanted}:
             return
+        if ends is None and row.pinned and row.partitions != wanted:
+            why = f"A person has chosen {row.partitions}, so no process changes the number."
+            raise PartitionsDiffer.between(name, row.partitions, wanted, why)
         if ends is None and (before := next((n for n in numbers if wanted % n), 0)):
             raise PartitionsDiffer.between(name, before, wanted)
         # With these locks, no page of the old partitions can commit, whichever code handles it.
@@ -74,7 +81,7 @@ def adopt_partitions(
         for parked in ParkedStream.objects.using(using).filter(subscription=name):
             parked.partition = slice_of(parked.stream) % wanted
             parked.save(using=using, update_fields=["partition"])
-        rows.update(partitions=wanted)
+        rows.update(partitions=wanted, pinned=row.pinned or ends is not None)
 
 
 def lock_cursors(name: str, *, using: str) -> list[Cursor]:

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from django.db import OperationalError, connections
 
 from outbox_app import subscriber
+from outbox_app.exceptions import OutboxError
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import (
     Cursor,
@@ -25,6 +28,8 @@ from outbox_app.models import (
 )
 from outbox_app.process.enclosure import SwallowedError
 from outbox_app.process.lease import LeaseHolder
+from outbox_app.subscriptions import control
+from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.control import release
 from outbox_app.subscriptions.cursors import CursorConflict, StoredRows
 from outbox_app.subscriptions.partition import Partition
@@ -394,6 +399,51 @@ def test_more_partitions_take_over_where_the_old_ones_stand(alias, published, ru
     assert runner.run(once=True) == 0
     assert "repartition" in runner.trouble
     assert len(seen) == 60
+
+
+@pytest.mark.parametrize("chosen", [2, 8])
+def test_a_rolling_deployment_and_its_way_back(alias, published, start, chosen):
+    """Old and new code side by side, in real processes: what a person has chosen stays."""
+
+    def said(process):
+        return "Leases released" in process.log.read_text()
+
+    def change(partitions):
+        module._subscribers.pop("noted", None)
+        subscriber("noted", partitions=partitions)(list.clear)
+
+        def try_to():
+            with suppress(OutboxError):  # until all partitions have caught up
+                return control.repartition("noted")
+
+        return eventually(try_to, "the change of the number")
+
+    def handle(version):
+        published(*streams)
+        total = version * len(streams)
+        eventually(lambda: len(noted(alias)) >= total, f"{total} events are handled")
+
+    row = Subscription.objects.using(alias)
+    streams, other = [f"s{number}" for number in range(30)], {2: 8, 8: 2}[chosen]
+    old = start(partitions=other)
+    handle(1)
+    assert change(chosen) == (other, chosen)
+    new = start(partitions=chosen)
+    handle(2)
+    eventually(lambda: said(old), "the old code stands aside")
+    assert row.get().partitions == chosen
+    old.popen.terminate()
+    assert old.wait() == 0
+    handle(3)
+    again = start(partitions=other)  # a straggler, or the old release once more
+    eventually(lambda: said(again), "the old code stands aside again")
+    handle(4)
+    assert row.get().partitions == chosen
+    assert change(other) == (chosen, other)
+    handle(5)
+    eventually(lambda: said(new), "the new code stands aside")
+    assert row.get().partitions == other
+    assert Counter(noted(alias)) == Counter({(s, v): 1 for s in streams for v in range(1, 6)})
 
 
 def _exhaust(partition: Partition) -> None:

@@ -1,4 +1,4 @@
-"""A new number of partitions, not a multiple of the old one: each event is handled once."""
+"""A new number of partitions that a person has chosen: each event is handled once."""
 
 from __future__ import annotations
 
@@ -76,6 +76,44 @@ def test_the_positions_that_people_see_stay(alias, published, run, declare, afte
     control.repartition("counted", using=alias)
     positions = list(Cursor.objects.using(alias).values_list("position", flat=True))
     assert positions == [Event.objects.using(alias).last().pk] * after
+
+
+@pytest.mark.parametrize(("before", "chosen", "other"), [(8, 2, 8), (2, 4, 8), (4, 6, 12)])
+def test_no_process_changes_the_number_that_a_person_has_chosen(
+    alias, published, run, declare, before, chosen, other
+):
+    """Not even to a multiple, by which the number grows otherwise."""
+    declare(before)
+    published(*STREAMS)
+    run("counted")
+    declare(chosen)
+    assert control.repartition("counted") == (before, chosen)
+    published(*STREAMS)
+    declare(other)
+    runner = Runner([module.subscriber_named("counted")])
+    assert runner.run(once=True) == 0
+    assert f"A person has chosen {chosen}" in runner.trouble
+    assert "repartition counted" in runner.trouble
+    assert Subscription.objects.using(alias).get().partitions == chosen
+    declare(chosen)
+    assert run("counted") == len(STREAMS)
+    declare(other)
+    assert control.repartition("counted") == (chosen, other)
+    published(*STREAMS)
+    assert run("counted") == len(STREAMS)
+    assert handled(alias) == Counter({(s, v): 1 for s in STREAMS for v in (1, 2, 3)})
+
+
+def test_a_call_that_changes_nothing_chooses_nothing(alias, published, run, declare):
+    """As of a deployment that always makes it: the number grows by itself still."""
+    declare(2)
+    published(*STREAMS)
+    run("counted")
+    assert control.repartition("counted") == (2, 2)
+    declare(4)
+    published(*STREAMS)
+    assert run("counted") == len(STREAMS)
+    assert Subscription.objects.using(alias).get().partitions == 4
 
 
 def test_parked_streams_go_to_their_new_partitions(alias, published, run, declare):
@@ -357,6 +395,8 @@ def test_a_log_that_was_left_out_when_the_number_was_changed(alias, published, r
         with pytest.raises(ReplayRefused, match=r"6 events .* Let all 2 partitions catch up"):
             control.repartition("counted")
         declare(2, **both)
+    assert control.repartition("counted") == (1, 2)
+    if back == 1:
         run("counted")
         declare(1, **both)
         assert control.repartition("counted") == (2, 1)
