@@ -24,7 +24,7 @@ from ..models import EntityRow, EntityVersion, StagedJob
 from ..models.clock import has_turning_clock
 from ..models.encoding import encoding_of
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
-from ..process.waiting import TEST_SECONDS, StopFlag, waiter
+from ..process.waiting import TEST_SECONDS, StopFlag, has_old_driver, waiter
 from ..process.wakeup import JOBS
 from ..process.watchdog import Watchdog
 from ..transactions import own_connection
@@ -49,7 +49,8 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
         if connection.vendor == "mysql":
             ours = [model for model in models if model._meta.db_table in tables]
             found += [*_check_mysql(connection, ours), *_check_collations(connection, tables)]
-        found += [*_check_encoding(connection.alias), *_check_primary(connection.alias)]
+        found += [*_check_driver(connection.alias), *_check_encoding(connection.alias)]
+        found += _check_primary(connection.alias)
         found += _check_tasks(connection.alias)
     return found
 
@@ -188,6 +189,16 @@ def check_sqlite(**kwargs: Any) -> list[CheckMessage]:
     """Report the same as an error, as several processes run in production."""
     found = check_sqlite_settings()
     return [Error(each.msg, hint=each.hint, id="outbox.E026") for each in found]
+
+
+def _check_driver(alias: str) -> Iterator[CheckMessage]:
+    if has_old_driver(alias):
+        yield Warning(
+            f"Django connects to {alias!r} by psycopg2, which does not listen: no commit wakes a "
+            "drainer or a subscription. They poll, ten times a second by default.",
+            hint="pip install 'psycopg[binary]>=3.2': Django prefers it, and needs no setting.",
+            id="outbox.W051",
+        )
 
 
 def _check_encoding(alias: str) -> Iterator[CheckMessage]:

@@ -179,12 +179,19 @@ def waiter(stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str) -> P
     """Return the waiter that the database of ``using`` supports; without a channel it polls."""
     if channel and _listens(using):
         return NotifyWaiter(stop, using=using, watchdog=watchdog, channel=channel)
+    if channel and has_old_driver(using):
+        logger.warning("psycopg 3 is not installed, polling instead of LISTEN database=%s", using)
     return PollWaiter(stop)
 
 
-def _listens(using: str) -> bool:
+def has_old_driver(using: str) -> bool:
+    """Return whether Django speaks to PostgreSQL by psycopg2, which hears no NOTIFY here."""
     if connections[using].vendor != "postgresql":
         return False
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+    from django.db.backends.postgresql import psycopg_any
 
-    return bool(is_psycopg3)
+    return not psycopg_any.is_psycopg3
+
+
+def _listens(using: str) -> bool:
+    return connections[using].vendor == "postgresql" and not has_old_driver(using)

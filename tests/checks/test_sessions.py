@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from django.core.management import call_command
@@ -141,3 +142,24 @@ def test_a_read_only_mariadb(django_db_blocker, settings):
         with connections[alias].cursor() as cursor:
             cursor.execute("SET GLOBAL read_only = ON")
         assert ids(check_databases(databases=[alias])) == ["outbox.E011"]
+
+
+def test_the_driver_that_does_not_listen(alias, monkeypatch, caplog):
+    """psycopg2 in place of psycopg 3: the check says so, and each process at its start."""
+    start = partial(waiting.waiter, waiting.StopFlag(), using=alias, channel="outbox_jobs")
+    assert "outbox.W051" not in ids(check_databases(databases=[alias]))
+    start(watchdog=None)
+    assert "psycopg 3 is not installed" not in caplog.text
+    monkeypatch.setattr("django.db.backends.postgresql.psycopg_any.is_psycopg3", False)
+    found = [m for m in check_databases(databases=[alias]) if m.id == "outbox.W051"]
+    start(watchdog=None, channel="")
+    assert "psycopg 3 is not installed" not in caplog.text  # it was not asked to listen
+    assert type(start(watchdog=None)) is waiting.PollWaiter
+    if alias == "postgres":
+        assert f"Django connects to {alias!r} by psycopg2" in found[0].msg
+        text = f"psycopg 3 is not installed, polling instead of LISTEN database={alias}"
+        assert text in caplog.text
+        assert waiting.poll_interval(None, using=alias) == waiting.POLL_INTERVAL
+    else:
+        assert found == []
+        assert "psycopg 3 is not installed" not in caplog.text
