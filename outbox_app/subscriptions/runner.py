@@ -2,9 +2,8 @@
 
 One process at a time owns a (subscription, partition), by the same leases as the drain; another
 process waits, and takes over when the lease has run out. If two processes own one page, the cursor
-itself keeps the effects from being committed twice (``subscriptions.cursors``), not the lease. The
-database may go away at any point: the same process backs off, and recovers when the database is
-back. A failure of one subscription stops no other.
+itself keeps the effects from being committed twice (``subscriptions.cursors``), not the lease. A
+process backs off while the database is away. A failure of one subscription stops no other.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from datetime import datetime
 from typing import Any
 
 from django.db import connections
-from django.db.models import Max
 
 from ..conf import BEATS, outbox_settings
 from ..exceptions import OutboxError
@@ -135,8 +133,7 @@ class SubscriptionWorker:
             yield
         finally:
             self.handled += partition.handled - handled
-            minute = self.counters.of(self.holder)
-            if minute is not None:
+            if (minute := self.counters.of(self.holder)) is not None:
                 which = {"dimension": SUBSCRIPTION, "label": self.subscriber.name}
                 minute.add(HANDLED, partition.handled - handled, **which)
                 minute.add(FAILED, partition.failed - failed, **which)
@@ -147,10 +144,8 @@ class SubscriptionWorker:
         if minute is None or minute.begins == self._sampled or 0 not in self.partitions:
             return
         self._sampled = minute.begins
-        for log in self.subscriber.logs:
-            rows = log._base_manager.using(self.subscriber.read_from or self.using)
-            newest = rows.aggregate(Max("id"))["id__max"] or 0
-            minute.put(NEWEST_POSITION, newest, dimension=LOG, label=log._meta.db_table)
+        for table, newest in self.subscriber.newest_positions():
+            minute.put(NEWEST_POSITION, newest, dimension=LOG, label=table)
 
     def _share(self) -> None:
         row, _ = Subscription.objects.using(self.using).get_or_create(
@@ -271,8 +266,8 @@ class Runner(ProcessLoop):
         return None if is_away else more
 
     def _is_finished(self, busy: bool | None, *, once: bool) -> bool:
-        failures = [worker.backoff.failures for worker in self.workers]
-        return once and not busy and not any(0 < each < ONCE_FAILURES for each in failures)
+        retries = any(0 < each.backoff.failures < ONCE_FAILURES for each in self.workers)
+        return once and not (busy or retries)
 
     def _pause(self) -> float:
         pauses = [each.pause for w in self.workers for each in w.partitions.values()]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from celery.app.task import Task
+from django.db.models import Max
 
 from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
@@ -91,6 +92,12 @@ class Subscriber:
         except OutboxError as error:
             return str(error)
         return ""
+
+    def newest_positions(self) -> Iterator[tuple[str, int]]:
+        """Yield the table of each log, and its highest position; 0 if it is empty."""
+        for log in self.logs:
+            rows = log._base_manager.using(self.read_from or self.using)
+            yield log._meta.db_table, rows.aggregate(Max("id"))["id__max"] or 0
 
     def reader(
         self, log: type[EventLog], *, using: str, only: EventFilter | None = None
