@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import cache, partial
 from itertools import groupby
@@ -21,9 +21,9 @@ from uuid import UUID
 import django.db
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, connections, transaction
-from django.db.models import DurationField
+from django.db.models import DurationField, Model
 
-from ..eventlog.insert import chunks
+from ..eventlog.insert import CHUNK_ROWS, chunks
 from ..eventlog.newevent import NewEvent, checked
 from ..eventlog.publish import publish_checked
 from ..eventlog.registry import log_named
@@ -120,27 +120,48 @@ def prepare(sender: str, rows: Sequence[PreparedEvent], *, using: str) -> list[A
 
 
 def _taken(sender: str, rows: Sequence[PreparedEvent], using: str) -> dict[UUID, str]:
-    """Return which ids the log or another sender's event has, and what to answer about each.
+    """Return which ids the log or another sender's event has, and what to answer about each."""
+    taken: dict[UUID, str] = {}
+    for name in {row.log for row in rows}:
+        group = [row for row in rows if row.log == name]
+        for start in range(0, len(group), CHUNK_ROWS):  # databases limit the number of parameters
+            given = {row.event_id: row for row in group[start : start + CHUNK_ROWS]}
+            # Nothing finds the ids of jobs that were staged otherwise.
+            in_log = name and _has(log_named(name), "message_id", given, using)
+            if in_log or _has(PreparedEvent, "event_id", given, using):
+                taken |= _answers(sender, name, given, using)
+    return taken
+
+
+def _has(model: type[Model], column: str, ids: Collection[UUID], using: str) -> bool:
+    """Look by SQL of our own: a query set takes longer to build than the database to answer."""
+    connection = connections[using]
+    field: Any = model._meta.get_field(column)
+    table = connection.ops.quote_name(model._meta.db_table)
+    slots = ", ".join(["%s"] * len(ids))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT 1 FROM {table} WHERE {column} IN ({slots}) LIMIT 1",
+            [field.get_db_prep_value(id, connection) for id in ids],
+        )
+        return cursor.fetchone() is not None
+
+
+def _answers(
+    sender: str, name: str, given: Mapping[UUID, PreparedEvent], using: str
+) -> dict[UUID, str]:
+    """Return the answers about taken ids.
 
     If the log has the very event, it was confirmed, and the row of its decision was pruned.
     """
-    taken: dict[UUID, str] = {}
-    for name in {row.log for row in rows}:
-        given = {row.event_id: row for row in rows if row.log == name}
-        others = PreparedEvent.objects.using(using).exclude(sender=sender)
-        others = others.filter(log=name, event_id__in=given).exclude(state=State.CANCELLED)
-        found = others.values_list("event_id", flat=True)
-        if not name:  # nothing finds the ids of jobs that were staged otherwise
-            taken |= dict.fromkeys(found, CONFLICT)
-            continue
-        log = log_named(name)._base_manager.using(using).filter(message_id__in=given)
-        for id in found.union(log.values_list("message_id", flat=True)):
-            event = (
-                None if others.filter(event_id=id).exists() else log.filter(message_id=id).first()
-            )
-            same = event is not None and _hash_of(event) == given[id].content_hash
-            taken[id] = State.CONFIRMED if same else CONFLICT
-    return taken
+    others = PreparedEvent.objects.using(using).filter(log=name, event_id__in=list(given))
+    others = others.exclude(sender=sender).exclude(state=State.CANCELLED)
+    answers: dict[UUID, str] = {}
+    if name:
+        for event in log_named(name)._base_manager.using(using).filter(message_id__in=list(given)):
+            same = _hash_of(event) == given[event.message_id].content_hash
+            answers[event.message_id] = State.CONFIRMED if same else CONFLICT
+    return answers | dict.fromkeys(others.values_list("event_id", flat=True), CONFLICT)
 
 
 def _hash_of(event: EventLog) -> str:
