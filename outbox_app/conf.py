@@ -110,8 +110,9 @@ class OutboxSettings:
     #: Logs whose old events are pruned automatically: by table, the archive's folder or address and
     #: the age in days. An event stays until it is archived and every subscription has passed it.
     SINK: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    #: Days for which versions of entities, and so the ids of their commands, are kept at least.
-    ENTITY_COMMAND_DAYS: int = 30
+    #: Days for which the ids of commands are kept once retention has removed their versions,
+    #: counted from the command. A later repeat is executed again. None: without limit.
+    ENTITY_COMMAND_DAYS: int | None = None
     #: Largest data and metadata of an event, in bytes of JSON each.
     MAX_EVENT_BYTES: int = 256 * 1024
     #: Dotted paths of window classes by database vendor. They replace the built-in ones.

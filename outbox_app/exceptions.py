@@ -7,7 +7,7 @@
     ├── Undeliverable: UnknownApp, Unroutable, KeyBlocked
     ├── PublishRefused: InvalidEvent, UnknownLog, VersionConflict, MessageIdConflict
     ├── EntityError: InvalidCommand, UnknownEntity, CommandIdConflict, EntityContended,
-    │   CommandTimeout, Overloaded, DamagedEntity, WrittenByCommands
+    │   CommandTimeout, Overloaded, DamagedEntity, WrittenByCommands, AnswerGone: AnswerArchived
     ├── PreparedError: KeeperUnavailable, FencedOut, UnknownPrepared, Contradiction
     │   └── PrepareRefused: InvalidPrepared, PreparedConflict
     ├── PeerError: InvalidPeer, PeerUnavailable
@@ -183,6 +183,18 @@ class DamagedEntity(EntityError):
 
 class WrittenByCommands(EntityError, TypeError):
     """Rows of entities and of their versions are written by commands only."""
+
+
+class AnswerGone(EntityError):
+    """The command was executed before, at ``version``, and its answer was removed since."""
+
+    def __init__(self, message: str = "", *, version: int = 0) -> None:
+        super().__init__(message)
+        self.version = version
+
+
+class AnswerArchived(AnswerGone):
+    """The answer, at ``version``, is in the log's archive: ``execute(…, archive=…)`` reads it."""
 
 
 class OutcomeUnknown(OutboxError):

@@ -31,7 +31,8 @@ from ..models import StreamHead
 from ..process.lock_wait import is_conflict
 from .declaration import REJECTED, CommandSpec, Rejected, spec_of
 from .handling import Gifts, Handled, handle, stored_rejection
-from .request import Call, Outcome, Rejection
+from .pruned import pruned_answer
+from .request import Call, Outcome, Rejection, stored_answer
 from .store import ANSWER, answered, load, update, write_versions
 
 
@@ -65,8 +66,9 @@ class Attempt:
         #: Calls whose versions are written, and calls whose versions are still to be written.
         self.steps: list[Call] = []
         self.unwritten: list[Call] = []
-        #: By command id: the hash of the request, the command's name, and the answer.
-        self.answered: dict[str, tuple[str, str, Outcome]] = {}
+        #: By command id: the hash of the request, the command's name (None if the version is
+        #: pruned), and the answer.
+        self.answered: dict[str, tuple[str, str | None, Outcome]] = {}
         #: The command that ends the transaction, because an index may refuse its change.
         self.last: Call | None = None
         #: False from a handler's end until its version is recorded: only a signal raises then.
@@ -163,9 +165,7 @@ class Attempt:
             newer = rows.filter(stream=self.id, version__in=self.hidden).select_for_update()
             found += [row for row in newer.values_list(*ANSWER) if row[0] in ids]
         for id, hash, command, version, rejected, response in found:
-            rejection = Rejection(**response) if rejected and response else None  # None: erased
-            outcome = Outcome(None if rejected else response, version, rejection, replayed=False)
-            self.answered[id] = hash, command, outcome
+            self.answered[id] = hash, command, stored_answer(version, rejected, response)
 
     def _handle_all(self) -> list[Call]:
         number = 0
@@ -200,12 +200,10 @@ class Attempt:
         if known is None:
             return None
         hash, command, outcome = known
+        if command is None:
+            raise pruned_answer(call, outcome.version)
         if hash != call.hash:
-            raise errors.CommandIdConflict(
-                f"The command id {call.command_id!r} of {call.id!r} belongs to another request, "
-                f"{command!r} at version {outcome.version}: the command or its arguments differ. "
-                "Use a new id for a new request."
-            )
+            raise call.conflict(command, outcome.version)
         call.is_replay = outcome.version <= self.loaded
         # Each caller gets a copy of its own, which it may change.
         return replace(outcome, response=deepcopy(outcome.response), replayed=True)

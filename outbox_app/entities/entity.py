@@ -14,15 +14,17 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal, overload
 from uuid import UUID
 
+from asgiref.sync import sync_to_async
 from django.db.models import QuerySet
 
 from ..aliases import log_alias
 from ..eventlog.newevent import ANY, ExpectedVersion, NewEvent
-from ..exceptions import InvalidArgument, UnknownEntity
+from ..exceptions import AnswerArchived, InvalidArgument, UnknownEntity
 from ..jobs.staging.stage import stage
 from ..models import CommandsOnly, EntityRow, EntityVersion, Event, EventLog
 from ..pipeline.driver.archive_lookup import archived_versions
 from .handling import require_running
+from .pruned import ArchivedAnswers
 from .queue import aask, ask, ask_many
 from .request import Command, Outcome, raised
 
@@ -58,6 +60,7 @@ class Entity(EntityRow):
         timeout: float | None = None,
         using: str | None = None,
         raise_rejected: bool = False,
+        archive: str | None = None,
     ) -> Outcome:
         """Execute a command on an entity, once.
 
@@ -72,6 +75,8 @@ class Entity(EntityRow):
             timeout: Seconds to wait for the answer. Default: the type's.
             using: Database alias. Default: the alias of the type's versions.
             raise_rejected: Raise ``Rejected`` instead of returning it.
+            archive: Folder or address of an archive of the type's versions. It is read only if the
+                command was executed before, and its version has sunk. Default: none is read.
 
         Returns:
             The committed answer. Inside ``atomic()`` on the alias, that transaction commits it.
@@ -81,6 +86,11 @@ class Entity(EntityRow):
                 fit. Nothing was written, as with each of the following but the last.
             UnknownEntity: The entity does not exist, and the command does not create it.
             CommandIdConflict: The command id belongs to another request.
+            AnswerArchived: The command was executed before, and its version has sunk into the
+                archive; ``version`` says which. With ``archive`` the first answer is returned.
+            AnswerGone: The command was executed before, and no archive has its answer: its version
+                was pruned without an archive, or the entity was erased.
+            ArchiveRefused, Unreachable, NoSpark: ``archive`` cannot be read, or lacks the version.
             VersionConflict: The entity is at another version; ``current`` says which.
             EntityContended: Other commands were first, ten times.
             CommandTimeout: Other commands were answered first, until the timeout.
@@ -93,7 +103,13 @@ class Entity(EntityRow):
         asked = Command(
             id, command, arguments, command_id=command_id, expected_version=expected_version
         )
-        outcome = ask(cls, asked, timeout=timeout, using=using or log_alias(cls.versions))
+        alias = using or log_alias(cls.versions)
+        try:
+            outcome = ask(cls, asked, timeout=timeout, using=alias)
+        except AnswerArchived as error:
+            if archive is None:
+                raise
+            outcome = ArchivedAnswers(cls, archive, using=alias).get(asked, error)
         return raised(outcome) if raise_rejected else outcome
 
     @classmethod
@@ -108,12 +124,20 @@ class Entity(EntityRow):
         timeout: float | None = None,
         using: str | None = None,
         raise_rejected: bool = False,
+        archive: str | None = None,
     ) -> Outcome:
         """Do what ``execute`` does. Coroutines that wait for an entity share transactions."""
         asked = Command(
             id, command, arguments, command_id=command_id, expected_version=expected_version
         )
-        outcome = await aask(cls, asked, timeout=timeout, using=using or log_alias(cls.versions))
+        alias = using or log_alias(cls.versions)
+        try:
+            outcome = await aask(cls, asked, timeout=timeout, using=alias)
+        except AnswerArchived as error:
+            if archive is None:
+                raise
+            answers = ArchivedAnswers(cls, archive, using=alias)
+            outcome = await sync_to_async(answers.get)(asked, error)
         return raised(outcome) if raise_rejected else outcome
 
     @classmethod
@@ -124,6 +148,7 @@ class Entity(EntityRow):
         timeout: float | None = None,
         using: str | None = None,
         return_exceptions: bool = False,
+        archive: str | None = None,
     ) -> list[Any]:
         """Execute many commands. Those for one entity keep their order and share transactions.
 
@@ -132,12 +157,16 @@ class Entity(EntityRow):
             timeout, using: As for ``execute``; each transaction has the whole timeout.
             return_exceptions: Return a command's error in place of its answer. Default: the first
                 error is raised, after all commands have been executed.
+            archive: As for ``execute``.
 
         Returns:
             The answers, in the order of the commands. Each entity has transactions of its own,
             unless the caller has one open.
         """
-        answers = ask_many(cls, commands, timeout=timeout, using=using or log_alias(cls.versions))
+        alias, commands = using or log_alias(cls.versions), list(commands)
+        answers = ask_many(cls, commands, timeout=timeout, using=alias)
+        if archive is not None:
+            ArchivedAnswers(cls, archive, using=alias).fill(commands, answers)
         for answer in answers:
             if isinstance(answer, BaseException) and not return_exceptions:
                 raise answer

@@ -113,6 +113,8 @@ def import_commands(lines: Iterable[str], *, using: str | None, write: Write) ->
             outcome = entity.execute(**fields, using=using)
         except (errors.OutcomeUnknown, *LOST):
             raise
+        except errors.AnswerGone:  # it was executed, and its version is pruned
+            done["replayed"] += 1
         except Exception as error:  # a handler's own, too
             done["failed"] += 1
             write(f"failed line={number}: {type(error).__name__}: {error}")

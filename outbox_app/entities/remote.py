@@ -68,6 +68,10 @@ def _outcome(name: str, request: Call, status: int, said: Any) -> Outcome:
             return Outcome(None, version, Rejection(code, text), replayed=replayed)
         case {"code": "version_conflict", "detail": str(text), "current": int(current)}:
             raise errors.VersionConflict(text, stream=request.id, current=current)
+        case {"code": "answer_archived", "detail": str(text), "version": int(version)}:
+            raise errors.AnswerArchived(text, version=version)
+        case {"code": "answer_gone", "detail": str(text), "version": int(version)}:
+            raise errors.AnswerGone(text, version=version)
         case {"code": str(code), "detail": str(text)} if code in PROBLEMS:
             raise PROBLEMS[code][1](text)
         case {"code": "failed"}:

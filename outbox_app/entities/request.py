@@ -71,6 +71,12 @@ class Outcome:
     replayed: bool
 
 
+def stored_answer(version: int, rejected: bool, response: Any) -> Outcome:
+    """Return an answer from the columns of its version."""
+    rejection = Rejection(**response) if rejected and response else None  # None: erased
+    return Outcome(None if rejected else response, version, rejection, replayed=False)
+
+
 def raised(outcome: Outcome) -> Outcome:
     """Return an answer, or raise ``Rejected`` if it is a rejection."""
     if outcome.rejected:
@@ -160,6 +166,14 @@ class Call:
             return self.answer
         assert self.answer is not None, "a call without an answer"
         raise self.answer
+
+    def conflict(self, command: str, version: int) -> errors.CommandIdConflict:
+        """Return the error for a command id that another request has, with the answer's version."""
+        return errors.CommandIdConflict(
+            f"The command id {self.command_id!r} of {self.id!r} belongs to another request, "
+            f"{command!r} at version {version}: the command or its arguments differ. "
+            "Use a new id for a new request."
+        )
 
     def late(self, *, begun: bool) -> Exception:
         """Return the error for a caller whose time is over; ``begun``: its batch is under way."""

@@ -24,7 +24,8 @@ from django.utils.functional import SimpleLazyObject
 from ..eventlog.heads import ADD, add_versions
 from ..eventlog.insert import chunks, own_values
 from ..eventlog.newevent import slice_of
-from ..models import DatabaseNow
+from ..models import DatabaseNow, PrunedCommand
+from ..models.entity import command_key, log_number
 from ..models.upsert import insert_rows
 from ..process.wakeup import EVENTS, wake_after_commit
 from ..signals import events_published
@@ -60,6 +61,8 @@ def _select(entity: Any, using: str, bounded: bool, asked: bool) -> str:
     known = joined = ""
     if asked:
         known = "".join(f", known.{quote(name)}" for name in ANSWER)
+        pruned = f"{_pruned(entity.versions, 'version', using)} = %s"
+        known += f", CASE WHEN known.version IS NULL THEN ({pruned}) END"
         log = quote(entity.versions._meta.db_table)
         joined = f" LEFT JOIN {log} AS known ON known.stream = %s AND known.command_id = %s"
     return (
@@ -81,13 +84,17 @@ def load(
     if connection.vendor == "postgresql":
         bounds = [] if wait is None else [f"{max(1, round(wait * 1000))}ms"]
         asked = [id, *ids] if len(ids) == 1 else []
+    keys = [command_key(*asked)] if asked else []
     sql = _select(entity, connection.alias, bool(bounds), bool(asked))
-    cursor.execute(sql + (" FOR UPDATE" if lock else ""), [*bounds, id, *asked])
+    cursor.execute(sql + (" FOR UPDATE" if lock else ""), [*keys, *bounds, id, *asked])
     _, text, *values = cursor.fetchone()
     found = None
     if asked:
+        *values, pruned = values
         values, known = values[: -len(ANSWER)], values[-len(ANSWER) :]
         found = [] if known[0] is None else [_answer(known)]
+        if pruned is not None:
+            found = [(*ids, None, None, pruned, None, None)]
     for number, column in enumerate(_columns(entity)):
         own = column.get_db_converters(connection)
         for convert in (*connection.ops.get_db_converters(column), *own):
@@ -147,21 +154,44 @@ def _update(entity: Any, using: str, names: Sequence[str], of_version: Sequence[
     return f"{with_} {sql} AND EXISTS (SELECT FROM head)"
 
 
+@cache
+def _pruned(log: Any, columns: str, using: str) -> str:
+    """Return SQL that looks up commands whose versions are pruned, up to their keys."""
+    quote = connections[using].ops.quote_name
+    table, number = quote(PrunedCommand._meta.db_table), log_number(log._meta.db_table)
+    return f"SELECT {columns} FROM {table} WHERE log = {number} AND {quote('key')}"
+
+
 def answered(cursor: Any, log: Any, id: str, command_ids: Collection[str]) -> list[Any]:
-    """Return the ``ANSWER`` of each version with one of these command ids, mostly none."""
+    """Return the ``ANSWER`` of each version with one of these command ids, mostly none.
+
+    Of a version that is pruned only the number is known, as in ``PrunedCommand``. One statement
+    reads both tables: a version may be pruned meanwhile.
+    """
     connection = cursor.db
-    quote = connection.ops.quote_name
-    columns = ", ".join(map(quote, ANSWER))
-    where = f"SELECT {columns} FROM {quote(log._meta.db_table)} WHERE stream = %s"
-    params: list[Any] = [id, *command_ids]
-    sql = f"{where} AND command_id IN ({', '.join(['%s'] * len(command_ids))})"
-    if connection.vendor == "postgresql" and len(command_ids) > 1:
+    quote, key = connection.ops.quote_name, connection.ops.quote_name("key")
+    is_postgres = connection.vendor == "postgresql"
+    columns = ", ".join([*map(quote, ANSWER), "NULL::uuid" if is_postgres else "NULL"])
+    kept = f"SELECT {columns} FROM {quote(log._meta.db_table)} WHERE stream = %s AND command_id"
+    pruned = _pruned(log, f"version, {key}", connection.alias)
+    keys = {command_key(id, each): each for each in command_ids}
+    params: list[Any] = [id, *command_ids, *keys]
+    among = f"IN ({', '.join(['%s'] * len(keys))})"
+    sql, source = f"{kept} {among}", f"({pruned} {among}) AS found"
+    if is_postgres and len(keys) > 1:
         # With old statistics the planner would read all versions of the entity for IN or ANY.
-        params = [[*command_ids], id]
-        each = f"LATERAL ({where} AND command_id = asked.id LIMIT 1)"
-        sql = f"SELECT found.* FROM unnest(%s::text[]) AS asked (id), {each} AS found"
-    cursor.execute(sql, params)
-    return [_answer(row) for row in cursor.fetchall()]
+        params = [[*command_ids], id, [*keys]]
+        each = "unnest(%s::{}[]) AS asked (id), LATERAL ({} = asked.id LIMIT 1) AS found"
+        sql, source = (
+            f"SELECT found.* FROM {each.format('text', kept)}",
+            each.format("uuid", pruned),
+        )
+    nulls = "SELECT NULL, NULL, NULL, found.version, NULL, NULL, found"
+    cursor.execute(f"{sql} UNION ALL {nulls}.{key} FROM {source}", params)
+    rows = [(row[-1], row[:-1]) for row in cursor.fetchall()]
+    found = [(keys[str(key).replace("-", "")], *row[1:]) for key, row in rows if key is not None]
+    # The last one counts: a pruned version that was restored has its answer again.
+    return found + [_answer(row) for key, row in rows if key is None]
 
 
 def _answer(row: Sequence[Any]) -> tuple[Any, ...]:

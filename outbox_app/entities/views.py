@@ -43,6 +43,8 @@ PROBLEMS: dict[str, tuple[int, type[errors.OutboxError]]] = {
     "invalid_command": (422, errors.InvalidCommand),
     "unknown_entity": (404, errors.UnknownEntity),
     "command_id_conflict": (422, errors.CommandIdConflict),
+    "answer_archived": (410, errors.AnswerArchived),
+    "answer_gone": (410, errors.AnswerGone),
     "version_conflict": (412, errors.VersionConflict),
     "contended": (409, errors.EntityContended),
     "timeout": (503, errors.CommandTimeout),
@@ -55,6 +57,7 @@ SCHEMAS = {"int": "integer", "str": "string", "bool": "boolean", "float": "numbe
 SCHEMAS |= {"list": "array", "dict": "object"}
 OUTCOME = {"response": "Any", "version": "int", "replayed": "bool"}
 PROBLEM = {"status": "int", "code": "str", "detail": "str", "current": "int", "rejected": "bool"}
+PROBLEM |= {"version": "int"}
 
 
 @door("POST", SENDER, messages.JSON)
@@ -121,6 +124,8 @@ def _problem(error: Exception, peer: Peer, command: str) -> tuple[int, Any, dict
             said: dict[str, Any] = {"code": code, "detail": str(error)}
             if isinstance(error, errors.VersionConflict):
                 said |= {"current": error.current}
+            if isinstance(error, errors.AnswerGone):
+                said |= {"version": error.version}
             after = math.ceil(getattr(error, "retry_after", 1))
             return status, said, {"Retry-After": str(after)} if status == 503 else {}
     logger.error("Failed peer=%s command=%s", peer.name, command, exc_info=error)

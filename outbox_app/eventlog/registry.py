@@ -15,7 +15,7 @@ from django.db.models import Max, Min
 from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..exceptions import UnknownLog
-from ..models import EntityVersion, EventLog
+from ..models import EventLog
 from ..models.clock import aware
 
 #: Seconds by which ``recorded_at`` may be out of order.
@@ -39,18 +39,11 @@ def log_named(name: str) -> type[EventLog]:
     raise UnknownLog(f"There is no log {name!r}. Known: {known}.")
 
 
-def kept_days(log: type[EventLog], days: int) -> int:
-    """Return for how many days a log keeps its events: ``days``, or more if it holds commands."""
-    if issubclass(log, EntityVersion):
-        return max(days, outbox_settings().ENTITY_COMMAND_DAYS)
-    return days
-
-
 def sinks(using: str | None = None) -> dict[type[EventLog], tuple[str, int]]:
     """Return archive and age in days of the logs in the setting SINK: of all, or on one alias."""
     named = {log_named(name): each for name, each in outbox_settings().SINK.items()}
     return {
-        log: (archive, kept_days(log, days))
+        log: (archive, days)
         for log, (archive, days) in named.items()
         if using in (None, log_alias(log))
     }

@@ -1,7 +1,7 @@
 """Re-exports all models of the app: Django imports this package and nothing below it."""
 
 from .clock import DatabaseNow
-from .entity import CommandsOnly, EntityRow, EntityVersion
+from .entity import CommandsOnly, EntityRow, EntityVersion, PrunedCommand
 from .event import Event, EventLog, StreamHead
 from .fleet import Node, Peer, Server
 from .gap import Gap, GapQuerySet
@@ -26,6 +26,6 @@ __all__ = [
     "CommandsOnly", "CurrentTransaction", "Cursor", "DatabaseNow", "DeadJob",
     "DeliveredVersion", "EntityRow", "EntityVersion", "Event", "EventLog", "Fence", "Gap",
     "GapQuerySet", "InboxEntry", "Incident", "Lease", "Node", "Overview", "ParkedStream",
-    "Peer", "PreparedEvent", "Process", "Server", "ShadowJob", "ShadowNote", "ShadowResult",
-    "StagedJob", "Statistic", "StreamHead", "Subscription", "TaskResult",
+    "Peer", "PreparedEvent", "Process", "PrunedCommand", "Server", "ShadowJob", "ShadowNote",
+    "ShadowResult", "StagedJob", "Statistic", "StreamHead", "Subscription", "TaskResult",
 ]  # fmt: skip

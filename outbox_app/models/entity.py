@@ -8,6 +8,7 @@ wrote, every later command would fail with ``DamagedEntity``.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any, NoReturn
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -65,6 +66,42 @@ class EntityVersion(_Unsaved, EventLog):
                 fields=["stream", "command_id"], name="%(app_label)s_%(class)s_command"
             ),
         ]
+
+
+def log_number(table: str) -> int:
+    """Return the number by which ``PrunedCommand`` names a log of versions, from its table."""
+    return int.from_bytes(sha256(table.encode()).digest()[:4], signed=True)
+
+
+def command_key(stream: str, command_id: str) -> str:
+    """Return the key of ``PrunedCommand``: 120 bits of SHA-256 over both ids, in hexadecimal."""
+    hash = sha256(f"{stream}\0{command_id}".encode()).hexdigest()  # no stored text has a NUL
+    # As a UUID of version 5: MariaDB refuses some values that are no UUID of a known kind.
+    return f"{hash[:12]}5{hash[12:15]}8{hash[15:30]}"
+
+
+class PrunedCommand(models.Model):
+    """The id of a command whose version retention has removed: it is never executed again.
+
+    A row is inserted by the transaction that deletes the version, so an id is always in one of the
+    two tables. Of a billion ids in one log, two have the same key with odds of 1 in 10¹⁸.
+    """
+
+    pk = models.CompositePrimaryKey("log", "key")
+    #: The version of the answer. Negative if the answer is gone: no archive has it.
+    version = models.BigIntegerField(_("version"))
+    key = models.UUIDField(_("key"))
+    log = models.IntegerField(_("log"))
+    #: The date of the command, in UTC if USE_TZ is true.
+    executed_on = models.DateField(_("executed on"))
+
+    class Meta:
+        db_table = "outbox_prunedcommand"
+        default_permissions = ()
+        indexes = [models.Index(fields=["executed_on"], name="outbox_pruned_executed")]
+
+    def __str__(self) -> str:
+        return f"{self.key} at version {self.version}"
 
 
 class EntityRow(_Unsaved):

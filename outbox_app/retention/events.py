@@ -4,8 +4,8 @@ A log is pruned from its front, up to the first event that is too new, that the 
 subscription (even a paused one) has not passed, that a parked stream begins with, or that no intact
 file of a given archive contains. So the events that are kept have no holes, and the cost depends
 only on the removed ones. Each batch is deleted by id in its own transaction: an event that commits
-late is not touched, and a cursor that a person moves back meanwhile holds the rest. Versions of
-entities are kept for at least ENTITY_COMMAND_DAYS: without its version, a repeated command would be
+late is not touched, and a cursor that a person moves back meanwhile holds the rest. The batch that
+deletes versions of entities inserts the ids of their commands elsewhere, so that no repeat is
 executed again. The newest version may be removed: the entity's row has the state.
 """
 
@@ -24,10 +24,10 @@ from django.db.models import F
 from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..eventlog.reader import LogReader, reads_by_time
-from ..eventlog.registry import all_logs, kept_days, log_named, sinks
+from ..eventlog.registry import all_logs, log_named, sinks
 from ..eventlog.window import TOMBSTONE
 from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused, Unreachable
-from ..models import Cursor, Event, EventLog, ParkedStream, Subscription
+from ..models import Cursor, EntityVersion, Event, EventLog, ParkedStream, Subscription
 from ..models.clock import database_time
 from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.lock_wait import atomic_with_lock_wait
@@ -36,6 +36,7 @@ from ..subscriptions.counting import drop_pruned
 from ..subscriptions.lag import still_read
 from ..subscriptions.subscriber import all_subscribers
 from ..text import Write, get_logger
+from .commands import keep_commands
 from .rows import BATCH_SIZE, check_arguments, deleting_by_key, remove
 
 logger = get_logger("outbox_app.retention")
@@ -61,7 +62,7 @@ def prune_events(
 ) -> int:
     """Remove events that are older than the retention and that every subscription has passed.
 
-    Versions of entities are never removed before ENTITY_COMMAND_DAYS.
+    The ids of commands are kept, for ENTITY_COMMAND_DAYS.
 
     Args:
         using: Database alias. Default: the alias of each log.
@@ -104,17 +105,14 @@ def prune_events(
     require_migrated(alias)
     if table not in connections[alias].introspection.table_names():
         return 0
-    age = kept_days(chosen, days)
-    if age > days:
-        write(f"kept log={table} for={age}d: OUTBOX['ENTITY_COMMAND_DAYS']")
     for name in _not_begun(chosen, alias):
         write(
             f"warning log={table} subscription={name}: the subscription has not run yet, and will "
             "not get the events that are removed now"
         )
-    steps = prune_steps(chosen, age, batch_size, archived, using=alias, dry_run=dry_run)
+    steps = prune_steps(chosen, days, batch_size, archived, using=alias, dry_run=dry_run)
     batches = _batches(steps, table, write)
-    return remove(f"log={table}", batches, f"{age}d", using=alias, dry_run=dry_run, write=write)
+    return remove(f"log={table}", batches, f"{days}d", using=alias, dry_run=dry_run, write=write)
 
 
 def chosen_events(log: str | None, older_than: int | None) -> tuple[type[EventLog], int]:
@@ -238,8 +236,11 @@ def prune_steps(
             count, reached = len(ids), max([reached, *ids])
             if ids and not dry_run:
                 drop_pruned(log, ids, using=using)
+                gone = rows.filter(pk__in=ids, recorded_at__lt=before)
+                if issubclass(log, EntityVersion):
+                    keep_commands(gone, now, is_archived=archived is not None)
                 with deleting_by_key(rows):
-                    count = rows.filter(pk__in=ids, recorded_at__lt=before)._raw_delete(using)
+                    count = gone._raw_delete(using)
         yield count, reached, held
         if len(free) < batch_size:
             return

@@ -1,8 +1,9 @@
-"""Retention: inbox ids, incidents, counters, task results, decided events and fences.
+"""Retention: ids of jobs and commands, incidents, counters, results, decided events and fences.
 
 Old rows are removed in batches, the oldest first, each in its own transaction: an interrupted run
 is just started again. The database's clock measures the age. After an inbox id is removed, its job
-would be executed again: keep ids for longer than any message can stay in the broker.
+would be executed again: keep ids for longer than any message can stay in the broker. Ids of
+commands are kept without limit by default, for the same reason.
 """
 
 from __future__ import annotations
@@ -11,22 +12,33 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from django.db import connections
 from django.db.models import Model
 
-from ..aliases import inbox_alias, outbox_alias
+from ..aliases import inbox_alias, log_alias, outbox_alias
 from ..conf import MAX_DAYS, outbox_settings
+from ..eventlog.registry import all_logs
 from ..exceptions import InvalidArgument
-from ..models import Fence, InboxEntry, Incident, PreparedEvent, Statistic, TaskResult
+from ..models import (
+    EntityVersion,
+    Fence,
+    InboxEntry,
+    Incident,
+    PreparedEvent,
+    PrunedCommand,
+    Statistic,
+    TaskResult,
+)
 from ..models.clock import database_time
 from ..prepared.fences import mark_pruned
 from ..process.counters import by_name
 from ..process.foreground import throttled
 from ..process.preflight import require_alias, require_migrated
 from ..text import Write, get_logger, per_second
+from .commands import day_of
 
 logger = get_logger("outbox_app.retention")
 
@@ -54,6 +66,16 @@ def _senders_alias() -> str:
     )
 
 
+def _versions_alias() -> str:
+    aliases = {log_alias(log) for log in all_logs() if issubclass(log, EntityVersion)}
+    if len(aliases) > 1:
+        raise InvalidArgument(
+            "The versions of entities are in several databases: "
+            f"{', '.join(sorted(aliases))}. Run this with --database ALIAS for each of them."
+        )
+    return aliases.pop() if aliases else outbox_alias()
+
+
 KEPT = {
     "inbox": Kept(InboxEntry, "handled_at", inbox_alias, "INBOX_RETENTION_DAYS"),
     "incidents": Kept(Incident, "created_at", outbox_alias, "INCIDENT_RETENTION_DAYS"),
@@ -62,6 +84,7 @@ KEPT = {
     "results": Kept(TaskResult, "kept_from", outbox_alias, "TASK_RESULT_RETENTION_DAYS"),
     # Events that are open have no such time.
     "prepared": Kept(PreparedEvent, "decided_at", outbox_alias, "PREPARED_RETENTION_DAYS"),
+    "commands": Kept(PrunedCommand, "executed_on", _versions_alias, "ENTITY_COMMAND_DAYS"),
     "fences": Kept(Fence, "written_at", _senders_alias, "FENCE_RETENTION_DAYS"),
 }
 
@@ -78,8 +101,10 @@ def prune(
     """Remove rows of one kind that are older than its retention.
 
     Args:
-        kind: ``inbox``, ``incidents``, ``counters``, ``results``, ``prepared`` or ``fences``.
-        using: Database alias. Default: that of the inbox, or of the outbox; fences need one.
+        kind: ``inbox``, ``incidents``, ``counters``, ``results``, ``prepared``, ``commands`` or
+            ``fences``.
+        using: Database alias. Default: that of the inbox, the versions of entities, or the outbox;
+            fences need one.
         older_than: Age in days. Default: the kind's setting, such as INBOX_RETENTION_DAYS.
         batch_size: Rows removed at once.
         dry_run: Remove nothing; report how many rows would be removed.
@@ -96,7 +121,7 @@ def prune(
         raise InvalidArgument(f"Rows of what kind? One of {', '.join(KEPT)}; got {kind!r}.")
     kept = KEPT[kind]
     using = using or kept.alias()
-    age = getattr(outbox_settings(), kept.setting) if older_than is None else older_than
+    age = kept_for(kind, older_than)
     check_arguments(using, age, batch_size, given=older_than)
     require_migrated(using, kept.model)
     if older_than is not None and kept.unit == "hours":
@@ -104,12 +129,14 @@ def prune(
     rows: Any = kept.model._default_manager.using(using).order_by(kept.column)
     batches: Batches = ()
     if now := database_time(rows):
-        before = now - timedelta(**{kept.unit: age})
+        before: Any = now - timedelta(**{kept.unit: age})
         if kept.model is Fence:
             rows = rows.exclude(pk=Fence.MARK)
             if not dry_run:
                 mark_pruned(before, using=using)
         parts = [rows]
+        if kept.model is PrunedCommand:
+            before = day_of(before)
         if kept.model is Statistic:
             parts = by_name(rows)
         elif kept.model is TaskResult:  # in one query PostgreSQL would scan the jobs for each row
@@ -117,6 +144,18 @@ def prune(
             parts = [rows.exclude(status=TaskResult.Status.READY), ready.settled()]
         batches = _batches(parts, kept.column, before, batch_size, dry_run=dry_run)
     return remove(kind, batches, f"{age}{kept.unit[0]}", using=using, dry_run=dry_run, write=write)
+
+
+def kept_for(kind: str, older_than: int | None) -> int:
+    """Return the age from which on rows of a kind are removed. Raises ``InvalidArgument``."""
+    setting = KEPT[kind].setting
+    age: int | None = getattr(outbox_settings(), setting) if older_than is None else older_than
+    if age is None:
+        raise InvalidArgument(
+            f"The {kind} are never removed: OUTBOX[{setting!r}] is None. Set it, or give "
+            "--older-than."
+        )
+    return age
 
 
 def remove(
@@ -138,8 +177,8 @@ def remove(
 
 
 def _batches(
-    parts: Iterable[Any], column: str, before: datetime, batch_size: int, *, dry_run: bool
-) -> Iterator[tuple[int, datetime]]:
+    parts: Iterable[Any], column: str, before: date, batch_size: int, *, dry_run: bool
+) -> Iterator[tuple[int, date]]:
     """Delete batch after batch; yield how many rows each had, and the time that it reached."""
     is_old = {f"{column}__lt": before}
     for rows in parts:

@@ -19,7 +19,7 @@ from ..aliases import inbox_alias, log_alias
 from ..conf import outbox_settings
 from ..eventlog.registry import all_logs, sinks
 from ..exceptions import OutboxError
-from ..models import EventLog
+from ..models import EntityVersion, EventLog
 from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.backoff import described
 from ..process.foreground import Listen
@@ -91,6 +91,9 @@ class Retention(LeasedLoop):
             removals[f"inbox:{alias}"] = partial(prune, "inbox", alias)
         for alias in {*map(log_alias, all_logs())} - {self.using}:  # perhaps without a drainer
             removals[f"counters:{alias}"] = partial(prune, "counters", alias)
+        if outbox_settings().ENTITY_COMMAND_DAYS is not None:
+            for alias in {log_alias(log) for log in all_logs() if issubclass(log, EntityVersion)}:
+                removals[f"commands:{alias}"] = partial(prune, "commands", alias)
         if outbox_settings().EVENT_RETENTION_DAYS is not None:
             removals["events"] = prune_events
         for kind, remove in removals.items():

@@ -63,7 +63,7 @@ WRONG = {
         *({"nowhere": ("there", 1)}, ("outbox_event",)),
     ],
     "ENTITY_SCOPE": ["nowhere.scope", "scope", ".scope", "..a.scope", "os.sep", 1],
-    "ENTITY_COMMAND_DAYS": [0, -1, 0.5, None],
+    "ENTITY_COMMAND_DAYS": [0, -1, 0.5],
     "LEASE_SECONDS": [0, -1, "10", True, float("nan"), float("inf")],
     "PUBLISH_TIMEOUT": [0, -0.1, None],
     "INTERVAL": [0, 0.001, -1, "1", float("nan")],

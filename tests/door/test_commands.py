@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import OperationalError
+from django.db.models import QuerySet
 from django.test import Client
 from django.utils import timezone, translation
 
@@ -17,6 +19,8 @@ from outbox_app.entities import Rejected, remote, views
 from outbox_app.entities.declaration import spec_of
 from outbox_app.eventlog.newevent import NO_STREAM
 from outbox_app.exceptions import (
+    AnswerArchived,
+    AnswerGone,
     CommandIdConflict,
     EntityContended,
     EntityError,
@@ -29,9 +33,12 @@ from outbox_app.exceptions import (
     VersionConflict,
 )
 from outbox_app.fleet import service
+from outbox_app.models import DatabaseNow
+from outbox_app.retention import prune_events
 from tests.door.test_messages import served  # noqa: F401
-from tests.entities.models import Account
+from tests.entities.models import Account, AccountVersion
 from tests.faults.tools import on
+from tests.pipeline.harness import archive
 
 from . import rfc9421
 
@@ -154,6 +161,28 @@ def test_answers_that_say_no(
     assert found["detail"]
     assert "Signature" in response
     assert len(versions()) == (2 if "rejected" in said else 1)
+
+
+@one
+@pytest.mark.parametrize("archived", [True, False])
+def test_an_answer_that_was_pruned(
+    alias: str, account: None, shop: Any, send: Any, tmp_path: Any, archived: bool
+) -> None:
+    shop.execute(TYPE, "a", "withdraw", {"amount": 4}, command_id="k-1")
+    rows = QuerySet(AccountVersion, using=alias)
+    rows.update(recorded_at=DatabaseNow() - timedelta(days=9))
+    folder = str(tmp_path / "versions") if archived else None
+    if archived:
+        archive(alias, folder, log=AccountVersion)
+    prune_events(using=alias, log="account_version", older_than=3, archive=folder)
+    response = send("withdraw", {"amount": 4})
+    both = ("answer_archived", AnswerArchived) if archived else ("answer_gone", AnswerGone)
+    said = response.json()
+    assert (response.status_code, said["code"], said["version"]) == (410, both[0], 2)
+    with pytest.raises(AnswerGone, match="is not executed again") as caught:
+        shop.execute(TYPE, "a", "withdraw", {"amount": 4}, command_id="k-1")
+    assert (type(caught.value), caught.value.version) == (both[1], 2)
+    assert not rows.exists()
 
 
 @one

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import date
+from uuid import uuid4
 
 import pytest
 from django.db import connections
@@ -11,6 +13,8 @@ from django.db import connections
 from outbox_app.entities import Command
 from outbox_app.entities.attempt import Attempt
 from outbox_app.entities.request import Call, deadline_after
+from outbox_app.models import PrunedCommand
+from outbox_app.models.entity import log_number
 from tests.entities.models import Account, AccountVersion
 from tests.faults.tools import on
 from tests.mysql import explain, numbers, plan_of
@@ -22,7 +26,7 @@ ROWS = 20_000
 def statistics(request, alias, ask):
     """Account a has many versions, and there are as many other accounts."""
     analyze = {"postgresql": "ANALYZE", "mysql": "ANALYZE TABLE"}[connections[alias].vendor]
-    tables = ("account", "account_version", "outbox_stream")
+    tables = ("account", "account_version", "outbox_stream", "outbox_prunedcommand")
     with connections[alias].cursor() as cursor:
         if analyze == "ANALYZE":  # no autovacuum comes between
             cursor.execute(f"LOCK {', '.join(tables)} IN SHARE UPDATE EXCLUSIVE MODE")
@@ -30,6 +34,9 @@ def statistics(request, alias, ask):
             for table in tables:
                 cursor.execute(f"{analyze} {table}")
         ask("open", {"owner": "ann", "balance": 10}, command_id="open")
+        PrunedCommand.objects.using(alias).create(
+            log=log_number("account_version"), key=uuid4(), version=1, executed_on=date(2000, 1, 1)
+        )
         further = f"{numbers(2, ROWS, 'i')} AS further"
         if analyze == "ANALYZE":
             further = f"generate_series(2, {ROWS}) AS further (i)"
@@ -48,9 +55,15 @@ def statistics(request, alias, ask):
                 ["log", "stream", "version"],
                 {"stream": "concat('o', i)", "version": "1"},
             ),
+            (
+                "outbox_prunedcommand",
+                ["log", "key", "version", "executed_on"],
+                {"key": hash, "version": "i"},
+            ),
         ):
-            values = ", ".join(given.get(name, f"{table}.{name}") for name in columns)
-            into = f"{table} ({', '.join(columns)})"
+            quoted = {name: connections[alias].ops.quote_name(name) for name in columns}
+            values = ", ".join(given.get(name, f"{table}.{quoted[name]}") for name in columns)
+            into = f"{table} ({', '.join(quoted.values())})"
             cursor.execute(f"INSERT INTO {into} SELECT {values} FROM {table}, {further}")
         cursor.execute(f"UPDATE account SET version = {ROWS} WHERE id = 'a'")
         cursor.execute(f"UPDATE outbox_stream SET version = {ROWS} WHERE stream = 'a'")
@@ -98,5 +111,6 @@ def test_each_statement_is_an_index_lookup(alias, statistics, count, locked):
     with connections[alias].execute_wrapper(explainer):
         Attempt(Account, calls, using=alias, locked=locked, wait=None).run()
     assert any(sql.startswith("SELECT") for sql in explainer.seen)
+    assert any("outbox_prunedcommand" in sql for sql in explainer.seen)
     updated = re.findall(r"UPDATE \W?(outbox_stream|account)\b", " ".join(explainer.seen))
     assert updated == ["outbox_stream", "account"]

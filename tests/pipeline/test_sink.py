@@ -232,9 +232,9 @@ def test_an_archive_that_cannot_be_read_is_told_of(alias, folder, old, left):
     assert left() == ids
 
 
-def test_versions_of_entities_are_kept_for_the_days_of_their_commands(alias, settings):
+def test_versions_of_entities_sink_by_the_same_setting(alias, settings):
     settings.OUTBOX = {**settings.OUTBOX, "SINK": {"account_version": ("x", 3)}}
-    assert sinks() == {AccountVersion: ("x", 30)}
+    assert sinks() == {AccountVersion: ("x", 3)}
     assert sinks("elsewhere") == {}
 
 

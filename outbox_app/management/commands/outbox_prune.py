@@ -8,6 +8,9 @@
   --results     results of django.tasks (table outbox_taskresult), except results whose job is still
                 staged or dead.
   --prepared    prepared events that were confirmed or cancelled (in table outbox_prepared).
+  --commands    ids of commands whose versions --events, --archived or SINK have removed (table
+                outbox_prunedcommand). While an id is there, a repeat of its command raises
+                AnswerArchived or AnswerGone; once it is gone, the command would be executed again.
   --fences      what became of a sender's transactions (table outbox_fence). Needs --database, the
                 alias of the sender. A question about an older transaction is answered "too_old".
   --events      events of the logs, from the oldest one on. It stops at the first event that is too
@@ -29,7 +32,7 @@ from django.core.management.base import CommandParser
 
 from ...exceptions import InvalidArgument
 from ...retention.events import chosen_events, prune_events
-from ...retention.rows import BATCH_SIZE, KEPT, prune
+from ...retention.rows import BATCH_SIZE, KEPT, kept_for, prune
 from ..teaching import TeachingCommand
 
 
@@ -43,6 +46,7 @@ class Command(TeachingCommand):
         add("--counters", action="store_true", help="remove old counters")
         add("--results", action="store_true", help="remove old results of django.tasks")
         add("--prepared", action="store_true", help="remove prepared events that were decided")
+        add("--commands", action="store_true", help="remove old ids of commands")
         add("--fences", action="store_true", help="remove old fences; needs --database")
         add("--events", action="store_true", help="remove old events")
         add("--archived", metavar="DIR", help="remove old events that are in this archive")
@@ -51,10 +55,11 @@ class Command(TeachingCommand):
         age = (
             "remove rows that are older, at least 1 (default: the setting of the kind in OUTBOX. "
             "INBOX_, INCIDENT_, TASK_RESULT_, PREPARED_ and FENCE_RETENTION_DAYS are 30, "
-            "STATISTICS_RETENTION_HOURS is 48; EVENT_RETENTION_DAYS has no default)"
+            "STATISTICS_RETENTION_HOURS is 48; ENTITY_COMMAND_DAYS and EVENT_RETENTION_DAYS have "
+            "no default)"
         )
         add("--older-than", type=int, metavar="DAYS", help=age)
-        alias = "database alias (default: the alias of the inbox, the outbox, each log)"
+        alias = "database alias (default: the alias of the inbox, the outbox, entities, each log)"
         add("--database", metavar="ALIAS", help=alias)
         rows = f"rows removed at once (default {BATCH_SIZE})"
         add("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=rows)
@@ -64,8 +69,8 @@ class Command(TeachingCommand):
         options["events"] = options["events"] or bool(options["archived"])
         if not any(options[name] for name in (*KEPT, "events")):
             raise InvalidArgument(
-                "Say what to prune: --results, --prepared, --fences, --inbox, --incidents, "
-                "--counters, --events, --archived DIR, or several."
+                "Say what to prune: --results, --prepared, --commands, --fences, --inbox, "
+                "--incidents, --counters, --events, --archived DIR, or several."
             )
         if options["log"] and not options["events"]:
             raise InvalidArgument("--log needs --events or --archived.")
@@ -75,6 +80,8 @@ class Command(TeachingCommand):
         using = {name: options["database"] or KEPT[name].alias() for name in KEPT if options[name]}
         if options["events"]:
             chosen_events(options["log"], options["older_than"])
+        for name in using:
+            kept_for(name, options["older_than"])
         for name, alias in using.items():
             prune(name, alias, **given)
         if options["events"]:

@@ -1,0 +1,84 @@
+"""Commands whose versions retention has removed: they are never executed again.
+
+The look-up of command ids finds such a command in the table of ``PrunedCommand``. Its answer is in
+the archive of the log, unless the version was not archived, or its entity was erased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+from django.db.models import QuerySet
+
+from ..exceptions import AnswerArchived, AnswerGone, ArchiveRefused
+from ..pipeline.driver.archive_lookup import archived_versions
+from ..text import without_passwords
+from .operations import ERASED
+from .request import Call, Command, Outcome, stored_answer
+
+
+def pruned_answer(call: Call, version: int) -> AnswerGone:
+    """Return the error of a repeated command. ``version`` is that of its ``PrunedCommand``."""
+    text = (
+        f"The command {call.command_id!r} of {call.id!r} was executed at version {abs(version)}, "
+        "which the database no longer has. It is not executed again."
+    )
+    if version < 0:
+        return AnswerGone(f"{text} No archive has its answer.", version=-version)
+    hint = "To read its answer from the archive of the versions, call execute(…, archive=…)."
+    return AnswerArchived(f"{text} {hint}", version=version)
+
+
+class ArchivedAnswers:
+    """First answers to commands of one type, from an archive of its versions."""
+
+    def __init__(self, entity: Any, archive: str, *, using: str) -> None:
+        self.entity, self.archive, self.using = entity, archive, using
+        read = partial(archived_versions, entity.versions, folder=archive, using=using)
+        #: The archived versions of an entity. Several commands may ask for one entity.
+        self.versions_of = lru_cache(maxsize=8)(read)
+
+    def get(self, asked: Command, error: AnswerArchived) -> Outcome:
+        """Return the first answer to a command, which ``error`` refused.
+
+        Raises ``ArchiveRefused`` if the archive lacks the version, ``AnswerGone`` if the entity was
+        erased, and ``CommandIdConflict``.
+        """
+        call, version, versions = Call(asked), error.version, self.versions_of(asked.id)
+        for row in versions:
+            if row.version == version and row.command_id == call.command_id:
+                break
+        else:
+            raise ArchiveRefused(
+                f"The archive {without_passwords(self.archive)} has no version {version} of "
+                f"{self.entity.__name__} {call.id!r} with the command id {call.command_id!r}. "
+                "Give the archive into which the version has sunk."
+            ) from error
+        if any(ERASED in metadata for metadata in self._metadata_from(version, versions)):
+            raise AnswerGone(
+                f"The answer to {call.command_id!r} of {call.id!r}, at version {version}, was "
+                "erased with the entity.",
+                version=version,
+            ) from error
+        if row.request_hash != call.hash:
+            raise call.conflict(str(row.command), version) from error
+        return replace(stored_answer(version, row.rejected, row.response), replayed=True)
+
+    def fill(self, commands: Sequence[Command], answers: list[Any]) -> None:
+        """Replace each ``AnswerArchived`` by the first answer, or by the error of reading it."""
+        for number, (asked, answer) in enumerate(zip(commands, answers, strict=True)):
+            if isinstance(answer, AnswerArchived):
+                try:
+                    answers[number] = self.get(asked, answer)
+                except Exception as error:
+                    answers[number] = error
+
+    def _metadata_from(self, version: int, archived: Sequence[Any]) -> Iterator[Any]:
+        """Yield the metadata of versions that no command wrote, and of all archived ones."""
+        yield from (row.metadata for row in archived if row.version >= version)
+        rows: Any = QuerySet(self.entity.versions, using=self.using)
+        rows = rows.filter(stream=archived[0].stream, version__gt=version, command__isnull=True)
+        yield from rows.values_list("metadata", flat=True)
