@@ -3,7 +3,8 @@
 ``answers`` maps the names of commands to what is answered in Redis' place: an error without its
 sign, as managed Redis' proxies give it. It may be changed at any time, and holds from the next
 command on. What is answered so never reaches Redis. "MULTI LPUSH" holds in a transaction, which is
-then refused as a whole, as Redis does it.
+then refused as a whole, as Redis does it. ``swallows`` is called with the name of each other
+command and Redis' reply; if it returns True, the client gets no reply, and its connection ends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import socket
 import socketserver
 import threading
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 
@@ -22,6 +24,7 @@ class RedisProxy(socketserver.ThreadingTCPServer):
         self.target = (host, port)
         self.port = self.server_address[1]
         self.answers: dict[str, str] = {}
+        self.swallows: Callable[[str, bytes], bool] = lambda name, reply: False
         #: Commands that were answered in Redis' place.
         self.answered: list[str] = []
 
@@ -56,7 +59,10 @@ class _Connection(socketserver.StreamRequestHandler):
                     prefix, aborted = "", False
                 if answer is None:
                     redis.sendall(command)
-                    self.wfile.write(_read(replies))
+                    reply = _read(replies)
+                    if self.server.swallows(name, reply):
+                        return
+                    self.wfile.write(reply)
                     prefix = "MULTI " if name == "MULTI" else prefix
                 else:
                     aborted = bool(prefix)

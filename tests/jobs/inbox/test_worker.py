@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -18,8 +20,9 @@ from django.db import transaction
 
 from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import StagedJob
+from outbox_app.models import DeadJob, StagedJob
 from tests import forking
+from tests.jobs.brokers.redis_proxy import RedisProxy
 from tests.patience import patience
 from tests.servers.processes import forget_process, kill_trees, spawn
 
@@ -177,3 +180,49 @@ def test_a_process_killed_after_the_commit(app, worker, client, effects, noted):
     assert followed.startswith(label)
     assert effects() == [label, "work"]
     assert noted() == sorted([result.parent.id, result.id])
+
+
+def test_what_kombu_loses_between_redis_and_a_worker(
+    alias, app, make_app, start_worker, redis_url, client, effects, noted
+):
+    """A worker is killed after Redis has given it a message, and before it has read the answer.
+
+    kombu records a message as unacknowledged only then, so it is nowhere: see not-promised.md. The
+    trace of such a job has the drainer's LPUSH, and nothing of the worker.
+    """
+    queue = app.conf.task_default_queue
+
+    def execute(label: str) -> str:
+        with transaction.atomic(using=alias):
+            job = app.send_task("work", (label,))
+        assert Drain(using=alias).run(once=True).published == 1
+        return job.id
+
+    def has(job_id: str) -> list[str]:
+        return [line["command"].split()[0] for line in trace if job_id in line["command"]]
+
+    def kill(command: str, reply: bytes) -> bool:
+        if is_taken := command == "BRPOP" and b"correlation_id" in reply:
+            victim.kill()
+        return is_taken
+
+    address = urlsplit(redis_url)
+    with RedisProxy(address.hostname, address.port) as way, client.monitor() as monitor:
+        url = redis_url.replace(f":{address.port}", f":{way.port}")
+        victim = start_worker(make_app(url, task_default_queue=queue))
+        until(lambda: "ready." in victim.log.read_text(), victim)
+        way.swallows = kill
+        lost = execute("lost")
+        until(lambda: victim.process.poll() is not None, victim)
+        survivor = start_worker(app)
+        found = execute("found")
+        until(lambda: noted() == [found] and not client.hlen("unacked"), survivor)
+        client.echo("end")
+        trace = list(takewhile(lambda line: line["command"] != "ECHO end", monitor.listen()))
+
+    assert effects() == ["found"]
+    assert not StagedJob.objects.using(alias).exists()
+    assert not DeadJob.objects.using(alias).exists()
+    assert not client.llen(queue)
+    assert has(lost) == ["LPUSH"]
+    assert has(found)[:2] == ["LPUSH", "HSET"]
