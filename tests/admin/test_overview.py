@@ -192,7 +192,7 @@ class TestSections:
                 label="mail & co",
                 value=77,
             )
-        assert "mail & co paused 0 - 77 0 0 -" in text(superuser.get(OVERVIEW))
+        assert "mail & co undeclared 0 - 77 0 0 -" in text(superuser.get(OVERVIEW))
 
     def test_ready_and_published_jobs_by_task_and_queue(self, alias, superuser):
         worker = drainer(alias)

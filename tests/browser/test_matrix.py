@@ -119,6 +119,7 @@ ACTIONS = {
         "replay_selected": "replay_subscription",
         "release_selected": "replay_subscription",
         "skip_selected": "skip_event",
+        "forget_selected": "forget_subscription",
     },
 }
 #: What somebody may do, by role. None: everything.
