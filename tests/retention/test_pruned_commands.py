@@ -33,6 +33,7 @@ from outbox_app.models.entity import command_key, log_number
 from outbox_app.retention import prune, prune_events
 from outbox_app.retention.run import Retention, Sink
 from tests import forking
+from tests.docs.test_code_in_docs import blocks
 from tests.entities.models import Account, AccountVersion, Person, PersonVersion
 from tests.faults.tools import ROOT
 from tests.patience import SECONDS, patience
@@ -301,6 +302,21 @@ def test_ids_are_kept_for_the_days_of_the_setting(alias, ask, age, settings):
     assert "would prune commands rows=1" in output.getvalue()
     assert Retention(using=alias).run(once=True) == 1
     assert ask("y").version == 5
+
+
+def test_ids_follow_a_table_that_is_renamed(alias, ask, sink):
+    """By the migration of docs/howto/own-log.md."""
+    ask("open", OPEN)
+    sink()
+    [code] = [
+        each for each in blocks(ROOT / "docs/howto/own-log.md") if "log_number" in each.co_names
+    ]
+    page = {}
+    exec(code, page)
+    with connections[alias].schema_editor() as editor:
+        page["rename"](editor, "account_version", "renamed_version")
+    rows = PrunedCommand.objects.using(alias)
+    assert list(rows.values_list("log", flat=True)) == [log_number("renamed_version")]
 
 
 def test_an_import_takes_a_pruned_command_for_executed(alias, ask, sink):
