@@ -13,10 +13,10 @@
     ├── PeerError: InvalidPeer, PeerUnavailable
     ├── ReadRefused: DamagedCursor, UnsafeLog, TooManyGaps, ForeignCursor: LogSetBack
     ├── PipelineError: NoSpark, InvalidOption, InvalidSchema, Unreachable, ArchiveRefused
-    └── SentInTransaction, StillStaged, InvalidArgument, NotMigrated, UnfitSession,
-        BrokerUnavailable, UnsafeBroker, LeaseLost, InboxError, StatementRefused,
-        TransactionEnded, OutcomeUnknown, NoNode, InvalidSubscriber, UnknownSubscription,
-        ReplayRefused, GapNotSkippable, RebuildRefused, RebuildFailed
+    └── SentInTransaction, UnsafeCallback, CallbackFailed, StillStaged, InvalidArgument,
+        NotMigrated, UnfitSession, BrokerUnavailable, UnsafeBroker, LeaseLost, InboxError,
+        StatementRefused, TransactionEnded, OutcomeUnknown, NoNode, InvalidSubscriber,
+        UnknownSubscription, ReplayRefused, GapNotSkippable, RebuildRefused, RebuildFailed
 
 An error that refuses a job or an event is raised before any statement that could break the
 transaction. A command that ends with an error prints its message and exits with its ``returncode``.
@@ -50,6 +50,20 @@ class UnknownTask(StagingRefused, LookupError):
 
 class SentInTransaction(OutboxError):
     """A task was called in a transaction while the setting DETECT is "raise". It was not sent."""
+
+
+class UnsafeCallback(OutboxError):
+    """Code that does not run again has called ``on_commit`` while DETECT is "raise".
+
+    Nothing was committed.
+    """
+
+
+class CallbackFailed(OutboxError):
+    """An idempotent task is committed, but an ``on_commit`` callback of it did not run to its end.
+
+    It does not run again: a repeated delivery raises this error, too.
+    """
 
 
 class StillStaged(OutboxError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The pytest fixture ``outbox``, and a report of what the tests send inside transactions.
+"""The pytest fixture ``outbox``, and a report of what the detector found in the tests.
 
 The fixture is the module ``outbox_app.testing``. pytest loads this module in every run, before
 Django is configured, so it imports nothing but pytest. A test's marks decide whether it may use the
@@ -32,8 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("outbox_app").addoption(
         "--outbox-detect",
         choices=["log", "warn", "raise"],
-        help="report tasks that are sent inside a transaction; warn: with a warning at the line; "
-        "raise: the call fails",
+        help="report tasks that are sent inside a transaction, and on_commit callbacks that can be "
+        "lost; warn: with a warning at the line; raise: the call fails",
     )
 
 
@@ -56,15 +56,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not (findings := _findings() + _of_workers):
         return
     detector = import_module(_DETECTOR)
-    together: Counter[Any] = Counter()
-    for place, count in findings:
-        together[detector.Finding(*place)] += count
-    terminalreporter.section("tasks sent inside a transaction")
-    for line in detector.report(together):
-        terminalreporter.line(line)
+    sent: Counter[Any] = Counter()
+    late: Counter[Any] = Counter()
+    for is_late, place, count in findings:
+        if is_late:
+            late[detector.LateCallback(*place)] += count
+        else:
+            sent[detector.Finding(*place)] += count
+    for title, lines in (
+        ("tasks sent inside a transaction", detector.report(sent)),
+        ("on_commit callbacks that are lost if they fail", detector.report_callbacks(late)),
+    ):
+        for number, line in enumerate(lines):
+            if not number:
+                terminalreporter.section(title)
+            terminalreporter.line(line)
 
 
 def _findings() -> list[Any]:
     """Return this process's findings as plain values, which can be sent to another process."""
     detector = sys.modules.get(_DETECTOR)
-    return [[list(place), count] for place, count in detector.found.items()] if detector else []
+    if detector is None:
+        return []
+    return [
+        [found is detector.late, list(place), count]
+        for found in (detector.found, detector.late)
+        for place, count in found.items()
+    ]

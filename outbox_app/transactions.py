@@ -119,35 +119,6 @@ def after_commit(call: Callable[[], object], *, using: str, robust: bool = False
         connection.run_on_commit[-1] = (before, *connection.run_on_commit[-1][1:])
 
 
-def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[], Any]:
-    """Return a callback for ``call(function)`` with a name for Django's log: partials have none."""
-
-    def run() -> Any:
-        return call(function)
-
-    run.__qualname__ = getattr(function, "__qualname__", run.__qualname__)
-    return run
-
-
-def keep_callbacks_apart(using: str) -> list[Exception]:
-    """Let each callback of the open transaction run, even if others raise, which Django logs.
-
-    Return a list that will hold the time limits of this thread's task that came meanwhile.
-    """
-    limits: list[Exception] = []
-
-    def run(hook: Callable[[], object]) -> None:
-        try:
-            hook()
-        except SoftTimeLimitExceeded as limit:
-            limits.append(limit)
-            raise
-
-    hooks: list[Any] = connections[using].run_on_commit
-    hooks[:] = [(sids, named(hook, run), True) for sids, hook, _ in hooks]
-    return limits
-
-
 def send_inside(signal: Signal, sender: type, alias: str, /, **facts: Any) -> None:
     """Call ``send_robust``; raise a receiver's error if it has undone the open transaction.
 

@@ -27,9 +27,10 @@ from django.utils.module_loading import import_string
 from ..conf import outbox_settings
 from ..exceptions import EntityContended, InvalidCommand, NotAtomic
 from ..failpoints import failpoint
+from ..process.callbacks import keep_callbacks_apart
 from ..process.enclosure import LOST, raise_what_ends_the_thread
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict, sqlstate
-from ..transactions import keep_callbacks_apart, lacks_autocommit, open_transactions
+from ..transactions import lacks_autocommit, open_transactions
 from . import counting
 from .attempt import Attempt, Moved
 from .declaration import spec_of
@@ -146,9 +147,10 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             with _transaction(wait, locked=locked, using=using):
                 attempt = Attempt(entity, calls, using=using, locked=locked, wait=wait)
                 left = attempt.run()
-                limits = keep_callbacks_apart(using)  # an error of one is not the answer
+                # An error of one is not the answer.
+                after = keep_callbacks_apart(using, of=f"commands of {entity.__name__}")
                 recorded = attempt.steps
-            for limit in limits:
+            for limit in after.limits:
                 raise limit
             seconds = time.monotonic() - began
             refused = sum(len(call.refused) for call in calls)  # by an index: no conflicts

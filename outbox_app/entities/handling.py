@@ -26,11 +26,13 @@ from ..aliases import log_alias
 from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked, require_storable
 from ..eventlog.publish import publish_checked, require_log
 from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused
+from ..jobs.staging.detector import watching_callbacks
 from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models import EventLog
 from ..models.encoding import unstorable
+from ..process.callbacks import named
 from ..process.enclosure import enclosed, require_same
-from ..transactions import after_commit, named
+from ..transactions import after_commit
 from .declaration import CommandSpec, Rejected, TypeSpec
 from .request import Call, Rejection
 
@@ -63,11 +65,11 @@ class Gifts:
             raise
         finally:
             self.may_query = False
-        for sids, hook, _ in self._hooks_since(begin):
+        for sids, hook, robust in self._hooks_since(begin):
             if isinstance(hook, partial) and hook.func == self.events.append:
                 hook()
             else:
-                self.connection.run_on_commit.append((sids, named(hook, call.run), True))
+                self.connection.run_on_commit.append((sids, named(hook, call.run), robust))
 
     def _hooks_since(self, begin: object) -> list[Any]:
         """Remove the callbacks that were added since ``begin``; return them."""
@@ -88,8 +90,7 @@ class Gifts:
         # A callback until the command ends: the rollback of a handler's savepoint drops it.
         new = checked(event, log)
         require_storable([new], using=self.using)
-        take = partial(self.events.append, (log, new))
-        after_commit(take, using=self.using)
+        after_commit(partial(self.events.append, (log, new)), using=self.using, robust=True)
 
     def write(self) -> None:
         """Write the events and the jobs into the open transaction."""
@@ -132,8 +133,7 @@ running: ContextVar[Gifts | None] = ContextVar("outbox_app.entities.running", de
 
 def require_running() -> Gifts:
     """Return the gifts of the handler that runs here. Raises ``InvalidCommand``."""
-    gifts = running.get()
-    if gifts is None:
+    if (gifts := running.get()) is None:
         raise InvalidCommand(
             "Only its commands may call publish() and stage() of an entity. Elsewhere, call "
             "outbox_app.publish() and outbox_app.stage()."
@@ -165,6 +165,7 @@ def handle(
     name, using, first = spec.full_name, gifts.using, calls[0]
     what = f"The command {name}"
 
+    @watching_callbacks(what, using=using)
     def run() -> Handled:
         # Decoded for each attempt: handlers may change their arguments.
         given = [json.loads(call.text) for call in calls]
@@ -172,9 +173,8 @@ def handle(
         collect_in(gifts.jobs)
         driver = gifts.connection.connection
         try:
-            response = (
-                spec.handler(instance, given) if spec.batch else spec.handler(instance, **given[0])
-            )
+            args, kwargs = ([given], {}) if spec.batch else ([], given[0])
+            response = spec.handler(instance, *args, **kwargs)
         finally:
             require_same(driver, gifts.connection, what)
         left = _checked(name, types, instance)

@@ -5,11 +5,16 @@ if and only if the effects are. A second delivery finds the id, does nothing and
 result. If two deliveries run at the same moment, the second waits at the primary key; if the
 database ends that wait, Celery retries the task. A task that raises leaves no id, so ``retry()``
 and ``replace()`` work. Not covered: mail, HTTP, other databases, and ids older than the retention.
+
+A callback of ``on_commit`` runs after the commit, once at most. While one is at risk
+(``process.callbacks``) the row of the id names it, so that a later delivery does not succeed as if
+it had run: after a callback that failed, or a worker that died before it, the job has failed.
 """
 
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial, wraps
@@ -18,26 +23,20 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from celery import Task
 from celery._state import get_current_task
-from celery.backends.base import DisabledBackend
 from celery.exceptions import Reject
 from celery.local import Proxy
 from django.db import OperationalError, connections, transaction
 from kombu.utils import json
 
 from ..aliases import inbox_alias
-from ..exceptions import InboxError, TransactionEnded
+from ..exceptions import CallbackFailed, InboxError, TransactionEnded
+from ..process.callbacks import AfterCommit, at_risk, keep_callbacks_apart
 from ..process.enclosure import SwallowedError, enclosed
 from ..process.lock_wait import is_conflict, sqlstate
 from ..text import get_logger
 from .context import let
-
-try:
-    from celery.app.task import get_actual_ignore_result  # type: ignore[attr-defined]
-except ImportError:  # before Celery 5.7 a call cannot turn off its task's ignore_result
-
-    def get_actual_ignore_result(task: Any, request: Any) -> bool:
-        return bool(task.ignore_result or request.ignore_result)
-
+from .inbox import HINT, entry_of, keep, note, settle
+from .staging.detector import watching_callbacks
 
 logger = get_logger("outbox_app.inbox")
 
@@ -73,6 +72,8 @@ def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
     Raises:
         TypeError: The argument is no function: ``@idempotent`` stands above ``@shared_task``, say.
         InboxError: At run time: the id or the result cannot be stored. Nothing is committed.
+        CallbackFailed: At run time: the effects are committed, but a callback of ``on_commit`` has
+            raised, or did not run because the worker died.
     """
     if function is None:
         return partial(idempotent, using=using)
@@ -106,31 +107,42 @@ def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
 
 
 def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) -> Any:
-    noted = False
+    what, noted = f"{task.name}[{job_id}]", False
     try:
         with transaction.atomic(using=using):
             if not connections[using].commit_on_exit:
                 raise InboxError(
                     f"Autocommit is off on {using!r}, so nothing would commit the effects of "
-                    f"{task.name}[{job_id}]. Turn it on before the task runs."
+                    f"{what}. Turn it on before the task runs."
                 )
-            first = _note(job_id, task.name, using=using)
+            first = note(job_id, task.name, using=using)
             noted = True
-            if not first:
+            if first:
+                running = let(_in_progress, _in_progress.get() | {job_id})
+                watched = watching_callbacks(f"The task {task.name}", using=using)
+                with running, enclosed(what, using=using), watched:
+                    result = function()
+                # In another transaction, as of a test case, callbacks run at its end, not here.
+                is_outermost = len(connections[using].atomic_blocks) == 1
+                callbacks = at_risk(using) if is_outermost else []
+                keep(result, callbacks, task, job_id, using=using)
+                after = keep_callbacks_apart(using, of=what) if is_outermost else AfterCommit()
+            else:
                 logger.info("Job was handled already task=%s task_id=%s", task.name, job_id)
-                kept = _entry(job_id, using=using).values_list("result", flat=True).first()
-                return json.loads(kept) if kept else None
-            running = let(_in_progress, _in_progress.get() | {job_id})
-            with running, enclosed(f"{task.name}[{job_id}]", using=using):
-                result = function()
-            if result is not None and _is_asked_for(task):
-                _keep(result, task, job_id, using=using)
-            return result
+                columns = entry_of(job_id, using=using).values_list("result", "callbacks")
+                kept, unfinished = columns.first() or ("", "")
+        if not first:
+            return _repeat(task, what, kept, unfinished)
+        if callbacks:
+            settle(what, job_id, after, using=using)
+        for limit in after.limits:
+            raise limit
+        return result
     except SwallowedError as error:
         raise InboxError(str(error)) from error
     except TransactionEnded as error:
         # With the id there, another delivery would skip a job whose effects may be incomplete.
-        _entry(job_id, using=using).delete()
+        entry_of(job_id, using=using).delete()
         error.add_note("Its job id was deleted from the inbox: run again, it does all of it again.")
         raise
     except OperationalError as error:
@@ -153,45 +165,18 @@ def retry_later(task: Any, error: Exception) -> NoReturn:
         vars(task).pop("override_max_retries", None)
 
 
-def _note(job_id: str, task: str, *, using: str) -> bool:
-    """Insert the id; return False if it exists already.
-
-    The INSERT comes before any read: it waits for another delivery that holds the id.
-    """
-    from ..models.upsert import insert_if_missing
-
-    if len(job_id) > 255:
-        raise InboxError(f"The job id {job_id[:60]!r}… has {len(job_id)} characters; at most 255.")
-    entry = {"job_id": job_id, "task": task[:255], "result": ""}
-    return insert_if_missing(_entry(job_id, using=using).model, entry, using=using)
-
-
-def _entry(job_id: str, *, using: str) -> Any:
-    from ..models import InboxEntry  # models cannot be imported yet when tasks are declared
-
-    return InboxEntry.objects.using(using).filter(pk=job_id)
-
-
-def _keep(result: Any, task: Any, job_id: str, *, using: str) -> None:
-    try:
-        text = json.dumps(result)
-    except (TypeError, ValueError) as error:
-        raise InboxError(
-            f"The result of {task.name}[{job_id}] cannot be kept for a second delivery: {error}. "
-            "Return what JSON can hold, or declare the task with ignore_result=True."
-        ) from error
-    _entry(job_id, using=using).update(result=text)
-
-
-def _is_asked_for(task: Any) -> bool:
-    """Return whether a later task, an eager caller or a result backend may read the result."""
-    request = task.request
-    if request.chain or request.callbacks or request.chord or request.is_eager:
-        return True
-    if hasattr(request, "outbox_body"):  # a task of django.tasks: its result is a row
-        return True
-    ignored = get_actual_ignore_result(task, request)
-    return not ignored and not isinstance(task.backend, DisabledBackend)
+def _repeat(task: Any, what: str, kept: str, unfinished: str) -> Any:
+    """Return the first result. Raises ``CallbackFailed`` if a callback did not run to its end."""
+    if unfinished:
+        left = json.loads(unfinished)
+        error = CallbackFailed(
+            f"An earlier delivery of {what} has committed its effects, but its worker did not run "
+            f"these on_commit callbacks to their end: {left['callbacks']}. {HINT}"
+        )
+        if time.time() < left["until"] and not task.request.is_eager:
+            retry_later(task, error)  # the earlier delivery may still run them
+        raise error
+    return json.loads(kept) if kept else None
 
 
 def _is_body(run: Any, task: Any) -> bool:

@@ -68,6 +68,10 @@ class Migration(migrations.Migration):
                     "result",
                     outbox_app.fields.TextField(blank=True, default="", verbose_name="result"),
                 ),
+                (
+                    "callbacks",
+                    outbox_app.fields.TextField(blank=True, default="", verbose_name="callbacks"),
+                ),
             ],
             options={
                 "verbose_name": "inbox entry",

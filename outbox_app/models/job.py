@@ -145,6 +145,8 @@ class InboxEntry(models.Model):
     handled_at = models.DateTimeField(_("handled at"), db_default=DatabaseNow(), db_index=True)
     #: The task's return value in kombu's JSON, if callers may ask for it; empty for None.
     result = TextField(_("result"), blank=True, default="")
+    #: JSON: the ``on_commit`` callbacks at risk that did not run to their end; empty if all did.
+    callbacks = TextField(_("callbacks"), blank=True, default="")
 
     class Meta:
         db_table = "outbox_inbox"

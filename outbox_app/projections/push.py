@@ -20,6 +20,7 @@ from ..eventlog.filter import EventFilter
 from ..eventlog.record import recorded
 from ..failpoints import failpoint
 from ..models import EventLog
+from ..process.callbacks import keep_callbacks_apart
 from ..process.enclosure import after_the_commit
 from ..process.lock_wait import atomic_with_lock_wait
 from ..subscriptions.subscriber import Subscriber, all_subscribers
@@ -85,3 +86,7 @@ def _push(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> N
         pending = list(pending_events(subscriber, log, ids))
         with atomic_with_lock_wait(LOCK_WAIT, using=subscriber.using):
             ProjectionTable(projection, using=subscriber.using).apply(pending)
+            of = f"the projection {subscriber.name!r}"
+            after = keep_callbacks_apart(subscriber.using, of=of)
+        for limit in after.limits:
+            raise limit

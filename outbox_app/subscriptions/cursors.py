@@ -29,8 +29,8 @@ from ..failpoints import failpoint
 from ..models import Cursor, DatabaseNow, Gap, ParkedStream, Subscription
 from ..models.encoding import replaced
 from ..process.backoff import described
+from ..process.callbacks import keep_callbacks_apart
 from ..text import storable
-from ..transactions import keep_callbacks_apart
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class LogCursor:
                 )
             failpoint("advanced")
             yield
-            keep_callbacks_apart(using)
+            keep_callbacks_apart(using, of=f"the handler of {row.subscription!r}")
         self.state, self.passed, self.unstored = state, None, None
         row.revision += 1
         for name, value in {**columns, **Cursor.WELL}.items():

@@ -18,6 +18,7 @@ from django.db import connections
 from ..eventlog.record import RecordedEvent
 from ..exceptions import LogSetBack, OutboxError, TransactionEnded
 from ..failpoints import failpoint
+from ..jobs.staging.detector import watching_callbacks
 from ..process.enclosure import SwallowedError, enclosed
 from ..process.tracing import inside, start_span
 from .subscriber import Handler, Subscriber
@@ -40,7 +41,8 @@ class Attempt(NamedTuple):
 def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
     """Call the handler inside the open transaction, which it cannot end unnoticed."""
     name, using = subscriber.name, subscriber.using
-    with enclosed(f"The handler of {name!r}", using=using):
+    what = f"The handler of {name!r}"
+    with enclosed(what, using=using), watching_callbacks(what, using=using):
         connection = connections[using]
         blocks, savepoints = len(connection.atomic_blocks), len(connection.savepoint_ids)
         attributes = {"outbox.subscription": name, "messaging.batch.message_count": len(events)}

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from functools import partial
 
 import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
 
-from outbox_app.entities import Rejected, command, execution, rule
+from outbox_app import idempotent
+from outbox_app.entities import Command, Rejected, command, execution, rule
 from outbox_app.entities.attempt import Moved
 from outbox_app.entities.declaration import spec_of
-from outbox_app.exceptions import InvalidCommand, InvalidEvent, StatementRefused
+from outbox_app.exceptions import (
+    CallbackFailed,
+    InvalidCommand,
+    InvalidEvent,
+    StatementRefused,
+    UnsafeCallback,
+)
 from outbox_app.failpoints import set_failpoint
+from outbox_app.jobs.staging import detector
 from tests.entities.models import Account
+from tests.jobs.inbox.worker import deliver
 
 commits = pytest.mark.django_db(transaction=True)
 
@@ -175,10 +186,59 @@ def test_an_error_of_a_callback_is_logged_and_costs_no_answer(
 
     declare(order)
     assert ask("order", command_id="x").version == 2
-    assert "a callback's own" in caplog.text
+    [record] = [each for each in caplog.records if each.name == "outbox_app.callbacks"]
+    assert record.of == "commands of Account"
+    assert "order.<locals>.call" in record.callback
+    assert "a callback's own" in record.error
     assert len(runs) == 1
     assert len(rows()) == 2
     assert ask("order", command_id="x").replayed
+
+
+@commits
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_callback_is_named_before_the_commit(
+    account, ask, rows, declare, alias, settings, monkeypatch, atomic
+):
+    settings.OUTBOX = {**settings.OUTBOX, "DETECT": "raise"}
+    monkeypatch.setattr(detector, "late", Counter())
+    called = []
+
+    def order(self, robust):
+        self.publish("ordered")
+        transaction.on_commit(partial(called.append, robust), using=alias, robust=robust)
+
+    declare(order, atomic=atomic)
+    commands = [
+        Command("a", "order", {"robust": robust}, command_id=str(robust))
+        for robust in (True, False)
+    ]
+    done, refused = Account.execute_many(commands, using=alias, return_exceptions=True)
+    assert done.version == 2
+    with pytest.raises(UnsafeCallback, match=r"Account\.order leaves builtins\.list\.append to"):
+        raise refused
+    assert (len(rows()), called) == (2, [True])
+
+
+@commits
+def test_a_callback_of_a_command_inside_an_idempotent_task(account, rows, declare, alias, make_app):
+    """The task's transaction is the command's, and its error is the callback's."""
+
+    def order(self):
+        transaction.on_commit(lambda: 1 / 0, using=alias)
+
+    declare(order)
+    app = make_app()
+
+    @app.task(shared=False, lazy=False)
+    @idempotent
+    def pay():
+        Account.execute("a", "order", command_id="x", using=alias)
+
+    for _ in range(2):
+        with pytest.raises(CallbackFailed, match=r"order\.<locals>\.<lambda>.*ZeroDivisionError"):
+            raise deliver(pay, "job").value
+    assert len(rows()) == 2
 
 
 @pytest.mark.django_db(transaction=True)

@@ -193,6 +193,23 @@ def test_a_handler_that_raises_disturbs_no_writer(alias, published, status, capl
     assert status() == {"b": ("1", 1)}  # a is out of turn
 
 
+def test_a_callback_of_apply_that_fails_is_no_lost_push(alias, published, status, caplog):
+    """The row is committed, so nothing is left to the pull."""
+
+    class Tells(StatusOf):
+        def apply(self, event, row):
+            transaction.on_commit(lambda: 1 / 0, using=alias)
+            return super().apply(event, row)
+
+    declare(Tells, "status", push=True)
+    published("a")
+    assert status() == {"a": ("1", 1)}
+    assert "Push left to the pull" not in caplog.text
+    [record] = [each for each in caplog.records if each.name == "outbox_app.callbacks"]
+    assert record.of == "the projection 'status'"
+    assert "Tells.apply.<locals>.<lambda>" in record.callback
+
+
 def test_a_push_stands_on_the_event_before_that_was_asked_for(alias, published, status, no_push):
     declare(StatusOf, "status", types=["made", "order.*"], push=True)
     for type in ("Order.x", "made", "orders", "order.sent", "other", "other", "made"):

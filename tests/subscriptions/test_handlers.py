@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from contextlib import closing
 from functools import partial
 
@@ -16,6 +17,7 @@ from django.db import OperationalError, connections, transaction
 from outbox_app import subscriber
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.windows.time import TimeWindow
+from outbox_app.jobs.staging import detector
 from outbox_app.models import Cursor, Incident, ParkedStream, Process
 from outbox_app.process.lease import LeaseHolder
 from outbox_app.signals import page_failed, page_handled, stream_parked
@@ -151,7 +153,48 @@ def test_a_callback_that_fails_after_the_commit(alias, published, run, caplog, e
         page_failed.disconnect(receive)
     assert noted(alias) == ["b1", "a1", "a2", "a3"]
     assert told == [1, 1]
-    assert error.__name__ in caplog.text
+    records = [each for each in caplog.records if each.name == "outbox_app.callbacks"]
+    assert len(records) == 4
+    assert {each.of for each in records} == {"the handler of 'calls_back'"}
+    assert all(".<locals>.fail (" in each.callback for each in records)
+    assert all(error.__name__ in each.error for each in records)
+    assert "does not run again; delay() inside the transaction" in records[0].getMessage()
+
+
+def test_a_callback_is_named_before_the_commit(alias, published, run, settings, monkeypatch):
+    """The event that makes it fails, and is parked; nothing of it is committed."""
+    monkeypatch.setattr(detector, "late", Counter())
+    settings.OUTBOX = {**settings.OUTBOX, "DETECT": "raise"}
+    called = []
+
+    @subscriber("calls_back", on_error="park")
+    def handle(events):
+        for event in events:
+            note(alias, event)
+            transaction.on_commit(partial(called.append, event.stream), alias, robust=True)
+            if event.stream == "b":
+                transaction.on_commit(partial(called.append, event.stream), alias)
+
+    published("a", "b", "c")
+    for _ in range(4):
+        run("calls_back")
+    assert (noted(alias), called) == (["a1", "c1"], ["a", "c"])
+    parked = ParkedStream.objects.using(alias).get()
+    assert parked.stream == "b"
+    assert "UnsafeCallback: The handler of 'calls_back' leaves builtins.list.append" in parked.error
+
+
+def test_a_durable_block_in_a_handler_is_refused(alias, published, run):
+    @subscriber("durable")
+    def handle(events):
+        note(alias, events[0])
+        with transaction.atomic(using=alias, durable=True):
+            pass
+
+    published("a")
+    assert run("durable") == 0
+    assert noted(alias) == []
+    assert "RuntimeError: A durable atomic block" in Cursor.objects.using(alias).get().error
 
 
 def test_a_callback_that_fails_stops_no_others(alias, published, run):

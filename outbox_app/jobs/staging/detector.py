@@ -1,11 +1,14 @@
-"""The detector: finds tasks that are sent inside a transaction, in development and in CI.
+"""The detector: finds work that may be lost or come too early, in development and in CI.
 
-A worker may get such a task before the commit, or even if there is a rollback. The detector watches
-each Celery app of the process, plain ones too, for a transaction of the code on any alias,
-savepoints and ``durable`` included; a transaction of a ``TestCase`` does not count. It ignores
-calls that are safe or meant: staged ones, ``retry()``, ``replace()``, and tasks with the attribute
-``outbox="send"``. It wraps two methods of Celery, because Celery's signals swallow an exception of
-a receiver, and none is sent for an eager task. To log or to warn breaks no call.
+A worker may get a task that is sent inside a transaction before the commit, or even if there is a
+rollback. The detector watches each Celery app of the process, plain ones too, for a transaction of
+the code on any alias, savepoints and ``durable`` included; a transaction of a ``TestCase`` does not
+count. It ignores calls that are safe or meant: staged ones, ``retry()``, ``replace()``, and tasks
+with the attribute ``outbox="send"``. It wraps two methods of Celery, because Celery's signals
+swallow an exception of a receiver, and none is sent for an eager task.
+
+An ``on_commit`` callback of code that does not run again is found before the commit, when that code
+returns: see ``process.callbacks``. To log or to warn breaks nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -23,7 +27,8 @@ from celery import Celery
 from celery.app.task import Task
 
 from ...conf import outbox_settings
-from ...exceptions import SentInTransaction
+from ...exceptions import SentInTransaction, UnsafeCallback
+from ...process.callbacks import at_risk, pending
 from ...text import get_logger
 from ...transactions import open_transactions
 from .modes import called_for, own_mode
@@ -56,8 +61,30 @@ class Finding(NamedTuple):
         )
 
 
+class LateCallback(NamedTuple):
+    """A callback of ``on_commit`` that is lost if it fails."""
+
+    callback: str
+    of: str
+    file: str
+    line: int
+    alias: str
+
+    def __str__(self) -> str:
+        place = f" ({self.file}:{self.line})" if self.file else ""
+        return (
+            f"{self.of} leaves {self.callback}{place} to on_commit() on {self.alias!r}. If it "
+            "raises, or the process dies before it, it is lost: the effects are committed, and "
+            "nothing runs it again. Call delay() or stage() of a task inside the transaction, "
+            "which commits the job with the effects; where a loss is accepted, pass robust=True."
+        )
+
+
 #: The places found in this process, and how many calls each has made.
 found: Counter[Finding] = Counter()
+#: The callbacks found in this process, and how often.
+late: Counter[LateCallback] = Counter()
+_warned: dict[Any, int] = {}
 _chosen: Detect | None = None
 _installed = False
 
@@ -88,6 +115,37 @@ def install(detect: Detect | None = None) -> None:
 
     Celery.send_task = look_and_send  # type: ignore[method-assign, assignment]
     Task.apply_async = look_if_eager_and_apply  # type: ignore[method-assign, assignment]
+
+
+@contextmanager
+def watching_callbacks(of: str, *, using: str) -> Iterator[None]:
+    """Report the callbacks at risk that the block adds, before the transaction commits."""
+    detect = _chosen or outbox_settings().DETECT
+    if not detect:
+        yield
+        return
+    before = pending(using)
+    yield
+    for name, file, line in at_risk(using, but=before):
+        callback = LateCallback(name, of, file, line, using)
+        late[callback] += 1
+        if detect == "raise":
+            raise UnsafeCallback(str(callback))
+        if detect == "warn":
+            text = str(callback)
+            warnings.warn_explicit(text, RuntimeWarning, file or name, line, registry=_warned)
+        elif late[callback] == 1:
+            place = f"{file}:{line}" if file else ""
+            text = "Callback is lost if it fails after the commit callback=%s at=%s of=%s alias=%s"
+            logger.warning(text, name, place, of, using)
+
+
+def report_callbacks(callbacks: Counter[LateCallback]) -> Iterable[str]:
+    """Yield the lines of a report by handler or task, the callback that came most often first."""
+    for callback, count in callbacks.most_common():
+        yield f"{callback.of}: {callback.callback}: {count}"
+        place = f"{os.path.relpath(callback.file)}:{callback.line} " if callback.file else ""
+        yield f"    {place}({callback.alias})"
 
 
 def report(findings: Counter[Finding]) -> Iterable[str]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -59,7 +60,7 @@ def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[],
         with let(_expected, {task: job.key}):
             return call()
 
-    return call_expected
+    return update_wrapper(call_expected, call)
 
 
 def is_expected(task: str) -> bool:

@@ -129,3 +129,19 @@ def test_a_database_error_that_the_task_caught_does_not_look_like_success(
     with pytest.raises(InboxError, match="caught an error of the database"):
         raise deliver(work, "other", False).value
     assert (effects(), noted()) == (["work"], ["job"])
+
+
+def test_a_durable_block_in_the_task_is_refused(alias, task, effects, noted):
+    """It would promise a commit of its own. The page of idempotent tasks names the way out."""
+
+    @task
+    @idempotent
+    def work():
+        effect("before")
+        with transaction.atomic(using=alias, durable=True):
+            effect("inside")
+
+    error = deliver(work, "job").value
+    assert isinstance(error, RuntimeError)
+    assert "durable atomic block" in str(error)
+    assert (effects(), noted()) == ([], [])

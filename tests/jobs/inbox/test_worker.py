@@ -19,6 +19,7 @@ from celery import chain
 from django.db import transaction
 
 from outbox_app.celery import OutboxCelery
+from outbox_app.exceptions import CallbackFailed
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
 from tests import forking
@@ -226,3 +227,15 @@ def test_what_kombu_loses_between_redis_and_a_worker(
     assert not client.llen(queue)
     assert has(lost) == ["LPUSH"]
     assert has(found)[:2] == ["LPUSH", "HSET"]
+
+
+def test_a_process_killed_between_the_commit_and_a_callback(app, worker, client, effects, noted):
+    """The next delivery cannot run the callback. It does not succeed as if it had."""
+    result = app.send_task("dies_before_callback", ("work",))
+
+    with pytest.raises(CallbackFailed, match=r"rpush.*does not run again.*delay\(\)"):
+        result.get(timeout=patience(60))
+    assert result.state == "FAILURE"
+    assert not client.exists("mails")
+    assert (effects(), noted()) == (["work"], [result.id])
+    assert "Job was handled already" in worker.log.read_text()

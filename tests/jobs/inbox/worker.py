@@ -16,6 +16,7 @@ from django.db import transaction
 from outbox_app import idempotent
 from outbox_app.aliases import outbox_alias
 from outbox_app.celery import OutboxCelery
+from outbox_app.jobs import inbox
 
 
 def effect(label: str) -> str:
@@ -98,7 +99,17 @@ def hangs_inside(label: str) -> str:
 def dies_after(label: str) -> str:
     name = effect(label)
     client().rpush("names", name)
-    transaction.on_commit(die, using=outbox_alias())
+    transaction.on_commit(die, using=outbox_alias(), robust=True)
+    return name
+
+
+@task(name="dies_before_callback", acks_late=True, reject_on_worker_lost=True)
+@idempotent
+def dies_before_callback(label: str) -> str:
+    name = effect(label)
+    inbox.CALLBACK_SECONDS = 0  # another delivery does not wait for this process
+    transaction.on_commit(die, using=outbox_alias(), robust=True)
+    transaction.on_commit(partial(client().rpush, "mails", name), using=outbox_alias())
     return name
 
 

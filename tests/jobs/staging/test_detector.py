@@ -233,7 +233,7 @@ def test_a_detector_that_fails_breaks_no_call(
     assert "Detector failed task=add" in caplog.text
 
 
-def test_pytest_reports_by_task_what_its_workers_found(tmp_path):
+def test_pytest_reports_what_its_workers_found(tmp_path):
     (tmp_path / "project.py").write_text(
         "SECRET_KEY = 'x'\nINSTALLED_APPS = ['outbox_app']\nUSE_TZ = True\n"
         "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}}\n"
@@ -245,6 +245,10 @@ def test_pytest_reports_by_task_what_its_workers_found(tmp_path):
         "@app.task\ndef pay(): ...\n"
         "def test_pay(db):\n    with transaction.atomic():\n        pay.delay()\n"
         "def test_twice(db):\n    for _ in range(2):\n        test_pay(db)\n"
+        "from outbox_app.jobs.staging.detector import watching_callbacks\n"
+        "def test_callback(db):\n"
+        "    with transaction.atomic(), watching_callbacks('The task pay', using='default'):\n"
+        "        transaction.on_commit(test_pay)\n"
     )
     command = [sys.executable, "-m", "pytest", "--ds=project", "-p", "no:randomly", "-n1"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "DJANGO_SETTINGS_MODULE": ""}
@@ -258,3 +262,5 @@ def test_pytest_reports_by_task_what_its_workers_found(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "= tasks sent inside a transaction =" in done.stdout
     assert "test_shop.pay: 3\n    test_shop.py:11 (default): 3\n" in done.stdout
+    assert "= on_commit callbacks that are lost if they fail =" in done.stdout
+    assert "The task pay: test_shop.test_pay: 1\n    test_shop.py:9 (default)\n" in done.stdout

@@ -11,6 +11,7 @@ from uuid import uuid4
 import django
 from asgiref.sync import sync_to_async
 from celery.exceptions import WorkerShutdown, WorkerTerminate
+from django.db import transaction
 
 from outbox_app import idempotent
 from outbox_app.aliases import outbox_alias
@@ -102,6 +103,17 @@ def effect_once(label: str) -> str:
 @idempotent
 async def effect_once_async(label: str) -> str:
     return await sync_to_async(effect.func)(label)
+
+
+def away() -> None:
+    raise ConnectionRefusedError("the mail server is away")
+
+
+@task()
+@idempotent
+def effect_and_callback(label: str) -> str:
+    transaction.on_commit(away, using=outbox_alias())
+    return effect.func(label)
 
 
 @task()

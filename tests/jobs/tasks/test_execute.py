@@ -20,6 +20,7 @@ from django.contrib.auth.models import Group
 from django.db import OperationalError, connections, transaction
 from kombu import Producer
 
+from outbox_app.exceptions import CallbackFailed
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StagedJob, TaskResult
 from outbox_app.testing import run_staged
@@ -71,6 +72,24 @@ def test_a_result(alias: str, enqueue: Any, run: Any, task: Any) -> None:
     assert TaskResult.objects.using(alias).get().kept_from == result.finished_at
     assert result.attempts == 1
     assert result.worker_ids[0].startswith("worker@here:")
+
+
+def test_a_callback_that_fails_after_the_commit(alias: str, enqueue: Any, run: Any) -> None:
+    """The effects stay, and the result says what was lost."""
+    result = enqueue(declared.effect_and_callback, "paid")
+    assert run(result).state == "FAILURE"
+    result.refresh()
+    [error] = result.errors
+    assert (result.status, error.exception_class) == ("FAILED", CallbackFailed)
+    assert "tests.jobs.tasks.declared.away" in error.traceback
+    assert "the mail server is away" in error.traceback
+    assert Group.objects.using(alias).count() == 1
+    # As if the worker had died before it recorded the result.
+    TaskResult.objects.using(alias).update(status="RUNNING", finished_at=None)
+    assert isinstance(run(result).value, CallbackFailed)
+    result.refresh()
+    assert result.status == "FAILED"
+    assert Group.objects.using(alias).count() == 1
 
 
 class Elsewhere:
