@@ -24,7 +24,7 @@ from django.db.models import Exists, OuterRef
 from ..conf import outbox_settings
 from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
-from ..eventlog.state import PostgresState, WindowState
+from ..eventlog.state import WindowState, is_whole_window
 from ..exceptions import RebuildFailed, RebuildRefused, TooManyGaps
 from ..failpoints import failpoint
 from ..models import Cursor, Gap, ParkedStream, StreamHead, Subscription
@@ -200,7 +200,7 @@ class Rebuild:
                     self.view.apply([PendingEvent(event) for event in found])
                 failpoint("rebuild_page")
                 states[index] = page.state
-                more = page.more and not _is_whole_window(before, page.state)
+                more = page.more and not is_whole_window(before, page.state)
                 self.positions[index] = max(self.positions[index], page.position)
                 count, self.replayed = self.replayed, self.replayed + len(found)
                 if count // PROGRESS_EVENTS < self.replayed // PROGRESS_EVENTS:
@@ -276,11 +276,3 @@ class Rebuild:
         for reader in self.readers:
             reader.close()
         connections[self.using].close()
-
-
-def _is_whole_window(before: Any, after: Any) -> bool:
-    """Return whether a page had all that was committed when it was read, on PostgreSQL.
-
-    There the next page has events as long as others write, and the takeover would never end.
-    """
-    return isinstance(before, PostgresState) and not (before.hi or after.hi)
