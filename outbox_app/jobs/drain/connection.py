@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 from ...exceptions import BrokerUnavailable
 from ...text import get_logger
+from ..exchanges import declare_exchanges
 from . import brokers
 from .misconfiguration import WRONG_OPTION, find_transport, unreachable
 from .outcome import PreparedMessage
@@ -38,7 +39,7 @@ class BrokerConnection:
         self._declared: set[str] = set()
         self._fresh: set[str] = set()
         self._returned: Exception | None = None
-        #: The types of the exchanges that are known here: see ``brokers.exchange_types``.
+        #: The types of the exchanges that are known here: see ``exchange_types``.
         self._exchanges: dict[str, str] = {}
         self._has_confirms = False
         #: Exchanges that have taken a message on this connection.
@@ -79,7 +80,7 @@ class BrokerConnection:
                 raise unreachable(app, error) from error
             raise
         self._has_confirms = isinstance(channel, amqp.Channel)
-        self._exchanges |= brokers.declare_exchanges(app, channel)
+        self._exchanges |= declare_exchanges(app, channel)
         heard: Any = {"on_return": self._on_return} if hasattr(channel, "events") else {}
         self.producer = Producer(channel, auto_declare=False, **heard)
 

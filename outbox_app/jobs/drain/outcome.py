@@ -113,7 +113,7 @@ class PreparedMessage:
     size: int
     #: The time to live that the broker is given, in seconds; None: none.
     expiration: float | None = None
-    #: Whether RabbitMQ has to return it if no queue takes it: see ``brokers.needs_route``.
+    #: Whether RabbitMQ has to return it if no queue takes it: see ``needs_route``.
     mandatory: bool = True
     #: The headers as JSON, and a message that differs only in headers, body and id.
     headers: str = ""

@@ -22,8 +22,9 @@ from amqp.exceptions import AccessRefused
 from celery.exceptions import SoftTimeLimitExceeded
 
 from ...conf import outbox_settings
-from ...exceptions import Undeliverable, UnsafeBroker
+from ...exceptions import UnsafeBroker
 from ...text import get_logger
+from ..exchanges import exchange_types, needs_route
 from ..message import Declaration, restore
 from . import brokers
 from .amqp_batch import AmqpBatch, Unconfirmed
@@ -130,7 +131,7 @@ class Publisher(BrokerConnection):
         self.open()
         try:
             entity = restore(declaration, self.app)
-            self._exchanges = brokers.exchange_types([entity]) | self._exchanges
+            self._exchanges = exchange_types([entity]) | self._exchanges
             entity(self.producer.channel).declare()
         except Exception as error:
             if self._is_lost(error) or not brokers.refuses_declaration(error, self.connection):
@@ -150,8 +151,8 @@ class Publisher(BrokerConnection):
     def _with_mandatory(self, items: Iterable[PreparedMessage]) -> Iterator[PreparedMessage]:
         for item in items:
             try:
-                item.mandatory = brokers.needs_route(item.message, self._exchanges)
-            except Undeliverable as error:
+                item.mandatory = needs_route(item.message, self._exchanges)
+            except Exception as error:  # a damaged header may fail in any way
                 self._outcome.refuse(item.row, error)
             else:
                 yield item

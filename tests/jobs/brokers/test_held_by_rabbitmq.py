@@ -137,7 +137,7 @@ def test_an_exchange_of_an_unknown_type(alias, app, book):
 
 
 @on("default")
-@pytest.mark.parametrize("delay", ["soon", "1.5", [1]])
+@pytest.mark.parametrize("delay", ["soon", "1.5", [1], "9" * 5000])
 def test_a_delay_that_the_plugin_cannot_read(alias, delay, app, book):
     """RabbitMQ would close the connection, as if the fault were its own: all jobs would wait."""
     configure(app, queue_of(app, DELAYED))
@@ -146,7 +146,8 @@ def test_a_delay_that_the_plugin_cannot_read(alias, delay, app, book):
     [refused] = jobs.stage(app, 1, **held(delay))
     jobs.stage(app, 2, **held("1"))
     assert drain(alias).dead == 1
-    assert "a number of milliseconds" in DeadJob.objects.using(alias).get().reason
+    reason = DeadJob.objects.using(alias).get().reason
+    assert "a number of milliseconds" in reason
     receive(app, jobs, 4, but=[refused])
 
 
