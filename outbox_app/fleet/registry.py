@@ -97,7 +97,7 @@ class RegistryThread:
     def end(self, registry: Registry) -> None:
         """Called when the thread is stopped."""
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         self.backoff.failed(error)
         connections.close_all()  # closes those of this thread only
 
@@ -110,7 +110,7 @@ class RegistryThread:
                         self._attempt(registry)
                         (waiter if self.is_woken else self.stop).wait(self.pause())
                     self.end(registry)
-            except Exception as error:  # no session, for instance because its thread cannot start
+            except BaseException as error:  # no session, as its thread cannot start, say
                 self.failed(error)
                 self.stop.wait(self.pause())
 
@@ -118,7 +118,7 @@ class RegistryThread:
         try:
             self.step(registry)
             self.backoff.succeeded()
-        except Exception as error:  # each registry has errors of its own
+        except BaseException as error:  # a registry's own, which must not end this thread
             self.failed(error)
 
     def pause(self) -> float:

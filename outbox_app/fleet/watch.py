@@ -82,7 +82,7 @@ class Watch(RegistryThread):
         self._listing = self._listing.after(registry.members(self.service), self.clock())
         self._pulled.set()
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         super().failed(error)
         # Servers that are missing when the registry is back are kept for a full minute.
         self._listing = replace(self._listing, trouble=self.backoff.text, kept_since=None)

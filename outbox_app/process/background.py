@@ -3,8 +3,8 @@
 A bounded queue has a few threads, which start when calls are sent and end when they are idle. Equal
 calls that wait are combined into one. A forked child starts with an empty queue. At its exit the
 process waits a limited time for the remaining calls. A call is lost if the queue is full, which is
-logged once until there is room, or if the process is killed; its sender must allow for that. Called
-functions must catch their own errors.
+logged once until there is room, or if the process is killed; its sender must allow for that. An
+error that a call does not catch is logged, and costs no other call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from django.db import connections
 
 from ..exceptions import OutboxError
 from ..text import get_logger
-from .backoff import Backoff
+from .backoff import Backoff, described
 
 logger = get_logger("outbox_app.process")
 
@@ -119,7 +119,11 @@ class Background:
         for call, args, items in taken:
             together.setdefault((call, args), []).extend(items)
         for (call, args), all_items in together.items():
-            call(all_items, *args)
+            try:
+                call(all_items, *args)
+            except BaseException as error:  # a SystemExit would end the thread of other senders
+                text = "Background call failed what=%s error=%s"
+                logger.error(text, self.name, described(error), exc_info=error)
         for connection in connections.all(initialized_only=True):
             # Close a connection that may be dead, or that others may wait for in Django's pool.
             if connection.errors_occurred or getattr(connection, "pool", None):

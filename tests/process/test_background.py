@@ -145,3 +145,30 @@ def test_a_process_that_imports_the_app_itself(
     """As one of a fork server does, the default since Python 3.14. It runs no exit handlers."""
     run(lambda: background.at_end((tmp_path / "ended").touch))
     assert (tmp_path / "ended").exists()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_a_call_that_raises_costs_no_other_call(
+    caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
+    """Others are combined with it, and wait behind it; the end of the process waits for none."""
+    calls = Background("raising", threads=1, longest=10, together=10, at_exit=0)
+    begun, go, made = threading.Event(), threading.Event(), list[int]()
+
+    def hold(items: list[int]) -> None:
+        begun.set()
+        assert go.wait(patience(60))
+
+    def fail(items: list[int]) -> None:
+        raise error
+
+    calls.send(hold, [0])
+    assert begun.wait(patience(20))
+    [thread] = calls.threads
+    for call in (fail, made.extend):
+        calls.send(call, [1])
+    go.set()
+    assert calls.drain(patience(20))
+    assert made == [1]
+    assert calls.threads == {thread}
+    assert f'Background call failed what=raising error="{error.__name__}: "' in caplog.text
