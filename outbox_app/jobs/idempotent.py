@@ -126,7 +126,9 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
                 is_outermost = len(connections[using].atomic_blocks) == 1
                 callbacks = at_risk(using) if is_outermost else []
                 keep(result, callbacks, task, job_id, using=using)
-                after = keep_callbacks_apart(using, of=what) if is_outermost else AfterCommit()
+                after = AfterCommit()
+                if is_outermost:
+                    after = keep_callbacks_apart(using, of=what, alone=True)
             else:
                 logger.info("Job was handled already task=%s task_id=%s", task.name, job_id)
                 columns = entry_of(job_id, using=using).values_list("result", "callbacks")

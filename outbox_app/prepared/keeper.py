@@ -37,6 +37,7 @@ from ..models.upsert import insert_rows
 from ..process import counters
 from ..process.backoff import described
 from ..process.enclosure import LOST
+from ..process.endings import comes_from_outside
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..process.tracing import inside, span_of, start_span
 from ..text import get_logger
@@ -222,7 +223,9 @@ def decide(
         except (SoftTimeLimitExceeded, NotAtomic, *LOST) as error:
             if len(ids) == 1 or not is_conflict(error) or time.monotonic() > until:
                 raise
-        except Exception as error:
+        except BaseException as error:
+            if comes_from_outside(error):
+                raise
             if len(ids) == 1:
                 return [_refused(sender, ids[0], error, using)]
         answers, held = [], None
@@ -329,7 +332,7 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
     return Answer(row.event_id, CONTRADICTION, detail)
 
 
-def _refused(sender: str, id: UUID, error: Exception, using: str) -> Answer:
+def _refused(sender: str, id: UUID, error: BaseException, using: str) -> Answer:
     rows = PreparedEvent.objects.using(using).filter(sender=sender, event_id=id)
     reason = replaced(described(error), using=using)
     if isinstance(error, MessageIdConflict):

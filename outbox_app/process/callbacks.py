@@ -20,6 +20,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.local import Proxy
 from django.db import connections
 
+from ..exceptions import OutboxError
 from ..text import get_logger
 from .backoff import described
 
@@ -44,9 +45,9 @@ class AfterCommit:
     """How the callbacks of a transaction have ended. It is filled after the commit."""
 
     #: The callbacks at risk that have raised, with their errors.
-    failed: list[tuple[Callback, Exception]] = field(default_factory=list)
-    #: The time limits of this thread's task that came meanwhile.
-    limits: list[Exception] = field(default_factory=list)
+    failed: list[tuple[Callback, BaseException]] = field(default_factory=list)
+    #: What came meanwhile to end this thread, or its task: time limits, and a SystemExit.
+    limits: list[BaseException] = field(default_factory=list)
 
 
 def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[], Any]:
@@ -72,18 +73,26 @@ def at_risk(using: str, *, but: Container[int] = ()) -> list[Callback]:
     ]
 
 
-def keep_callbacks_apart(using: str, *, of: str) -> AfterCommit:
-    """Let each callback of the open transaction run, even if others raise, which is logged."""
+def keep_callbacks_apart(using: str, *, of: str, alone: bool = False) -> AfterCommit:
+    """Let each callback of the open transaction run, even if others raise, which is logged.
+
+    If all are of one caller (``alone``), what ends its thread, as SystemExit, is raised at once.
+    """
     after = AfterCommit()
 
     def run(callback: Callback | None, hook: Callable[[], object]) -> None:
         try:
             hook()
-        except Exception as error:
-            if isinstance(error, SoftTimeLimitExceeded):
+        except BaseException as error:
+            ordinary = isinstance(error, Exception)
+            if alone and not ordinary:
+                raise
+            if not ordinary or isinstance(error, SoftTimeLimitExceeded):
                 after.limits.append(error)
-            if callback is None:
+            if callback is None and ordinary:
                 raise  # Django logs it
+            if callback is None:  # the callbacks behind it run, too
+                raise OutboxError(f"A callback raised {error!r} after the commit.") from error
             after.failed.append((callback, error))
             logger.error(
                 "Callback failed after the commit and does not run again; delay() inside the "

@@ -18,6 +18,8 @@ from django.db import connections, transaction
 
 #: SQLSTATEs, or MySQL's numbers, of deadlocks, lock timeouts and snapshots that are too old.
 CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213}
+#: Those of lock timeouts and of NOWAIT: a savepoint undoes their statement.
+LOCK_TIMEOUTS = {"55P03", 1205}
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCKS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|CALL)\b", re.IGNORECASE)
 #: Counts the open blocks of a thread: an ``on_commit`` callback may begin one inside another.
@@ -100,8 +102,13 @@ def codes_of(error: BaseException) -> set[str | int]:
     return {code for code in codes if isinstance(code, str | int)}
 
 
-def is_conflict(error: Exception) -> bool:
+def is_conflict(error: BaseException) -> bool:
     """Return whether a transaction failed because of another one, and may be repeated."""
     if not isinstance(error, django.db.Error):
         return False
     return not CONFLICTS.isdisjoint(codes_of(error)) or "database is locked" in str(error)
+
+
+def is_lock_timeout(error: BaseException) -> bool:
+    """Return whether a statement has not got its lock; a savepoint around it may be intact."""
+    return is_conflict(error) and (CONFLICTS - LOCK_TIMEOUTS).isdisjoint(codes_of(error))

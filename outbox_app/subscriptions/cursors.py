@@ -30,6 +30,7 @@ from ..models import Cursor, DatabaseNow, Gap, ParkedStream, Subscription
 from ..models.encoding import replaced
 from ..process.backoff import described
 from ..process.callbacks import keep_callbacks_apart
+from ..process.endings import raise_what_ends_process
 from ..text import storable
 from .subscriber import Subscriber
 
@@ -117,11 +118,12 @@ class LogCursor:
                 )
             failpoint("advanced")
             yield
-            keep_callbacks_apart(using, of=f"the handler of {row.subscription!r}")
+            after = keep_callbacks_apart(using, of=f"the handler of {row.subscription!r}")
         self.state, self.passed, self.unstored = state, None, None
         row.revision += 1
         for name, value in {**columns, **Cursor.WELL}.items():
             setattr(row, name, value)
+        raise_what_ends_process(after.limits)
 
 
 def reader_of(cursor: Cursor, *, using: str) -> LogReader:

@@ -20,6 +20,7 @@ from ..exceptions import LogSetBack, OutboxError, TransactionEnded
 from ..failpoints import failpoint
 from ..jobs.staging.detector import watching_callbacks
 from ..process.enclosure import SwallowedError, enclosed
+from ..process.endings import ends_process
 from ..process.tracing import inside, start_span
 from .subscriber import Handler, Subscriber
 
@@ -58,9 +59,8 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
                 # The error's frames hold a generator inside atomic(). Left alone, it would leave
                 # that block later, in the middle of our transaction.
                 traceback.clear_frames(error.__traceback__)
-            # Wrap SystemExit, and the panic of a library in Rust; but not what ends this greenlet.
-            ends = isinstance(error, KeyboardInterrupt) or type(error).__name__ == "GreenletExit"
-            if not (ends or isinstance(error, Exception)):
+            # Wrap SystemExit, and the panic of a library in Rust.
+            if not (ends_process(error) or isinstance(error, Exception)):
                 raise EndedByHandler(
                     f"The handler of {name!r} raised {error!r}, which ends only its page. Catch it "
                     "where it is raised."

@@ -256,6 +256,35 @@ def test_confirmed_by_four_at_once(alias: str, in_log: Any, elsewhere: Any) -> N
 
 
 @committing
+def test_a_receiver_that_ends_its_thread_costs_no_other_event(
+    alias: str,
+) -> None:
+    """The thread of the check-back, or of a request, decides many events together."""
+    requests = [request(f"order-{number}") for number in range(5)]
+    prepare(alias, *requests)
+
+    def refuse(events: Any, **kwargs: Any) -> None:
+        if any(event.stream == "order-3" for event in events):
+            raise SystemExit
+
+    def run() -> None:
+        try:
+            answers.extend(decide(alias, *((each.event_id, "confirmed") for each in requests)))
+        finally:
+            connections.close_all()
+
+    answers: list[Answer] = []
+    events_published.connect(refuse)
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    finally:
+        events_published.disconnect(refuse)
+    assert [each.state for each in answers] == [*["confirmed"] * 3, "undecided", "confirmed"]
+
+
+@committing
 def test_a_row_that_was_edited_by_hand(alias: str, states: Any, in_log: Any) -> None:
     """It stays, with its reason; the others of its batch are published."""
     given = [request(f"order-{n}") for n in range(7)]

@@ -121,7 +121,7 @@ def test_each_attempt_that_fails_is_told_with_its_error(alias, published, run):
     ]
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, SoftTimeLimitExceeded])
+@pytest.mark.parametrize("error", [ZeroDivisionError, SoftTimeLimitExceeded, SystemExit])
 def test_a_callback_that_fails_after_the_commit(alias, published, run, caplog, error):
     """The page was handled, and no word says that it was not."""
     told = []
