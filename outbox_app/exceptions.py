@@ -172,7 +172,7 @@ class CommandIdConflict(EntityError):
 
 
 class EntityContended(EntityError):
-    """Other commands changed the entity during each attempt. Send the command again."""
+    """Other transactions changed or locked what it needs, in each attempt. Send it again."""
 
 
 class CommandTimeout(EntityError):

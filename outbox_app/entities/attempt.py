@@ -12,14 +12,16 @@ refuses the row, the attempt is repeated, and only this command is rejected.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from math import inf
 from operator import attrgetter
 from typing import Any
 
-from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, connections, transaction
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
@@ -28,11 +30,11 @@ from .. import exceptions as errors
 from ..eventlog.heads import add_versions, bump_versions, current_version
 from ..failpoints import failpoint
 from ..models import StreamHead
-from ..process.lock_wait import is_conflict
+from ..process.lock_wait import is_conflict, is_lock_timeout
 from .declaration import REJECTED, CommandSpec, Rejected, spec_of
 from .handling import Gifts, Handled, handle, stored_rejection
 from .pruned import pruned_answer
-from .request import Call, Outcome, Rejection, stored_answer
+from .request import Call, Outcome, Rejection, Undone, ends_thread, stored_answer
 from .store import ANSWER, answered, load, update, write_versions
 
 
@@ -185,15 +187,28 @@ class Attempt:
         return list(self.calls[number:])
 
     def _answer(self, call: Call) -> None:
+        began = time.monotonic()
         try:
             call.answer = self._known(call) or self._handle(call)
         except BaseException as error:
             call.answer = error
             failpoint("entity_raised")
-            undone = self.connection.needs_rollback or not self.sound
-            undone |= isinstance(error, SoftTimeLimitExceeded)
-            if not isinstance(error, Exception) or undone or is_conflict(error):
-                raise  # the thread has to end, or the attempt
+            if not self.sound or ends_thread(error, [call]):
+                raise
+            spec = self.types.commands.get(call.command)
+            conflicts = is_conflict(error) and spec is not None and spec.atomic
+            waited = conflicts and is_lock_timeout(error) and self._has_waited(call, began)
+            if self.connection.needs_rollback:
+                if not is_conflict(error) and isinstance(error, Exception):
+                    raise  # the connection is lost, say
+            elif not conflicts or (is_lock_timeout(error) and not waited):
+                return  # its savepoint has undone it
+            raise Undone(error, call, waited=waited) from error
+
+    def _has_waited(self, call: Call, began: float) -> bool:
+        """Return whether a call has used up its wait for a lock, and has time for another one."""
+        wait = inf if self.wait is None else self.wait
+        return time.monotonic() - began >= wait and call.seconds_left > 0
 
     def _known(self, call: Call) -> Outcome | None:
         known = self.answered.get(call.command_id)
@@ -255,8 +270,8 @@ class Attempt:
                 if self._changes_unique(handled):
                     raise Moved  # each command must end its batch
                 self.sound = False
-        except Exception as error:
-            if not self.sound or isinstance(error, SoftTimeLimitExceeded):
+        except BaseException as error:
+            if not self.sound or ends_thread(error, run):
                 raise
             for call in run:
                 call.alone = True
@@ -308,17 +323,33 @@ class Attempt:
         step = None  # the version that goes with its head and its row, by one statement
         if self.connection.vendor == "postgresql" and self.existed and len(self.unwritten) == 1:
             [step] = self.unwritten
-        try:
-            self._write_entity(step)
-        except IntegrityError as error:
-            if self.last is None or self.last.refused[1:]:
-                raise
-            self.last.refused += (error,)
-            raise Moved from error
-        write_versions(self.cursor, self.entity, self.unwritten, inserted=step is not None)
-        self.gifts.write()
+        with self._blaming_one():
+            try:
+                self._write_entity(step)
+            except IntegrityError as error:
+                if self.last is None or self.last.refused[1:]:
+                    raise
+                self.last.refused += (error,)
+                raise Moved from error
+            write_versions(self.cursor, self.entity, self.unwritten, inserted=step is not None)
+            self.gifts.write()
         self.steps += self.unwritten
         self.unwritten, self.existed = [], self.text is not None
+
+    @contextmanager
+    def _blaming_one(self) -> Iterator[None]:
+        """Raise ``Undone`` for an error of the block that one command of several has caused."""
+        began = time.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            conflicts = self.locked and is_conflict(error)  # else it may be about the head
+            ends = not isinstance(error, Exception) and not ends_thread(error, self.unwritten)
+            if not (conflicts or ends):
+                raise
+            last = self.last if conflicts else None
+            waited = last is not None and self._has_waited(last, began)
+            raise Undone(error, last, waited=waited) from error
 
     def _write_entity(self, step: Call | None) -> None:
         count, at = len(self.unwritten), self.loaded + len(self.steps)

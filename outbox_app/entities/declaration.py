@@ -52,7 +52,8 @@ def command(
             ``self.state`` is None until it sets it.
         event: The type of its event. Default: ``<type>.<command>``, as in ``account.withdraw``.
         atomic: The command may query the entity's database, but no other, inside a savepoint of its
-            own; the entity is locked first. Other commands may not touch a database.
+            own; the entity is locked first, and stays locked while a query waits for another lock:
+            prefer ``nowait``. Other commands may not touch a database.
         batch: The method gets a list with the arguments of successive commands. It returns a list
             with an answer, or a ``Rejected``, for each, and must answer as it would one by one. If
             it raises, or breaks a rule, it is called again for each command alone. Only for types

@@ -3,7 +3,8 @@
 From the second attempt on the head is locked. If it never was, a slow batch would starve; if it
 always was, the row would be locked while handlers run. A COMMIT whose reply is lost is no rollback:
 another connection repeats the commands, whose ids find a committed answer. If the database or a
-receiver refuses a batch while it is written, the batch is halved until one command is alone.
+receiver refuses a batch while it is written, the batch is halved until one command is alone. A
+command whose handler has undone its batch, by a deadlock say, is executed apart from the others.
 
 In the caller's transaction only the commands are rolled back, to a savepoint. Their head stays
 locked until the caller's transaction ends.
@@ -35,12 +36,14 @@ from . import counting
 from .attempt import Attempt, Moved
 from .declaration import spec_of
 from .handling import running
-from .request import Call, Outcome
+from .request import Call, Outcome, Undone
 
 #: The most attempts at a batch while other transactions are first.
 ATTEMPTS = 10
 #: The longest pause between attempts, in seconds.
 PAUSE = 0.005
+#: The longest wait for a lock, in seconds, of a transaction for which other callers wait.
+SHARED_WAIT = 1.0
 
 
 def in_callers_transaction(entity: Any, *, using: str) -> bool:
@@ -89,6 +92,12 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
         return perform(entity, calls, using=using)
     except SoftTimeLimitExceeded:  # of the task that this thread executes
         raise
+    except Undone as undone:
+        if not connections[using].needs_rollback:  # of the caller's transaction
+            return _apart(entity, calls, undone, using=using)
+        for call in calls:
+            call.answer = undone.error if call is undone.call else _own(undone.error)
+        return ()
     except Exception as error:
         # The connection is lost, or other transactions hold the locks that all calls need.
         blames_none = isinstance(error, LOST) and (is_conflict(error) or not _is_alive(using))
@@ -99,14 +108,41 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
                 new = isinstance(call.answer, Outcome) and not call.answer.replayed
                 call.answer = own if new else call.told(own)
             return ()
-        # If the database or a receiver refuses one command, the others must not fail.
-        half = len(calls) // 2
-        left = answer(entity, calls[:half], using=using)
-        rest = calls[half:]
-        return [*left, *rest] if left else answer(entity, rest, using=using)
+        return _in_halves(entity, calls, using=using)
 
 
-def _own(error: Exception) -> Exception:
+def _in_halves(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
+    """If the database or a receiver refuses one command, the others must not fail."""
+    half = len(calls) // 2
+    return _in_turn(entity, [calls[:half], calls[half:]], using=using)
+
+
+def _in_turn(entity: Any, parts: Sequence[Sequence[Call]], *, using: str) -> Sequence[Call]:
+    """Answer parts of a batch in their order; return the calls that need another transaction."""
+    left: list[Call] = []
+    for part in parts:
+        left += part if left else answer(entity, part, using=using)
+    return left
+
+
+def _apart(entity: Any, calls: Sequence[Call], undone: Undone, *, using: str) -> Sequence[Call]:
+    """Answer the calls other than the one that has undone their batch, or this one alone."""
+    call, error = undone.call, undone.error
+    if len(calls) == 1 and not undone.waited:
+        calls[0].answer = error  # its command id was looked up under the lock
+        return ()
+    if call is None:
+        return _in_halves(entity, calls, using=using)
+    at = calls.index(call)
+    before, after = calls[:at], calls[at + 1 :]
+    if call.waits is None:  # all are of one caller, in an order
+        return _in_turn(entity, [part for part in (before, [call], after) if part], using=using)
+    call.answer, call.undone_by = None, error
+    others = [*before, *after]
+    return [*(answer(entity, others, using=using) if others else ()), call]
+
+
+def _own(error: Any) -> Any:
     """Return a copy for one caller, with its own traceback; the error itself if that fails."""
     with suppress(Exception):
         own = copy(error).with_traceback(error.__traceback__)
@@ -137,12 +173,17 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     # The head is locked before the rows that a handler locks, in the first attempt too.
     atomic = any(spec is not None and spec.atomic for spec in commands)
     attempt: Attempt | None = None
-    for attempts in range(1, ATTEMPTS + 1):
+    attempts = cut = 0
+    while attempts - cut < ATTEMPTS:
+        attempts += 1
+        undone: Undone | None = None
         recorded: list[Call] | None = None
         began = time.monotonic()
         # An interrupted COMMIT may still be under way. It holds the lock until it ends.
         locked = atomic or attempts > 1 or any(call.begun for call in calls)
         wait = max(calls[0].seconds_left, 0)
+        if calls[0].waits is not None:
+            wait = min(wait, SHARED_WAIT)
         try:
             with _transaction(wait, locked=locked, using=using):
                 attempt = Attempt(entity, calls, using=using, locked=locked, wait=wait)
@@ -160,13 +201,18 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         except Moved as error:
             if error.__cause__ is not None:  # an index refused a row: no need to pause
                 continue
+        except Undone as error:
+            undone = error
+            if len(calls) > 1 or error.waited or not is_conflict(error.error):
+                counting.count(attempt, conflicts=attempts)
+                raise
         except IntegrityError:
             if attempts > 1:
                 raise
         except Error as error:
             is_lost = isinstance(error, LOST)
             if is_conflict(error):
-                pass
+                cut += time.monotonic() - began >= wait  # the time of the calls is the limit
             elif recorded is None and (is_lost or attempt is None):  # None: it has not begun
                 if not _is_alive(using):
                     connections[using].close()
@@ -184,13 +230,16 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         if calls[0].seconds_left <= 0:
             break
     counting.count(attempt, conflicts=attempts)
+    if undone is not None and undone.error is calls[0].answer:  # of its handler
+        raise undone
     contended = EntityContended(
-        f"{entity.__name__} {calls[0].id!r} was changed by other commands during each of "
-        f"{attempts} attempts at {calls[0].command!r}. Nothing was written: send it again."
+        f"{entity.__name__} {calls[0].id!r} was changed or locked by other transactions in "
+        f"each of {attempts} attempts at {calls[0].command!r}. Nothing was written: send it again."
     )
+    contended.__cause__ = undone and undone.error
     # The oldest call's time may be over while others have time left.
     missing = [call for call in calls if not (call.is_replay and call.answer)]
-    rest = [call for call in missing if call.seconds_left > 0 and attempts < ATTEMPTS]
+    rest = [call for call in missing if call.seconds_left > 0 and attempts - cut < ATTEMPTS]
     for call in set(missing).difference(rest):
         call.answer = call.told(_own(contended))
     return rest

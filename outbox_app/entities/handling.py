@@ -69,7 +69,7 @@ class Gifts:
             if isinstance(hook, partial) and hook.func == self.events.append:
                 hook()
             else:
-                self.connection.run_on_commit.append((sids, named(hook, call.run), robust))
+                self.connection.run_on_commit.append((sids, named(hook, call.hook), robust))
 
     def _hooks_since(self, begin: object) -> list[Any]:
         """Remove the callbacks that were added since ``begin``; return them."""

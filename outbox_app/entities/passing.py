@@ -104,7 +104,8 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
     for number, call in enumerate(calls):
         with suppress(Exception):  # a KeyError, too, if the queue has refused it
             queues.wait(lines[call], call)
-            answer = astuple(call.result())
-            room -= len(written(answer))
-            told[number] = answer if room > 0 else None
+            if isinstance(call.answer, Outcome):  # else what its handler raised, even SystemExit
+                answer = astuple(call.answer)
+                room -= len(written(answer))
+                told[number] = answer if room > 0 else None
     return told

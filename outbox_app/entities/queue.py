@@ -15,7 +15,7 @@ import atexit
 import os
 import threading
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -26,13 +26,12 @@ from django.utils.asyncio import async_unsafe
 
 from ..conf import outbox_settings
 from ..exceptions import InvalidCommand, Overloaded
-from ..failpoints import failpoint
 from ..text import get_logger
 from ..transactions import leave_pool
 from . import counting
 from .execution import answer, in_callers_transaction, scope_of
 from .passing import NotPassedOn, leader_of, pass_on
-from .request import Call, Command, Outcome, deadline_after
+from .request import Call, Command, Outcome, deadline_after, deliver
 
 logger = get_logger("outbox_app.entities")
 
@@ -71,19 +70,31 @@ class Line:
         while len(batch) < self.key.entity.batch_size and self.waiting:
             call, _ = self.waiting.popitem(last=False)  # the collector may remove others meanwhile
             size += len(call.text)
-            if batch and size > most:
-                self.put_back([call])
+            if batch and (size > most or call.undone_by):
+                self._put_first(call)
                 break
             batch.append(call)
+            # A signal may raise at any line of the main thread. It is no business of other callers.
+            is_main = call.thread == threading.main_thread().ident
+            if call.undone_by or (self.led_by is call and is_main):
+                break
         return batch
 
     def put_back(self, calls: Sequence[Call]) -> int:
         """Put calls back, except those whose caller is gone and cannot lead; return how many."""
         again = [call for call in calls if not call.gone]
         for call in reversed(again):
-            self.waiting[call] = None
-            self.waiting.move_to_end(call, last=False)
+            self._put_first(call)
+        for call in again:
+            if call.undone_by:  # all others go first
+                self.waiting.move_to_end(call)
+            if isinstance(call.waits, threading.Event):
+                call.waits.clear()
         return len(again)
+
+    def _put_first(self, call: Call) -> None:
+        self.waiting[call] = None
+        self.waiting.move_to_end(call, last=False)
 
 
 class Queues:
@@ -115,12 +126,13 @@ class Queues:
 
     def wait(self, line: Line, call: Call) -> None:
         woken: Any = call.waits
-        if not woken.wait(max(call.seconds_left, 0)):
-            waited = self._leave(line, call)
-            if not woken.is_set():
-                raise call.late(begun=not waited)
-        if line.led_by is call:
-            self.lead(line, call)
+        answered = False
+        while not answered:
+            if not woken.wait(max(call.seconds_left, 0)):
+                waited = self._leave(line, call)
+                if not woken.is_set():
+                    raise call.late(begun=not waited)
+            answered = line.led_by is not call or self.lead(line, call)
 
     async def aask(self, call: Call, key: Key) -> Outcome:
         loop = asyncio.get_running_loop()
@@ -141,8 +153,8 @@ class Queues:
             timer.cancel()
         return call.result()
 
-    def lead(self, line: Line, own: Call | None = None) -> None:
-        """Answer one batch, and pass the lead on however the batch ends."""
+    def lead(self, line: Line, own: Call | None = None) -> bool:
+        """Answer one batch, and pass the lead on however it ends; say if ``own`` is answered."""
         left: Sequence[Call] = ()
         batch: list[Call] = []
         entity, using = line.key.entity, line.key.using
@@ -171,10 +183,11 @@ class Queues:
                 self._pass_on(line)
             others = set(left)
             answered = [call for call in batch if call not in others]
-            _deliver(answered)
+            deliver(answered)
         if not line.key.leader:
             counting.trace_batch(entity, answered, began)
         counting.write_if_due(using)
+        return own not in others
 
     def waiting_on(self, using: str) -> int:
         with self.lock:
@@ -259,7 +272,7 @@ class Queues:
             del line.waiting[call]
             call.answer = _overloaded(call, why)
         self.waiting -= len(calls)
-        _deliver(calls)
+        deliver(calls)
 
     def _work(self) -> None:
         """Lead lines for coroutines, until this thread is idle for too long."""
@@ -286,34 +299,6 @@ class Queues:
                     break
                 self.threads += away
         connections.close_all()
-
-
-def _deliver(calls: Sequence[Call]) -> None:
-    """Wake the callers. All coroutines of a loop are woken by one call into it."""
-    half = len(calls) // 2
-    try:
-        _wake(calls[:half])
-        failpoint("entity_answered")
-    finally:
-        _wake(calls[half:])
-
-
-def _wake(calls: Sequence[Call]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
-    for call in calls:
-        if isinstance(call.waits, threading.Event):
-            call.waits.set()
-        elif call.waits is not None:
-            by_loop[call.waits.get_loop()].append(call.waits)
-    for loop, futures in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_resolve, futures)
-
-
-def _resolve(futures: Sequence[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
 
 
 def _overloaded(call: Call, why: str) -> Exception:

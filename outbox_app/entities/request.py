@@ -10,13 +10,16 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import KW_ONLY, dataclass
 from hashlib import sha256
 from math import inf
 from typing import Any, TypeVar
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.conf import settings
 from django.db import IntegrityError, InternalError
 from django.utils.timezone import activate as activate_zone
@@ -25,8 +28,10 @@ from django.utils.translation import activate, deactivate_all, get_language
 
 from .. import exceptions as errors
 from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
+from ..failpoints import failpoint
 from ..models.encoding import unstorable
 from ..process.enclosure import LOST
+from ..process.endings import comes_from_outside
 from .declaration import Rejected
 
 Result = TypeVar("Result")
@@ -120,6 +125,9 @@ class Call:
         self.begun = False
         #: Whether it must be handled alone: a batch handler failed with it, or ended the thread.
         self.alone = False
+        #: The error of a lock that its handler or its row did not get in a shared transaction. The
+        #: command then gets a transaction of its own, after those that wait.
+        self.undone_by: BaseException | None = None
         #: Whether its answer was committed before its batch, and is given again.
         self.is_replay = False
         #: Errors of an index that refused its row. It then ends its batch, and may be rejected.
@@ -157,6 +165,18 @@ class Call:
             context.run(activate_zone, self.zone)
         return context.run(function, *args)
 
+    def hook(self, function: Callable[[], Any]) -> None:
+        """Run an ``on_commit`` callback of the command, in its caller's context."""
+        try:
+            self.run(function)
+        except BaseException as error:
+            if isinstance(error, Exception) or ends_thread(error, [self]):
+                raise
+            raise errors.OutboxError(  # Django logs it, and runs the callbacks of other callers
+                f"A callback of the command {self.command!r} of {self.id!r} raised {error!r}, "
+                "which ends no thread of another caller. The command is committed."
+            ) from error
+
     @property
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
@@ -178,6 +198,8 @@ class Call:
     def late(self, *, begun: bool) -> Exception:
         """Return the error for a caller whose time is over; ``begun``: its batch is under way."""
         self.begun |= begun
+        if isinstance(self.undone_by, Exception) and not self.begun:
+            return self.undone_by
         text = f"The command {self.command!r} of {self.id!r} timed out before it was begun."
         return self.told(errors.CommandTimeout(f"{text} Nothing was written: send it again."))
 
@@ -194,3 +216,53 @@ class Call:
         )
         unknown.__cause__ = None if isinstance(error, errors.EntityError) else error
         return unknown
+
+
+class Undone(Exception):
+    """A command has undone its batch, by its handler, its row or a receiver of its version.
+
+    ``call`` is that command, if it is known, and ``waited`` whether it has waited for a lock for as
+    long as a transaction with others may.
+    """
+
+    def __init__(self, error: BaseException, call: Call | None, *, waited: bool = False) -> None:
+        super().__init__(error)
+        self.error, self.call, self.waited = error, call, waited
+
+
+def deliver(calls: Sequence[Call]) -> None:
+    """Wake the callers. All coroutines of a loop are woken by one call into it."""
+    half = len(calls) // 2
+    try:
+        _wake(calls[:half])
+        failpoint("entity_answered")
+    finally:
+        _wake(calls[half:])
+
+
+def _wake(calls: Sequence[Call]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
+    for call in calls:
+        if isinstance(call.waits, threading.Event):
+            call.waits.set()
+        elif call.waits is not None:
+            by_loop[call.waits.get_loop()].append(call.waits)
+    for loop, futures in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_resolve, futures)
+
+
+def _resolve(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+def ends_thread(error: BaseException, calls: Sequence[Call]) -> bool:
+    """Return whether what the code of these calls has raised has to end this thread.
+
+    The main thread, which signals reach, leads its own call only.
+    """
+    ordinary = isinstance(error, Exception) and not isinstance(error, SoftTimeLimitExceeded)
+    own = all(call.thread == threading.get_ident() for call in calls)
+    return not ordinary and (own or comes_from_outside(error))

@@ -9,6 +9,7 @@ import os
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -18,7 +19,7 @@ from django.db import connections, transaction
 from django.utils import translation
 from django.utils.functional import lazy
 
-from outbox_app.entities import Command, Rejected, execution, queue
+from outbox_app.entities import Command, Rejected, execution, queue, request
 from outbox_app.entities.request import Call
 from outbox_app.exceptions import (
     CommandTimeout,
@@ -110,14 +111,14 @@ def test_who_has_gone_costs_no_other_of_the_batch_an_answer(alias):
     async def resolve():
         gone, there = await waits(), await waits()
         gone.cancel()
-        queue._resolve([gone, there])
+        request._resolve([gone, there])
         return there.done()
 
     assert asyncio.run(resolve())
     calls = [Call(Command("a", "open", command_id=each)) for each in "xyz"]
     calls[0].waits = asyncio.run(waits())
     calls[1].waits, calls[2].waits = threading.Event(), threading.Event()
-    queue._deliver(calls)
+    request.deliver(calls)
     assert calls[1].waits.is_set()
     assert calls[2].waits.is_set()
 
@@ -282,34 +283,20 @@ def test_a_handler_that_ends_the_thread_is_its_callers_alone(
     assert len(rows()) == 4
 
 
-def test_an_error_about_what_was_rolled_back_is_not_said(
-    account, withdraw, held, fresh, alias, declare, rows
-):
+def test_an_error_about_what_was_rolled_back_is_not_said(account, withdraw, held, fresh):
     """A batch is broken off after a command has raised for what another one had done in it."""
 
-    def end(self):
+    def end():
+        set_failpoint("entity_handled", None)
         raise SystemExit
 
-    def ask(name, command_id, **options):
-        try:
-            arguments = {"amount": 1} if name == "withdraw" else {}
-            options |= {"command_id": command_id, "using": alias}
-            return Account.execute("a", name, arguments, **options)
-        finally:
-            connections.close_all()
-
-    declare(end)
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(3) as pool:
         first = pool.submit(withdraw, "first")
         held.wait()
         at = {"expected_version": 2}
-        calls = in_turn(
-            pool,
-            fresh,
-            lambda: ask("withdraw", "c0", **at),
-            lambda: ask("withdraw", "c1", **at),
-            lambda: ask("end", "c2"),
-        )
+        asked = [partial(withdraw, f"c{n}", **at) for n in range(2)]
+        calls = in_turn(pool, fresh, *asked)
+        set_failpoint("entity_handled", lambda: set_failpoint("entity_handled", end))
         held.go.set()
         first.result()
         assert type(calls[0].exception()) is SystemExit
