@@ -25,11 +25,11 @@ from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point
 from ..text import duration, one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason, each_row
-from .base import address, column
+from .base import column
 from .blocking import in_flight_table
 from .filters import column_filter
 from .masking import masked_line, masked_text
-from .tables import SHORT, WORDS, Group, Table, link
+from .tables import SHORT, WORDS, Group, Table, failed_event
 
 
 class ReplayForm(Reason):
@@ -277,15 +277,3 @@ def _reads(row: Any) -> str:
         f"{label}: {masked_line(', '.join(row.reads.get(key) or every), 300)}"
         for key, label in (("logs", _("logs")), ("topics", _("topics")), ("types", _("types")))
     )
-
-
-def failed_event(row: Any, site: str) -> SafeString:
-    """Return the event that a cursor or a parked stream fails at: a link, and the traceback."""
-    failed = row.failed_event
-    if not failed:
-        return SafeString("")
-    text = one_line(f"{failed['position']}: {failed['type']} {failed['stream']}", 300)
-    if row.log == Event._meta.db_table:
-        text = link(address(site, "event", failed["position"]), text)
-    trace = shown(masked_text(failed["traceback"]), 10_000)
-    return format_html('{}<pre class="outbox-words">{}</pre>', text, trace)

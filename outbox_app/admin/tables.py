@@ -27,10 +27,10 @@ from ..monitoring.sinking import DAY, SinkStatus
 from ..monitoring.status import OutboxStatus
 from ..prepared.status import PreparedStatus
 from ..subscriptions.lag import SubscriptionLag
-from ..text import duration, one_line
+from ..text import duration, one_line, shown
 from .base import address
 from .charts import number
-from .masking import masked_line
+from .masking import masked_line, masked_text
 
 #: Classes of cells: text that may break anywhere, text that stays on one line, and numbers.
 WORDS, SHORT, COUNT = "outbox-words", "outbox-short", "outbox-count"
@@ -250,3 +250,15 @@ def incidents(site: str, found: Iterable[Incident]) -> Table:
         for incident in found
     ]
     return Table(_("Latest incidents"), [Group(columns, rows)], address(site, "incident"))
+
+
+def failed_event(row: Any, site: str) -> SafeString:
+    """Return the event that a cursor or a parked stream fails at: a link, and the traceback."""
+    failed = row.failed_event
+    if not failed:
+        return SafeString("")
+    text = one_line(f"{failed['position']}: {failed['type']} {failed['stream']}", 300)
+    if row.log == Event._meta.db_table:
+        text = link(address(site, "event", failed["position"]), text)
+    trace = shown(masked_text(failed["traceback"]), 10_000)
+    return format_html('{}<pre class="outbox-words">{}</pre>', text, trace)
