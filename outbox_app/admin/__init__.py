@@ -1,28 +1,20 @@
-"""The outbox in Django's admin: jobs, drainers, events, subscriptions, statistics, an overview.
+"""Jobs in Django's admin: staged and dead ones, drainers, incidents, statistics, an overview.
 
-The pages need ``django.contrib.admin`` only. They are read-only except for peers and these actions:
-requeue and discard dead jobs; cancel, release and move to dead staged jobs; confirm and cancel
-prepared events; pause, resume and replay subscriptions, release parked streams, skip gaps; drain
-servers. Entity types are registered when Django is ready: see ``entity``.
+The pages need ``django.contrib.admin`` only. They are read-only but for these actions: requeue and
+discard dead jobs; cancel, release and move to dead staged jobs. The pages of a capability are in
+its own ``admin``, on the mechanism of this package.
 """
 
-from .dead import DeadJobAdmin
-from .entity import EntityAdmin, VersionAdmin
-from .event import EventAdmin
-from .gap import GapAdmin
-from .prepared import PeerAdmin, PreparedEventAdmin
-from .process import (
-    IncidentAdmin,
-    OverviewAdmin,
-    ProcessAdmin,
-    ServerAdmin,
-    StatisticAdmin,
-    TaskResultAdmin,
-)
-from .staged import StagedJobAdmin
-from .subscription import ParkedStreamAdmin, SubscriptionAdmin
+from importlib import import_module
 
-__all__ = ["DeadJobAdmin", "EntityAdmin", "EventAdmin", "GapAdmin", "IncidentAdmin",
-           "OverviewAdmin", "ParkedStreamAdmin", "PeerAdmin", "PreparedEventAdmin", "ProcessAdmin",
-           "ServerAdmin", "StagedJobAdmin", "StatisticAdmin", "SubscriptionAdmin",
-           "TaskResultAdmin", "VersionAdmin"]  # fmt: skip
+from ..capability import all_doors
+from .dead import DeadJobAdmin
+from .process import IncidentAdmin, OverviewAdmin, ProcessAdmin, StatisticAdmin
+from .staged import StagedJobAdmin
+
+__all__ = ["DeadJobAdmin", "IncidentAdmin", "OverviewAdmin", "ProcessAdmin", "StagedJobAdmin",
+           "StatisticAdmin"]  # fmt: skip
+
+for _doors in all_doors():
+    if _doors.admin:
+        import_module(_doors.admin)

@@ -12,29 +12,14 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
-from ..eventlog.long_transactions import LongTransaction, LongTransactions
+from ..capability import Problem
 from ..models import StagedJob
-from ..monitoring.diagnosis import Problem
+from ..monitoring.long_transactions import LongTransaction, LongTransactions
 from ..monitoring.status import OutboxStatus
 from ..text import duration, one_line
 from .masking import masked_line
 from .tables import SHORT, WORDS, Group, Table
-
-_SILENT = gettext_lazy("Drainer silent"), gettext_lazy("The jobs of its shards wait.")
-_TROUBLE = gettext_lazy("Drainer in trouble"), gettext_lazy("The jobs of its shards wait.")
-_EVENTS = gettext_lazy("Its events wait, and are not pruned.")
-#: By code, the problems whose subjects keep rows waiting: what a subject is, and its effect.
-BLOCKING: dict[str, tuple[Any, Any]] = {
-    "no_drainer": _SILENT,
-    "drainer_silent": _SILENT,
-    "trouble": _TROUBLE,
-    "drainer_trouble": _TROUBLE,
-    "subscription": (gettext_lazy("Subscription stopped"), _EVENTS),
-    "paused": (gettext_lazy("Subscription paused"), _EVENTS),
-    "undeclared": (gettext_lazy("Subscription not declared"), _EVENTS),
-}
 
 #: The cells of a row: what blocks, who, for how long, the query or error, and the effect.
 Row = tuple[Any, str, str, str, Any]
@@ -61,8 +46,8 @@ def _subjects(found: list[Problem]) -> Iterator[Row]:
     for problem in found:
         if problem.code == "no_drainer" and not problem.subjects:
             yield _("No drainer"), "", "-", "", _("All jobs wait.")
-        elif problem.code in BLOCKING:
-            what, effect = BLOCKING[problem.code]
+        elif problem.kind.blocks:
+            what, effect = problem.kind.blocks
             for each in problem.subjects:
                 age = "-" if each.seconds is None else duration(each.seconds)
                 yield what, one_line(each.name, 100), age, masked_line(each.why, 200), effect

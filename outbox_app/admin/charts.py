@@ -8,7 +8,7 @@ is a hole in the line, not a zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -21,9 +21,6 @@ from django.utils.formats import date_format, number_format
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..aliases import log_alias
-from ..models import Event
-from ..monitoring import series
 from ..monitoring.series import Series
 
 WIDTH, HEIGHT = 480, 150
@@ -56,28 +53,6 @@ def job_charts(hour: Series, day: Series, *, now: int) -> list[SafeString]:
         title = _("Jobs per minute, %(span)s") % {"span": heading}
         drawn.append(chart(f"outbox-rates-{name}", title, counted.starts[:-1], rates))
     return drawn
-
-
-def events_chart() -> SafeString:
-    using = log_alias(Event)
-    handled = _sums(series.handled(using=using, minutes=61).values())
-    published = _sums(series.published(using=using, minutes=61).values())
-    # Without the current minute, which is not over. Samples of the last one may still be missing.
-    return chart(
-        "outbox-events-hour",
-        _("Events per minute, last hour"),
-        series.starts(using=using, minutes=61)[:-1],
-        [
-            Line(_("published, estimated"), published[:-1], 2),
-            Line(_("handled, by all subscriptions"), handled[:-1], 1),
-        ],
-    )
-
-
-def _sums(lists: Iterable[list[Any]]) -> list[float | None]:
-    """Add series up, minute by minute; None where none of them has a figure."""
-    known = [[each for each in figures if each is not None] for figures in zip(*lists, strict=True)]
-    return [sum(each) if each else None for each in known] or [None] * 61
 
 
 def _known(counted: Series, values: list[float]) -> list[float | None]:

@@ -9,6 +9,7 @@ sessions need a permission of their own. ``?part=live`` returns only the part th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from typing import Any
 
 from django.contrib.auth import get_permission_codename
@@ -21,19 +22,18 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..aliases import log_alias
-from ..entities.operations import entity_types
+from ..capability import Problem, Subject, all_doors, kinds
 from ..jobs.drain.status import incidents
-from ..models import DeadJob, Event, Gap, Incident, PreparedEvent, Server, StagedJob, Subscription
+from ..models import Incident
 from ..models.counting import MANY, shown_count
-from ..monitoring.diagnosis import Problem, Subject, problems
+from ..monitoring.diagnosis import problems
 from ..monitoring.series import series
 from ..monitoring.status import OutboxStatus, outbox_status
 from ..text import duration, one_line
 from . import tables
 from .base import OutboxAdmin, address
 from .blocking import blocking
-from .charts import events_chart, job_charts, number
+from .charts import job_charts, number
 from .dead import matrix_table
 from .masking import masked_line
 from .staged import flows_table, held_table
@@ -41,32 +41,10 @@ from .tables import Table
 
 #: Seconds between two refreshes of an open page.
 REFRESH = 10
-#: The parts of the status, and the models that a user must be permitted to view for them.
-PARTS = {"jobs": StagedJob, "dead": DeadJob, "subscriptions": Subscription, "gaps": Gap,
-         "prepared": PreparedEvent, "servers": Server}  # fmt: skip
-#: How many incidents and gaps are shown here; their lists have the rest.
+#: How many incidents are shown here; their list has the rest.
 FEW = 10
 #: The problems with which no work is leaving.
 STOPPED = ("no_drainer", "trouble", "not_leaving")
-#: By problem, where it is fixed: a model and a filter of its list; or a table of the overview.
-PLACES: dict[str, tuple[str, dict[str, str]] | str] = {
-    "not_leaving": ("stagedjob", {"state": "ready"}),
-    "late": ("stagedjob", {"state": "ready"}),
-    "subscription": ("subscription", {}),
-    "paused": ("subscription", {}),
-    "undeclared": ("subscription", {}),
-    "parked": ("parkedstream", {}),
-    "dead": ("deadjob", {"died": "1h"}),
-    "gaps": ("gap", {"state": "open"}),
-    "no_check_back": ("preparedevent", {"state": "prepared"}),
-    "undecided": ("preparedevent", {"state": "undecided"}),
-    "sender_silent": ("preparedevent", {"state": "prepared"}),
-    "peer_clock": ("peer", {}),
-    "contradiction": ("incident", {"kind": "contradiction"}),
-    "sink": "#outbox-sinks",
-    "transaction": "#outbox-blocking",
-    "snapshot": "#outbox-blocking",
-}
 
 
 def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse:
@@ -78,11 +56,11 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     site = request.current_app = model_admin.admin_site.name
-    parts = {name for name, model in PARTS.items() if may_view(request, model)}
-    types = {each._meta.label for each in entity_types() if may_view(request, each)}
-    facts = outbox_status(parts=parts | {"entities"} if types else parts)
-    if log_alias(Event) in facts.away:
-        parts -= {"subscriptions", "gaps"}
+    shown = {name: models for doors in all_doors() for name, models in doors.parts().items()}
+    parts = {
+        name for name, models in shown.items() if any(may_view(request, model) for model in models)
+    }
+    facts = outbox_status(parts=parts)
     found = problems(facts)
     tone, sentence = headline(facts, found, parts)
     charts: list[SafeString] = []
@@ -94,8 +72,8 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         # Of the minutes that ``facts.published`` is of: the last full one, and the current one.
         counted, at_once = (sum(each[-2:]) for each in (hour.published, hour.immediate))
         immediate = facts.published * at_once / counted if counted else 0.0
-    if facts.subscriptions:
-        charts.append(events_chart())
+    for section in facts.sections.values():
+        charts += section.charts()
     context: dict[str, Any] = {
         "using": facts.database,
         "many": MANY,
@@ -109,7 +87,7 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         "tables": [
             blocking(request, facts, found),
             tables.drainers(site, facts),
-            *_tables(request, facts, parts, types, site=site),
+            *_tables(request, facts, parts, site=site),
         ],
     }
     if request.GET.get("part") == "live":
@@ -124,33 +102,18 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
 
 
 def _tables(
-    request: HttpRequest,
-    facts: OutboxStatus,
-    parts: Collection[str],
-    types: Collection[str],
-    *,
-    site: str,
+    request: HttpRequest, facts: OutboxStatus, parts: Collection[str], *, site: str
 ) -> Iterator[Table]:
     """Yield the tables that this user may view."""
-    using = facts.database
-    if "subscriptions" in parts:
-        yield tables.subscriptions(site, facts.subscriptions)
-    if facts.commands:
-        yield tables.entities(facts, facts.commands, types)
-    if facts.sinks:
-        yield tables.sinks(facts.sinks)
-    if facts.prepared:
-        yield tables.prepared(facts.prepared, facts.decisions)
+    for section in facts.sections.values():
+        yield from section.tables(site, partial(may_view, request))
     if "dead" in parts:
         yield matrix_table(site, facts.dead)
     if "jobs" in parts:
-        yield flows_table(using)
+        yield flows_table(facts.database)
         yield held_table(site, facts.held)
-    if "gaps" in parts:
-        rows = Gap.objects.using(log_alias(Event)).open()
-        yield tables.gaps(site, rows.order_by("-seen_at")[:FEW])
     if may_view(request, Incident):
-        yield tables.incidents(site, incidents(using=using)[:FEW])
+        yield tables.incidents(site, incidents(using=facts.database)[:FEW])
 
 
 def may_view(request: HttpRequest, model: type[Model]) -> bool:
@@ -203,21 +166,17 @@ def problem_lines(
 
 def _subject(site: str, code: str, subject: Subject) -> tuple[str, str, str]:
     link = ""
-    if code in ("subscription", "paused", "undeclared"):
-        link = address(site, "subscription", subject.key) if subject.key else ""
-    elif code == "parked":
-        link = _place(site, code, subscription=subject.key)
-    elif code == "sender_silent":
-        link = _place(site, code, sender=subject.name)
+    if subject.key or subject.filters:
+        link = _place(site, code, subject.key or None, **subject.filters)
     return one_line(subject.name, 100), masked_line(subject.why, 300), link
 
 
-def _place(site: str, code: str, **filters: str) -> str:
-    place = PLACES.get(code, ("process", {}))
+def _place(site: str, code: str, key: str | None = None, **filters: str) -> str:
+    place = kinds()[code].place
     if isinstance(place, str):
         return place
     model, given = place
-    return address(site, model, **given, **filters)
+    return address(site, model, key, **({} if key else given), **filters)
 
 
 def figures(
@@ -238,13 +197,5 @@ def figures(
     yield _("Published per minute"), number(facts.published), note, address(site, "process")
     if "dead" in parts:
         yield _("Dead"), shown_count(facts.dead.total), "", address(site, "deadjob")
-    if "subscriptions" in parts:
-        read = (each for each in facts.subscriptions if each.state != "undeclared")
-        late = max((each.oldest_seconds for each in read), default=0.0)
-        link = address(site, "subscription")
-        yield _("Subscriptions behind"), duration(late), _("the slowest"), link
-    if "gaps" in parts:
-        yield _("Open gaps"), shown_count(facts.gaps), "", address(site, "gap", state="open")
-    if facts.prepared:
-        undecided = address(site, "preparedevent", state="undecided")
-        yield _("Undecided"), shown_count(facts.prepared.undecided), "", undecided
+    for section in facts.sections.values():
+        yield from section.figures(site)

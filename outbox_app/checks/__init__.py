@@ -8,7 +8,10 @@ of databases and servers open connections. They run for the aliases that ``--dat
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from django.core import checks
+from django.core.checks import Tags
 
 from .aliases import check_autocommit, check_business, check_connections, check_zones
 from .apps import check_apps
@@ -20,12 +23,8 @@ from .databases import (
     check_sqlite,
     check_sqlite_settings,
 )
-from .entities import check_entities, check_requests
-from .fleet import check_fleet, check_reach
-from .logs import check_declared_logs, check_log_tables, check_logs
 from .messages import linked
 from .models import check_models
-from .peers import check_fences, check_peer_table, check_peers
 from .servers import check_servers
 from .values import check_settings
 
@@ -38,33 +37,20 @@ ALWAYS = (
     check_autocommit,
     check_zones,
     check_sqlite_settings,
-    check_peers,
-    check_fleet,
-    check_logs,
-    check_entities,
-    check_declared_logs,
     check_keys,
 )
 #: These matter in production, and hardly on a developer's machine.
-DEPLOY = (
-    check_business,
-    check_connections,
-    check_sqlite,
-    check_requests,
-    check_reach,
-    check_brokers,
-)
+DEPLOY = (check_business, check_connections, check_sqlite, check_brokers)
 #: These open connections.
-DATABASE = (check_databases, check_log_tables, check_peer_table, check_fences)
+DATABASE = (check_databases,)
 DEPLOY_DATABASE = (check_sessions, check_servers)
 
 
-def register() -> None:
-    for check in ALWAYS:
-        checks.register(linked(check), "outbox")
-    for check in DATABASE:
-        checks.register(linked(check), "outbox", checks.Tags.database)
-    for check in DEPLOY:
-        checks.register(linked(check), "outbox", deploy=True)
-    for check in DEPLOY_DATABASE:
-        checks.register(linked(check), "outbox", checks.Tags.database, deploy=True)
+def register(module: ModuleType) -> None:
+    """Register the checks of a module: its ALWAYS, DEPLOY, DATABASE and DEPLOY_DATABASE."""
+    tags = {"ALWAYS": (), "DEPLOY": (), "DATABASE": (Tags.database,)}
+    tags["DEPLOY_DATABASE"] = (Tags.database,)
+    for name, further in tags.items():
+        for check in getattr(module, name, ()):
+            deploy = name.startswith("DEPLOY")
+            checks.register(linked(check), "outbox", *further, deploy=deploy)

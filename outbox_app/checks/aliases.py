@@ -13,8 +13,8 @@ from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
 
-from ..aliases import inbox_alias, log_alias, outbox_alias
-from ..eventlog.registry import all_logs
+from ..aliases import inbox_alias, outbox_alias
+from ..capability import all_doors
 from .messages import listed
 
 
@@ -77,7 +77,8 @@ def check_zones(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _aliases() -> list[str]:
-    return sorted(written_aliases() | {*map(log_alias, all_logs())}.intersection(connections))
+    found = {alias for doors in all_doors() for alias in doors.aliases()}
+    return sorted(found.intersection(connections))
 
 
 def check_connections(**kwargs: Any) -> list[CheckMessage]:

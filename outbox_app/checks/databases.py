@@ -7,7 +7,7 @@ they try LISTEN on PostgreSQL as a drainer does, which takes ``TEST_SECONDS`` if
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import apps
@@ -15,12 +15,11 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, models, router
 from django.db.migrations.executor import MigrationExecutor
 
-from ..entities.operations import declared_types
-from ..eventlog.registry import all_logs
+from ..capability import all_doors
 from ..fields import CharField, TextField, exact_collation
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
-from ..models import EntityRow, EntityVersion, StagedJob
+from ..models import StagedJob
 from ..models.clock import has_turning_clock
 from ..models.encoding import encoding_of
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
@@ -33,17 +32,15 @@ from .messages import listed
 
 #: How many staged rows are read, the oldest first.
 ROWS = 1000
-#: Columns of texts that every log and every entity type inherits, or replaces by its own field.
-_LOG_KEYS, _ENTITY_KEYS = (
-    {field.column for field in base._meta.local_fields if isinstance(field, CharField)}
-    for base in (EntityVersion, EntityRow)
-)
 #: By vendor, the query that returns whether a server is read-only.
 STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}
 
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    models = [*apps.get_app_config("outbox_app").get_models(), *all_logs(), *declared_types()]
+    models = {*apps.get_app_config("outbox_app").get_models(), *_of_the_project()}
+    for doors in all_doors():
+        if doors.checks_engines:
+            models.difference_update(doors.models())
     found: list[CheckMessage] = []
     for connection, tables in _holding(databases):
         if connection.vendor == "mysql":
@@ -72,7 +69,6 @@ def _asked(alias: str, sql: str) -> Any:
 def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
     tables = sorted({model._meta.db_table for model in models})
     slots = ", ".join(["%s"] * len(tables))
-    logs = {log._meta.db_table for log in all_logs()}
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT table_name, engine FROM information_schema.tables "
@@ -81,13 +77,12 @@ def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
         )
         engines = cursor.fetchall()
     for table, engine in engines:
-        if table not in logs:  # logs have checks of their own
-            yield Error(
-                f"Table {table} on {connection.alias!r} has engine {engine}, not InnoDB: a job "
-                "would stay when its transaction is rolled back.",
-                hint=f"ALTER TABLE {table} ENGINE = InnoDB",
-                id="outbox.E008",
-            )
+        yield Error(
+            f"Table {table} on {connection.alias!r} has engine {engine}, not InnoDB: a job would "
+            "stay when its transaction is rolled back.",
+            hint=f"ALTER TABLE {table} ENGINE = InnoDB",
+            id="outbox.E008",
+        )
     for fault in session_faults(connection.alias):
         text = f"Session of {connection.alias!r}: {fault}. No drainer and no subscription starts."
         hint = "DATABASES[…]['OPTIONS']['init_command'] = \"SET …\", or the server's settings."
@@ -114,8 +109,7 @@ def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
 def _check_collations(connection: Any, tables: set[str]) -> Iterator[CheckMessage]:
     """Report keys that the server compares otherwise than their fields do."""
     alias, collation = connection.alias, exact_collation(connection)
-    own = {log._meta.db_table: _LOG_KEYS for log in all_logs()}
-    own |= {entity._meta.db_table: _ENTITY_KEYS for entity in declared_types()}
+    own = {model._meta.db_table: _keys(model) for model in _of_the_project()}
     expected = {
         (model._meta.db_table, field.column)
         for model in apps.get_models(include_auto_created=True)
@@ -151,12 +145,24 @@ def _check_collations(connection: Any, tables: set[str]) -> Iterator[CheckMessag
 
 def check_keys(**kwargs: Any) -> Iterator[CheckMessage]:
     """Report the same, without a query, of fields that replace inherited ones."""
-    for keys, types in ((_LOG_KEYS, all_logs()), (_ENTITY_KEYS, declared_types())):
-        for model in types:
-            yield from _check_keys(model, keys, router.db_for_write(model))
+    for model in _of_the_project():
+        yield from _check_keys(model, router.db_for_write(model))
 
 
-def _check_keys(model: Any, keys: Collection[str | None], alias: str) -> Iterator[CheckMessage]:
+def _of_the_project() -> Iterator[type[models.Model]]:
+    """Yield the project's models that derive from those of capabilities."""
+    return (model for doors in all_doors() for model in doors.models())
+
+
+def _keys(model: Any) -> set[str | None]:
+    """Return the columns of texts that a model inherits from ours, or replaces."""
+    bases = [each for each in model.__mro__ if each.__module__.startswith("outbox_app.")]
+    found = [field for each in bases if hasattr(each, "_meta") for field in each._meta.local_fields]
+    return {field.column for field in found if isinstance(field, CharField)}
+
+
+def _check_keys(model: Any, alias: str) -> Iterator[CheckMessage]:
+    keys = _keys(model)
     plain = [
         field.name
         for field in model._meta.concrete_fields

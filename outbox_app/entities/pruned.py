@@ -1,23 +1,62 @@
 """Commands whose versions retention has removed: they are never executed again.
 
-The look-up of command ids finds such a command in the table of ``PrunedCommand``. Its answer is in
-the archive of the log, unless the version was not archived, or its entity was erased.
+The transaction that deletes versions inserts the ids of their commands: whichever way it ends, an
+id is in one of the two tables, and in one only. The look-up of command ids finds such a command in
+the table of ``PrunedCommand``. Its answer is in the archive of the log, unless the version was not
+archived, or its entity was erased. Ids are removed by ``prune("commands")``, by
+ENTITY_COMMAND_DAYS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache, partial
 from typing import Any
 
 from django.db.models import QuerySet
 
+from ..conf import outbox_settings
 from ..exceptions import AnswerArchived, AnswerGone, ArchiveRefused
+from ..models import PrunedCommand
+from ..models.entity import command_key, log_number
+from ..models.upsert import upsert
 from ..pipeline.driver.archive_lookup import archived_versions
 from ..text import without_passwords
 from .operations import ERASED
 from .request import Call, Command, Outcome, stored_answer
+
+
+def keep_commands(versions: Any, now: datetime, *, is_archived: bool) -> None:
+    """Insert the ids of the commands of versions that the open transaction deletes.
+
+    ``versions`` is a query set in a fixed order: others may insert the same ids. ``now`` is the
+    database's time. An erased version has no answer, in an archive either.
+    """
+    days, log = outbox_settings().ENTITY_COMMAND_DAYS, log_number(versions.model._meta.db_table)
+    written = versions.filter(command__isnull=False)
+    if days is not None:
+        written = written.filter(recorded_at__gte=now - timedelta(days=days))
+    fields = ("stream", "command_id", "version", "request_hash", "recorded_at")
+    rows = [
+        PrunedCommand(
+            log=log,
+            key=command_key(stream, command_id),
+            version=version if is_archived and request_hash else -version,
+            executed_on=day_of(at),
+        )
+        for stream, command_id, version, request_hash, at in written.values_list(*fields)
+    ]
+    # A version that was restored from an archive has its id there, which stays as it is. MySQL's
+    # INSERT IGNORE would ignore other errors, too.
+    table = PrunedCommand.objects.using(versions.db)
+    upsert(table, rows, update=["executed_on"], unique=["log", "key"])
+
+
+def day_of(moment: datetime) -> date:
+    """Return the date of a time that the database has returned, in UTC if it has a zone."""
+    return (moment.astimezone(UTC) if moment.tzinfo else moment).date()
 
 
 def pruned_answer(call: Call, version: int) -> AnswerGone:

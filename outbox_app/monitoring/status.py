@@ -7,66 +7,71 @@ read one after the other, not at one moment. This module does not judge them: se
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
 import django.db
 from django.apps import apps
-from django.db.models import Model
 
-from ..aliases import log_alias, outbox_alias
-from ..conf import fleet_settings
-from ..door.clocks import wrong_clocks
-from ..entities.operations import entity_types
-from ..eventlog.long_transactions import LongTransactions, long_transactions, open_writers
-from ..eventlog.registry import all_logs
-from ..fleet.topology import live_servers, slices
+from ..aliases import outbox_alias
+from ..capability import Section, all_doors
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
 from ..jobs.drain.status import Backlog, DrainerStatus, Held
 from ..jobs.staging.declarations import declared
 from ..jobs.staging.sending import staging_apps
-from ..models import (
-    DatabaseNow,
-    DeadJob,
-    Event,
-    Gap,
-    Incident,
-    Process,
-    Server,
-    StagedJob,
-    counting,
-)
-from ..prepared.status import PreparedStatus, prepared_status
-from ..subscriptions import lag
-from ..subscriptions.lag import SubscriptionLag
+from ..models import DatabaseNow, DeadJob, Incident, Process, StagedJob
 from . import series
-from .series import Commands, Decisions, Delays
-from .sinking import SinkStatus, sink_status
+from .long_transactions import LongTransactions, long_transactions, open_writers
+from .series import Delays
 
 #: The most incidents of the last day that are counted.
 INCIDENTS = 1000
 #: Age in seconds from which a transaction is listed, because it keeps old rows.
 OLD_SNAPSHOT = 300.0
-#: Parts that can be left out: a page shows a person only the parts that the person may view.
-PARTS = frozenset({"jobs", "dead", "subscriptions", "gaps", "entities", "prepared", "servers",
-                   "history"})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class PerMinute:
-    """Jobs and events of the last full minute. None: there is no sample."""
+    """Jobs of the last full minute. None: there is no sample."""
 
     staged: float | None = None
     published: float = 0.0
     dead: float = 0.0
     #: Jobs published right after their commit.
     immediate: float = 0.0
-    handled: float = 0.0
-    failed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to read: of which database, and which parts."""
+
+    #: Alias of the outbox.
+    database: str
+    #: The alias that was asked for, of everything; None: each model's own.
+    using: str | None
+    #: None: all parts.
+    parts: Collection[str] | None
+    #: Aliases beside the outbox's that cannot be read, and why.
+    away: dict[str, str] = field(default_factory=dict)
+
+    def wants(self, part: str) -> bool:
+        """Return whether a part was asked for."""
+        return self.parts is None or part in self.parts
+
+    def can_read(self, alias: str) -> bool:
+        """Return whether an alias can be read, and note why if it cannot."""
+        if alias == self.database:
+            return True  # else the whole status fails
+        if alias not in self.away:
+            try:
+                Process.objects.using(alias).exists()
+            except django.db.Error as error:
+                self.away[alias] = repr(error)
+        return alias not in self.away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +89,6 @@ class OutboxStatus:
     #: Seconds from staging to the broker's confirm, of the jobs of the last five minutes.
     delay: Delays = field(default_factory=Delays)
     dead: DeadMatrix = field(default=DeadMatrix([], [], 0, True))
-    subscriptions: list[SubscriptionLag] = field(default_factory=list)
-    #: Logs whose old events leave the database.
-    sinks: list[SinkStatus] = field(default_factory=list)
-    #: Open gaps, counted up to MANY + 1.
-    gaps: int = 0
     #: Transactions in flight that may have written to a table, by table.
     in_flight: dict[str, LongTransactions] = field(default_factory=dict)
     #: Transactions that have been open for at least OLD_SNAPSHOT.
@@ -96,16 +96,9 @@ class OutboxStatus:
     #: Incidents of the last 24 hours by kind, the newest INCIDENTS.
     incidents: dict[str, int] = field(default_factory=dict)
     per_minute: PerMinute = PerMinute()
-    #: None: the project has no entities.
-    commands: Commands | None = None
-    #: Servers of the fleet, in the database's registry, whose lease has not run out.
-    servers: list[Server] = field(default_factory=list)
-    #: None: there are no prepared events.
-    prepared: PreparedStatus | None = None
-    decisions: Decisions = field(default_factory=Decisions)
-    #: Peers whose clocks are wrong by more than a minute, and by how many seconds.
-    clocks: dict[str, int] = field(default_factory=dict)
-    #: Aliases of logs and entities that cannot be read, and why. What they hold is left out.
+    #: What the capabilities have read, by their names.
+    sections: dict[str, Section] = field(default_factory=dict)
+    #: Aliases beside the outbox's that cannot be read, and why. What they hold is left out.
     away: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -128,11 +121,6 @@ class OutboxStatus:
         """Jobs published lately by all drainers, per minute."""
         return sum(self.rates.values())
 
-    @property
-    def slices(self) -> dict[str, int]:
-        """How many slices of entities each server of this service leads, by its address."""
-        return slices(self.servers)
-
     def rate(self, each: DrainerStatus) -> float:
         """Return what a drainer has published lately, per minute."""
         return self.rates.get(str(each.drainer.pk), 0.0)
@@ -144,7 +132,7 @@ class OutboxStatus:
 
     def as_json(self) -> dict[str, Any]:
         """Return the facts for programs. Keys are only added, from release to release."""
-        return {
+        found: dict[str, Any] = {
             "database": self.database,
             "backlog": {
                 "jobs": self.waiting,
@@ -161,17 +149,10 @@ class OutboxStatus:
                 "by_error": {row.name: row.total for row in self.dead.errors},
             },
             "incidents": self.incidents,
-            "subscriptions": [each.as_json() for each in self.subscriptions],
-            "sinks": [asdict(each) for each in self.sinks],
-            "gaps": self.gaps,
-            "prepared": self.prepared and self._prepared_as_json(self.prepared),
         }
-
-    def _prepared_as_json(self, facts: PreparedStatus) -> dict[str, Any]:
-        decided = self.decisions
-        by_route = {" ".join(key): count for key, count in decided.per_minute.items()}
-        seconds = {"p50": decided.p50, "p95": decided.p95}
-        return asdict(facts) | {"decided_per_minute": by_route, "decide_seconds": seconds}
+        for section in self.sections.values():
+            found |= section.as_json()
+        return found
 
     def _drainer_as_json(self, each: DrainerStatus) -> dict[str, Any]:
         row = each.drainer
@@ -190,70 +171,47 @@ class OutboxStatus:
         }
 
 
-def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -> OutboxStatus:
-    """Return the facts of an outbox and of the logs beside it.
+def outbox_status(
+    *, using: str | None = None, parts: Collection[str] | None = None
+) -> OutboxStatus:
+    """Return the facts of an outbox, and those of the capabilities beside it.
 
     Args:
-        using: Database alias of both. Default: the outbox's for jobs, and that of ``Event`` for
-            subscriptions and gaps.
-        parts: Which of ``jobs``, ``dead``, ``subscriptions``, ``gaps``, ``entities``,
-            ``prepared``, ``servers`` and ``history`` (incidents and figures per minute) to read
-            besides the drainers. Default: all.
+        using: Database alias of everything. Default: the outbox's for jobs, and for each capability
+            the alias of its own models.
+        parts: Which of ``jobs``, ``dead``, ``history`` (incidents and figures per minute) and the
+            parts of capabilities (``Doors.parts``) to read besides the drainers. Default: all.
     """
     jobs = using or outbox_alias()
-    logs = using or log_alias(Event)
-    types = entity_types() if "entities" in parts else []
-    of_types = {using or log_alias(each.versions) for each in types}
-    away = {alias: why for alias in sorted({logs, *of_types} - {jobs}) if (why := _trouble(alias))}
-    if logs in away:
-        parts, logs = {*parts} - {"subscriptions", "gaps"}, jobs
-    facts: dict[str, Any] = {"in_flight": {}, "away": away}
-    written: dict[str, list[type[Model]]] = defaultdict(list)
-    if "jobs" in parts:
+    question = Question(jobs, using, parts)
+    facts: dict[str, Any] = {}
+    if question.wants("jobs"):
         facts |= {
             "backlog": status.backlog(using=jobs),
             "held": status.held(using=jobs),
             "delay": series.delays(using=jobs),
         }
-    if "dead" in parts:
+    if question.wants("dead"):
         facts["dead"] = dead_matrix(using=jobs)
-    if "subscriptions" in parts:
-        facts["subscriptions"] = lag.lags(using=logs)
-        facts["sinks"] = sink_status(using=using)
-        written[logs] += all_logs(using=logs)
-    if "jobs" in parts:
-        written[jobs].append(StagedJob)
-    for alias, models in written.items():
-        facts["in_flight"] |= open_writers(*models, using=alias)
-    if "gaps" in parts:
-        facts["gaps"] = counting.counted(Gap.objects.using(logs).open())
-    if aliases := sorted(of_types - away.keys()):
-        facts["commands"] = series.commands(aliases)
-    if "prepared" in parts:
-        facts["clocks"] = wrong_clocks(using=jobs)
-        if prepared := prepared_status(using=jobs):
-            facts |= {"prepared": prepared, "decisions": series.decisions(using=jobs)}
-    if "servers" in parts and fleet_settings().SERVICE:
-        facts["servers"] = live_servers(using=jobs)
-    if "history" in parts:
-        facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs, logs)}
+    read = ((doors.name, doors.read(question)) for doors in all_doors())
+    sections = {name: section for name, section in read if section}
+    written = [StagedJob] if question.wants("jobs") else []
+    in_flight = open_writers(*written, using=jobs) if written else {}
+    for section in sections.values():
+        in_flight |= section.in_flight
+    if question.wants("history"):
+        facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs)}
     return OutboxStatus(
         database=jobs,
         drainers=status.drainers(using=jobs),
         rates=series.rates(using=jobs),
         stages=_stages(jobs),
         snapshots=long_transactions(using=jobs, seconds=OLD_SNAPSHOT),
+        sections=sections,
+        in_flight=in_flight,
+        away=question.away,
         **facts,
     )
-
-
-def _trouble(using: str) -> str:
-    """Return why an alias cannot be read, or has no outbox tables; empty if it can."""
-    try:
-        Process.objects.using(using).exists()
-    except django.db.Error as error:
-        return repr(error)
-    return ""
 
 
 def _stages(using: str) -> bool:
@@ -271,10 +229,7 @@ def _incidents(using: str) -> dict[str, int]:
     return {kind: kinds[kind] for kind in Incident.Kind.values}
 
 
-def _per_minute(jobs: str, logs: str) -> PerMinute:
+def _per_minute(using: str) -> PerMinute:
     # The last minute is not over. The one before it is the newest complete minute.
-    left = series.series(using=jobs, minutes=5)
-    events = left if logs == jobs else series.series(using=logs, minutes=5)
-    names = ("staged", "published", "dead", "immediate")
-    rates = {name: getattr(left, name)[-2] for name in names}
-    return PerMinute(**rates, handled=events.handled[-2], failed=events.failed[-2])
+    left = series.series(using=using, minutes=5)
+    return PerMinute(*(getattr(left, each.name)[-2] for each in fields(PerMinute)))

@@ -1,9 +1,8 @@
-"""Retention: ids of jobs and commands, incidents, counters, results, decided events and fences.
+"""Retention: removes rows that are old: inbox ids, incidents, counters, and those of capabilities.
 
 Old rows are removed in batches, the oldest first, each in its own transaction: an interrupted run
 is just started again. The database's clock measures the age. After an inbox id is removed, its job
-would be executed again: keep ids for longer than any message can stay in the broker. Ids of
-commands are kept without limit by default, for the same reason.
+would be executed again: keep ids for longer than any message can stay in the broker.
 """
 
 from __future__ import annotations
@@ -12,33 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
 from django.db.models import Model
 
-from ..aliases import inbox_alias, log_alias, outbox_alias
+from ..capability import all_doors
 from ..conf import MAX_DAYS, outbox_settings
-from ..eventlog.registry import all_logs
 from ..exceptions import InvalidArgument
-from ..models import (
-    EntityVersion,
-    Fence,
-    InboxEntry,
-    Incident,
-    PreparedEvent,
-    PrunedCommand,
-    Statistic,
-    TaskResult,
-)
 from ..models.clock import database_time
-from ..prepared.fences import mark_pruned
-from ..process.counters import by_name
 from ..process.foreground import throttled
 from ..process.preflight import require_alias, require_migrated
 from ..text import Write, get_logger, per_second
-from .commands import day_of
 
 logger = get_logger("outbox_app.retention")
 
@@ -50,43 +35,36 @@ MAX_BATCH_SIZE = 10_000
 Batches = Iterable[tuple[int, Any]]
 
 
+def _same(moment: datetime) -> datetime:
+    return moment
+
+
+def _whole(rows: Any, before: datetime, *, dry_run: bool) -> Iterable[Any]:
+    return [rows]
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
+    """A kind of rows that are removed when they are old."""
+
     model: type[Model]
+    #: The time by which a row is old. Rows without one are kept.
     column: str
     alias: Callable[[], str]
     #: The setting that has the retention, and its unit.
     setting: str
+    #: What the option of ``outbox_prune`` removes, in words.
+    help: str
     unit: str = "days"
+    #: ``parts(rows, before, dry_run=…)``: the rows in parts, each to be removed in its own order.
+    parts: Callable[..., Iterable[Any]] = _whole
+    #: ``bound(time)``: the least value of the column that is not old at a time.
+    bound: Callable[[datetime], Any] = _same
 
 
-def _senders_alias() -> str:
-    raise InvalidArgument(
-        "Fences are in the databases of senders. Run this with --database ALIAS for each of them."
-    )
-
-
-def _versions_alias() -> str:
-    aliases = {log_alias(log) for log in all_logs() if issubclass(log, EntityVersion)}
-    if len(aliases) > 1:
-        raise InvalidArgument(
-            "The versions of entities are in several databases: "
-            f"{', '.join(sorted(aliases))}. Run this with --database ALIAS for each of them."
-        )
-    return aliases.pop() if aliases else outbox_alias()
-
-
-KEPT = {
-    "inbox": Kept(InboxEntry, "handled_at", inbox_alias, "INBOX_RETENTION_DAYS"),
-    "incidents": Kept(Incident, "created_at", outbox_alias, "INCIDENT_RETENTION_DAYS"),
-    # A drainer removes the counters of its own database by itself.
-    "counters": Kept(Statistic, "minute", outbox_alias, "STATISTICS_RETENTION_HOURS", "hours"),
-    "results": Kept(TaskResult, "kept_from", outbox_alias, "TASK_RESULT_RETENTION_DAYS"),
-    # Events that are open have no such time.
-    "prepared": Kept(PreparedEvent, "decided_at", outbox_alias, "PREPARED_RETENTION_DAYS"),
-    "commands": Kept(PrunedCommand, "executed_on", _versions_alias, "ENTITY_COMMAND_DAYS"),
-    "fences": Kept(Fence, "written_at", _senders_alias, "FENCE_RETENTION_DAYS"),
-}
+def all_kept() -> dict[str, Kept]:
+    """Return the kinds of rows of the core and of all capabilities, by name."""
+    return {name: kept for doors in all_doors() for name, kept in doors.kept().items()}
 
 
 def prune(
@@ -101,10 +79,9 @@ def prune(
     """Remove rows of one kind that are older than its retention.
 
     Args:
-        kind: ``inbox``, ``incidents``, ``counters``, ``results``, ``prepared``, ``commands`` or
-            ``fences``.
-        using: Database alias. Default: that of the inbox, the versions of entities, or the outbox;
-            fences need one.
+        kind: ``inbox``, ``incidents``, ``counters``, and those of capabilities: ``results``,
+            ``prepared``, ``commands``, ``fences``.
+        using: Database alias. Default: that of the inbox, or of the outbox; fences need one.
         older_than: Age in days. Default: the kind's setting, such as INBOX_RETENTION_DAYS.
         batch_size: Rows removed at once.
         dry_run: Remove nothing; report how many rows would be removed.
@@ -117,9 +94,10 @@ def prune(
         InvalidArgument: An argument is out of bounds, or the kind or the alias is unknown.
         NotMigrated: The tables do not exist.
     """
-    if kind not in KEPT:
-        raise InvalidArgument(f"Rows of what kind? One of {', '.join(KEPT)}; got {kind!r}.")
-    kept = KEPT[kind]
+    known = all_kept()
+    if kind not in known:
+        raise InvalidArgument(f"Rows of what kind? One of {', '.join(known)}; got {kind!r}.")
+    kept = known[kind]
     using = using or kept.alias()
     age = kept_for(kind, older_than)
     check_arguments(using, age, batch_size, given=older_than)
@@ -129,26 +107,16 @@ def prune(
     rows: Any = kept.model._default_manager.using(using).order_by(kept.column)
     batches: Batches = ()
     if now := database_time(rows):
-        before: Any = now - timedelta(**{kept.unit: age})
-        if kept.model is Fence:
-            rows = rows.exclude(pk=Fence.MARK)
-            if not dry_run:
-                mark_pruned(before, using=using)
-        parts = [rows]
-        if kept.model is PrunedCommand:
-            before = day_of(before)
-        if kept.model is Statistic:
-            parts = by_name(rows)
-        elif kept.model is TaskResult:  # in one query PostgreSQL would scan the jobs for each row
-            ready = rows.filter(status=TaskResult.Status.READY)
-            parts = [rows.exclude(status=TaskResult.Status.READY), ready.settled()]
-        batches = _batches(parts, kept.column, before, batch_size, dry_run=dry_run)
+        before = now - timedelta(**{kept.unit: age})
+        parts = kept.parts(rows, before, dry_run=dry_run)
+        bound = kept.bound(before)
+        batches = _batches(parts, kept.column, bound, batch_size, dry_run=dry_run)
     return remove(kind, batches, f"{age}{kept.unit[0]}", using=using, dry_run=dry_run, write=write)
 
 
 def kept_for(kind: str, older_than: int | None) -> int:
     """Return the age from which on rows of a kind are removed. Raises ``InvalidArgument``."""
-    setting = KEPT[kind].setting
+    setting = all_kept()[kind].setting
     age: int | None = getattr(outbox_settings(), setting) if older_than is None else older_than
     if age is None:
         raise InvalidArgument(
@@ -177,8 +145,8 @@ def remove(
 
 
 def _batches(
-    parts: Iterable[Any], column: str, before: date, batch_size: int, *, dry_run: bool
-) -> Iterator[tuple[int, date]]:
+    parts: Iterable[Any], column: str, before: datetime, batch_size: int, *, dry_run: bool
+) -> Iterator[tuple[int, datetime]]:
     """Delete batch after batch; yield how many rows each had, and the time that it reached."""
     is_old = {f"{column}__lt": before}
     for rows in parts:

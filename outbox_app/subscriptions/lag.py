@@ -19,7 +19,6 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
-from ..eventlog.long_transactions import LongTransactions, open_writers
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
 from ..eventlog.unread import Unread, count_unread
@@ -35,6 +34,7 @@ from ..models import (
     Subscription,
     counting,
 )
+from ..monitoring.long_transactions import LongTransactions, open_writers
 from ..process.lease import alive
 from .subscriber import Subscriber, all_subscribers
 

@@ -16,9 +16,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from outbox_app.admin import EntityAdmin, VersionAdmin
 from outbox_app.admin.payload import difference_of
 from outbox_app.entities import Command
+from outbox_app.entities.admin import EntityAdmin, VersionAdmin
 from outbox_app.entities.operations import erase
 from tests import forking
 from tests.entities.models import Account, AccountVersion, Stock
@@ -229,7 +229,7 @@ def test_a_type_that_the_project_has_registered_is_left_alone(tmp_path, first):
     )
     (bank / "admin.py").write_text(
         "from django.contrib import admin\n"
-        "from outbox_app.admin import EntityAdmin\n"
+        "from outbox_app.entities.admin import EntityAdmin\n"
         "from .models import Seat\n"
         "@admin.register(Seat)\n"
         "class SeatAdmin(EntityAdmin):\n    list_display = ['id']\n"

@@ -17,6 +17,7 @@ from django.test import RequestFactory
 from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_app import views
+from outbox_app.capability import kinds
 from outbox_app.metrics import exposition
 from outbox_app.models import (
     Cursor,
@@ -34,7 +35,6 @@ from outbox_app.models import (
 from outbox_app.models.clock import DatabaseNow
 from outbox_app.monitoring import diagnosis
 from outbox_app.monitoring import status as status_module
-from outbox_app.monitoring.diagnosis import CODES
 from outbox_app.process import counters
 from outbox_app.subscriptions.subscriber import _subscribers
 from tests.patience import eventually
@@ -206,7 +206,7 @@ def by_metrics():
     }
 
 
-@pytest.mark.parametrize("code", [None, *CODES])
+@pytest.mark.parametrize("code", [None, *kinds()])
 def test_every_door_says_the_same(alias, superuser, outbox, capsys, code):
     by_session = code in ("transaction", "snapshot")
     if by_session and connections[alias].vendor == "sqlite":
@@ -221,8 +221,8 @@ def compare(superuser, capsys, code):
     limits = LIMITS.get(code, {})
     exit_code, problems = by_command(capsys, limits)
     codes = [(each["code"], each["severity"]) for each in problems]
-    assert codes == ([(code, CODES[code].severity)] if code else [])
-    assert exit_code == (1 if code and CODES[code].severity == "bad" else 0)
+    assert codes == ([(code, kinds()[code].severity)] if code else [])
+    assert exit_code == (1 if code and kinds()[code].severity == "bad" else 0)
 
     health = views.health(RequestFactory().get("/"), **limits)
     answer = json.loads(health.content)
@@ -242,4 +242,4 @@ def compare(superuser, capsys, code):
     ]
     assert all(each["action"] in text(page) for each in problems)
     tone = re.search(r'class="outbox-headline outbox-(\w+)"', body(page))[1]
-    assert tone == (CODES[code].severity if code else "good")
+    assert tone == (kinds()[code].severity if code else "good")

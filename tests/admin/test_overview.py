@@ -11,6 +11,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app import publish
+from outbox_app.entities import series as entities_series
 from outbox_app.jobs.drain import status
 from outbox_app.models import (
     DatabaseNow,
@@ -25,7 +26,6 @@ from outbox_app.models import (
     Subscription,
     counting,
 )
-from outbox_app.monitoring import series
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold
 
@@ -421,10 +421,10 @@ class TestEntities:
     @pytest.fixture
     def told(self, monkeypatch):
         hottest = {"entities.Account:a<b>": 900, "entities.Stock:s": 7}
-        told = series.Commands(
+        told = entities_series.Commands(
             1234, 3, {"bal<b>ance": 9, "": 1}, (1, 20), (0.002, None), hottest, 5, 70, 6
         )
-        monkeypatch.setattr(series, "commands", lambda aliases: told)
+        monkeypatch.setattr(entities_series, "commands", lambda aliases: told)
 
     def test_what_was_answered(self, alias, superuser, told):
         shown = text(superuser.get(OVERVIEW))
@@ -450,7 +450,7 @@ class TestEntities:
         assert "entities.Stock" not in shown
 
     def test_a_project_without_entities_has_no_such_part(self, alias, superuser, monkeypatch):
-        monkeypatch.setattr("outbox_app.admin.overview.entity_types", lambda: [])
+        monkeypatch.setattr("outbox_app.entities.doors.entity_types", lambda: [])
         assert "Waiting now" not in text(superuser.get(OVERVIEW))
 
 

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
-from outbox_app.checks.peers import check_peer_table
+from outbox_app.door.checks import check_peer_table
 from outbox_app.models import Peer
 from tests.faults.tools import on
 

@@ -11,7 +11,6 @@ from django.test.utils import isolate_apps
 
 from outbox_app import stage
 from outbox_app.checks.databases import (
-    _LOG_KEYS,
     ROWS,
     _check_keys,
     check_databases,
@@ -191,8 +190,8 @@ class TestMySQL:
                     app_label = "tests"
 
             with no_statement(alias):
-                [message] = _check_keys(Parcel, _LOG_KEYS, alias)
-                assert not [*_check_keys(Parcel, _LOG_KEYS, "default")]
+                [message] = _check_keys(Parcel, alias)
+                assert not [*_check_keys(Parcel, "default")]
         assert message.id == "outbox.E009"
         assert "stream does" in message.msg
         assert "outbox_app.fields.CharField" in message.hint

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from django.core.checks import Tags, Warning, run_checks
 
-from outbox_app.checks.fleet import check_fleet
 from outbox_app.checks.messages import LISTED, checks_page, linked, listed
 from outbox_app.checks.values import check_settings
+from outbox_app.fleet.checks import check_fleet
 
 ROOT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"outbox\.[EW]\d{3}")

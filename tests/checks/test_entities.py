@@ -8,8 +8,8 @@ import pytest
 from django.db import connections, models
 from django.test.utils import isolate_apps
 
-from outbox_app.checks import entities
 from outbox_app.entities import Entity, command, operations
+from outbox_app.entities import checks as entities
 from outbox_app.models import EntityVersion
 from tests.entities.models import Account, AccountVersion
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from outbox_app.checks.fleet import check_fleet, check_reach
 from outbox_app.checks.values import check_settings
+from outbox_app.entities.checks import check_routes
+from outbox_app.fleet.checks import check_fleet, check_reach
 from outbox_app.fleet.registries import StaticRegistry
 from tests.entities.models import Account
 
@@ -119,9 +120,10 @@ def test_an_address_of_this_host(settings: Any, host: str) -> None:
 def test_a_routed_type_without_a_service(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def ids(**given: Any) -> list[str | None]:
         settings.OUTBOX = {"FLEET": given}
-        return [each.id for each in check_reach()]
+        return [each.id for each in check_routes()]
 
     assert ids() == []
     monkeypatch.setattr(Account, "routed", True)
     assert ids() == ["outbox.W040"]
     assert ids(SERVICE="shop") == []
+    assert ids(SERVCE="shop") == [], "check_fleet reports it"

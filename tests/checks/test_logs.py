@@ -12,8 +12,8 @@ from django.test.utils import isolate_apps
 
 from outbox_app import subscriber
 from outbox_app.checks.databases import check_databases
-from outbox_app.checks.logs import check_log_tables, check_logs
 from outbox_app.eventlog.reader import LogReader
+from outbox_app.events.checks import check_log_tables, check_logs, check_sinks
 from outbox_app.models import Cursor, Event, EventLog
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
@@ -26,13 +26,21 @@ def ids(messages):
     return [message.id for message in messages]
 
 
+def test_a_sink_of_no_log(settings):
+    settings.OUTBOX = {"SINK": {"nowhere": ("there", 1), "outbox_event": ("there", 1)}}
+    [message] = check_sinks()
+    assert message.id == "outbox.E003"
+    assert message.msg == "OUTBOX['SINK'] names 'nowhere', which is not the table of a log."
+    assert "outbox_event" in message.hint
+
+
 class TestModels:
     @pytest.fixture(autouse=True)
     def apps(self, monkeypatch):
         """Only the models of the package and of the test are registered."""
         with isolate_apps("tests") as apps:
             found = lambda **options: [Event, *apps.get_models(**options)]  # noqa: E731
-            monkeypatch.setattr("outbox_app.checks.logs.apps.get_models", found)
+            monkeypatch.setattr("outbox_app.events.checks.apps.get_models", found)
             monkeypatch.setattr("outbox_app.eventlog.registry.apps.get_models", found)
             yield
 

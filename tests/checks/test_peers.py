@@ -8,8 +8,9 @@ import pytest
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
-from outbox_app.checks.peers import check_fences, check_peer_table, check_peers
+from outbox_app.door.checks import check_peer_table, check_peers
 from outbox_app.models import Fence, Peer
+from outbox_app.prepared.checks import check_fences
 
 BOTH = [{"id": "ours", "private": "env:OURS"}, {"id": "theirs", "public": "env:THEIRS"}]
 FIELDS = {"direction": "sender", "address": "https://billing.example/outbox/", "keys": BOTH}

@@ -15,8 +15,8 @@ import redis
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app.checks.logs import check_log_tables
 from outbox_app.checks.messages import checks_page
+from outbox_app.events.checks import check_log_tables
 from tests import forking
 from tests.faults.test_pgbouncer import pooler
 from tests.faults.tools import on

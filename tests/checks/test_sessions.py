@@ -11,7 +11,7 @@ from django.db import connections
 
 from outbox_app.checks import databases
 from outbox_app.checks.databases import check_databases, check_sessions
-from outbox_app.checks.logs import check_log_tables
+from outbox_app.events.checks import check_log_tables
 from outbox_app.process import waiting
 from tests.faults.test_pgbouncer import pooler
 from tests.faults.tools import alias_for, on

@@ -60,7 +60,7 @@ WRONG = {
     "SINK": [
         *({"outbox_event": ("there", days)} for days in (0, 365_001, 1.5, True, "1")),
         *({"outbox_event": each} for each in (("", 1), (1, 1), ("there",), 5)),
-        *({"nowhere": ("there", 1)}, ("outbox_event",)),
+        *({1: ("there", 1)}, ("outbox_event",)),
     ],
     "ENTITY_SCOPE": ["nowhere.scope", "scope", ".scope", "..a.scope", "os.sep", 1],
     "ENTITY_COMMAND_DAYS": [0, -1, 0.5],

@@ -18,6 +18,7 @@ from django.utils import timezone, translation
 from outbox_app.entities import Rejected, remote, views
 from outbox_app.entities.declaration import spec_of
 from outbox_app.eventlog.newevent import NO_STREAM
+from outbox_app.events import prune_events
 from outbox_app.exceptions import (
     AnswerArchived,
     AnswerGone,
@@ -34,7 +35,6 @@ from outbox_app.exceptions import (
 )
 from outbox_app.fleet import service
 from outbox_app.models import DatabaseNow
-from outbox_app.retention import prune_events
 from tests.door.test_messages import served  # noqa: F401
 from tests.entities.models import Account, AccountVersion
 from tests.faults.tools import on

@@ -12,8 +12,8 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app import subscriber
-from outbox_app.checks.logs import check_log_tables
 from outbox_app.eventlog.reader import LogReader
+from outbox_app.events.checks import check_log_tables
 from outbox_app.exceptions import InvalidArgument, UnsafeLog
 from outbox_app.models import Event, PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper

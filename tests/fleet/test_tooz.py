@@ -212,7 +212,7 @@ def test_what_another_project_has_left_there(here: Any, said: Any) -> None:
 
 
 def test_by_the_settings(registry: Any) -> None:
-    from outbox_app.checks.fleet import check_fleet
+    from outbox_app.fleet.checks import check_fleet
     from outbox_app.fleet.registry import new_registry
 
     assert type(new_registry()) is registry is not StaticRegistry

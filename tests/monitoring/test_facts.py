@@ -11,7 +11,10 @@ from django.db import connections
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.entities import doors as entities_doors
+from outbox_app.entities import series as entities_series
 from outbox_app.eventlog.reader import LogReader
+from outbox_app.events.series import EventsPerMinute
 from outbox_app.management.commands.outbox_status import table
 from outbox_app.models import (
     Cursor,
@@ -66,9 +69,11 @@ def test_of_an_empty_outbox(alias):
     )
     assert dead(found) == {"jobs": 0, "complete": True, "by_error": {}}
     assert found.incidents == {"takeover": 0, "unknown": 0, "requeue": 0, "contradiction": 0}
-    assert found.per_minute == PerMinute(staged=None, published=0, dead=0, handled=0, failed=0)
+    assert found.per_minute == PerMinute(staged=None, published=0, dead=0)
     assert (found.delay.p50, found.delay.p95, found.delay.p99) == (None, None, None)
-    assert (found.subscriptions, found.gaps) == ([], 0)
+    events = found.sections["events"]
+    assert (events.subscriptions, events.gaps) == ([], 0)
+    assert events.per_minute == EventsPerMinute(handled=0, failed=0)
 
 
 def test_of_jobs(alias, staged, died):
@@ -147,7 +152,8 @@ def test_per_minute_is_the_last_full_one(alias, monkeypatch):
 
     found = outbox_status()
 
-    assert found.per_minute == PerMinute(staged=60, published=11, dead=22, handled=33, failed=44)
+    assert found.per_minute == PerMinute(staged=60, published=11, dead=22)
+    assert found.sections["events"].per_minute == EventsPerMinute(handled=33, failed=44)
     assert found.delay.p50 == pytest.approx(float(counters.BUCKETS[0]))
     assert found.delay.p50 < found.delay.p95 < found.delay.p99 <= float(counters.BUCKETS[1])
 
@@ -167,7 +173,7 @@ def test_of_subscriptions_and_gaps(alias, published, run, seen_by):
     )  # fmt: skip
     Cursor.objects.using(alias).update(error="ValueError: no")
 
-    found = outbox_status()
+    found = outbox_status().sections["events"]
 
     new, stock = found.subscriptions
     assert (stock.name, stock.state, stock.declared, stock.served) == (
@@ -187,12 +193,12 @@ def test_every_subscription_is_told(alias, monkeypatch):
     names = [f"s{number}" for number in range(5)]
     rows = Subscription.objects.using(alias)
     rows.bulk_create(Subscription(name=name) for name in names)
-    assert [each.name for each in outbox_status().subscriptions] == names
+    assert [each.name for each in outbox_status().sections["events"].subscriptions] == names
 
 
 def test_one_that_has_never_run_is_not_unread_without_events(alias, seen_by):
     seen_by("new")
-    [new] = outbox_status().subscriptions
+    [new] = outbox_status().sections["events"].subscriptions
     assert not new.unread
 
 
@@ -209,7 +215,7 @@ def test_counting_stops(alias, died, staged, monkeypatch):
 
     found = outbox_status()
 
-    assert found.backlog.rows == found.gaps == 4
+    assert found.backlog.rows == found.sections["events"].gaps == 4
     assert dead(found) == {"jobs": 4, "complete": False, "by_error": {"F": 2, "E": 1}}
     assert found.incidents["takeover"] == 2
 
@@ -266,7 +272,7 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(
     more(1)
     before = statements()
     more(30)
-    assert statements() == before <= 48  # some of them for each log, four for entities
+    assert statements() == before <= 50  # some of them for each log, four for entities
 
 
 def test_of_entities(alias, monkeypatch):
@@ -287,18 +293,18 @@ def test_of_entities(alias, monkeypatch):
     figure(alias, counters.HOTTEST, 90, dimension="entity", label="A:01", source="two")
     figure(alias, counters.WAITING, 3, ago=0, source="two")
 
-    found = outbox_status().commands
+    found = outbox_status().sections["entities"].commands
 
     assert (found.recorded, found.conflicts, found.rejected) == (60, 4, {"balance": 8})
     assert found.batch_size == (1, 750)
     assert found.commit_seconds == (0.005, 0.01)
     assert list(found.hottest.items())[:2] == [("A:01", 91), ("A:11", 11)]
-    assert len(found.hottest) == series.HOTTEST
+    assert len(found.hottest) == entities_series.HOTTEST
     assert found.waiting == 73
-    assert outbox_status(parts=()).commands is None
+    assert "entities" not in outbox_status(parts=()).sections
 
 
 def test_of_entities_where_none_was_asked_anything_or_none_is_declared(alias, monkeypatch):
-    assert outbox_status().commands == series.Commands()
-    monkeypatch.setattr(facts_module, "entity_types", lambda: [])
-    assert outbox_status().commands is None
+    assert outbox_status().sections["entities"].commands == entities_series.Commands()
+    monkeypatch.setattr(entities_doors, "entity_types", lambda: [])
+    assert "entities" not in outbox_status().sections

@@ -14,8 +14,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from outbox_app import metrics
+from outbox_app.capability import all_metrics
 from outbox_app.conf import SHARDS
-from outbox_app.metrics import METRICS, OutboxCollector, exposition
+from outbox_app.entities import series as entities_series
+from outbox_app.metrics import OutboxCollector, exposition
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
@@ -27,6 +29,8 @@ from outbox_app.models import (
     counting,
 )
 from outbox_app.monitoring import series, status
+from outbox_app.prepared import doors as prepared_doors
+from outbox_app.prepared.series import Decisions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -59,14 +63,16 @@ def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
     drainer(host="web-3", trouble="away")
     Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)
     monkeypatch.setattr(series, "delays", lambda using: series.Delays(0.1, 0.5, 2.0))
-    told = series.Commands(60, 3, {"balance": 9, "": 1}, (1, 20), (0.002, 0.04), {"a": 9}, 5, 8, 4)
-    monkeypatch.setattr(series, "commands", lambda aliases: told)
+    told = entities_series.Commands(
+        60, 3, {"balance": 9, "": 1}, (1, 20), (0.002, 0.04), {"a": 9}, 5, 8, 4
+    )
+    monkeypatch.setattr(entities_series, "commands", lambda aliases: told)
     prepared = {"decide_by": DatabaseNow(), "unreachable": 3, "last_answer": "OSError: away"}
     for sender in ("alias:billing", "alias:shop"):
         PreparedEvent.objects.using(alias).create(sender=sender, event_id=uuid4(), **prepared)
     rates = {("confirmed", "call"): 30, ("cancelled", "policy"): 2}
-    decided = series.Decisions(rates, 0.02, 1.5)
-    monkeypatch.setattr(series, "decisions", lambda using: decided)
+    decided = Decisions(rates, 0.02, 1.5)
+    monkeypatch.setattr(prepared_doors, "decisions", lambda using: decided)
 
 
 def scraped(accept=""):
@@ -168,7 +174,7 @@ def test_lint(alias, lively):
     families = list(prometheus(text))
     helped = re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE)
     typed = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-    assert [name for name, _ in helped] == list(typed) == list(METRICS)
+    assert [name for name, _ in helped] == list(typed) == list(all_metrics())
     for family in families:
         assert family.samples, f"{family.name} has no sample: the test says nothing of it"
     for name, kind in typed.items():
@@ -179,7 +185,7 @@ def test_lint(alias, lively):
         words = set(name.split("_"))
         assert not words & {"s", "ms", "sec", "min", "minutes", "hours", "days", "milliseconds"}
         assert not words & {"counter", "gauge", "histogram", "summary", "metric"}
-    for _, labels in METRICS.values():
+    for _, labels in all_metrics().values():
         assert not set(labels) & {"le", "quantile", "instance", "job"}
         assert all(re.fullmatch(r"[a-z]+", label) for label in labels)
     lines = Count(line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#")
@@ -257,5 +263,5 @@ def test_so_does_that_of_a_log_on_another_alias(alias, monkeypatch):
 def test_every_metric_is_documented_with_its_labels():
     rows = re.findall(r"^\| `(outbox_\w+)` \|(.*?)\|", REFERENCE.read_text(), re.MULTILINE)
     documented = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
-    assert documented == {name: labels for name, (_, labels) in METRICS.items()}
-    assert [name for name, _ in rows] == list(METRICS)
+    assert documented == {name: labels for name, (_, labels) in all_metrics().items()}
+    assert [name for name, _ in rows] == list(all_metrics())

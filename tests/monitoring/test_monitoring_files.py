@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from outbox_app.metrics import METRICS
+from outbox_app.capability import all_metrics
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 ALERTS = HOWTO / "outbox-alerts.yaml"
@@ -63,10 +63,10 @@ def promtool(*arguments: str) -> None:
 def test_metrics_and_labels_exist(expression: str) -> None:
     named = re.findall(r"\boutbox_\w+", expression)
     assert named
-    assert set(named) <= set(METRICS)
+    assert set(named) <= set(all_metrics())
     for name, labels in re.findall(r"(outbox_\w+)\{(.*?)\}", expression):
         for label in re.findall(r"(\w+)=", labels):
-            assert label in {"database", *METRICS[name][1]}
+            assert label in {"database", *all_metrics()[name].labels}
 
 
 def test_every_rule_fires(tmp_path: Path) -> None:

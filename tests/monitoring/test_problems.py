@@ -7,13 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox_app.eventlog.long_transactions import LongTransaction, LongTransactions
+from outbox_app.capability import kinds
+from outbox_app.events.doors import EventsSection
+from outbox_app.events.sinking import SinkStatus
 from outbox_app.jobs.dead_summary import DeadMatrix, DeadRow
 from outbox_app.jobs.drain.status import Backlog, DrainerStatus, Held
 from outbox_app.models import Process
 from outbox_app.models.counting import MANY
-from outbox_app.monitoring.diagnosis import CODES, Limits, is_healthy, problems
-from outbox_app.monitoring.sinking import SinkStatus
+from outbox_app.monitoring.diagnosis import Limits, is_healthy, problems
+from outbox_app.monitoring.long_transactions import LongTransaction, LongTransactions
 from outbox_app.monitoring.status import OutboxStatus
 from outbox_app.subscriptions.lag import SubscriptionLag
 
@@ -36,11 +38,15 @@ FINE = OutboxStatus(
     held=Held(due=0, within_the_hour=3, later=4),
     drainers=[DRAINER],
     dead=DeadMatrix([DeadRow("t", (0,), 2)], [DeadRow("E", (0,), 2)], 2, True),
-    subscriptions=[SUBSCRIPTION],
+    sections={"events": EventsSection(subscriptions=[SUBSCRIPTION])},
 )
 SILENT = drainer(8, silent=11)
 TROUBLED = drainer(9, trouble="BrokerUnavailable: redis://secret@broker is away")
 IDLE = Backlog(rows=0, oldest_seconds=0)
+
+
+def with_events(**facts):
+    return replace(FINE, sections={"events": EventsSection(**facts)})
 
 
 def told(facts, severity="bad", **limits):
@@ -141,10 +147,10 @@ def test_details_name_names_and_texts_do_not():
 )
 def test_a_subscription_stands_still(changes, why):
     still = subscription(**changes)
-    [problem] = problems(replace(FINE, subscriptions=[still, SUBSCRIPTION]), Limits())
+    [problem] = problems(with_events(subscriptions=[still, SUBSCRIPTION]), Limits())
     assert (problem.code, problem.text) == ("subscription", "1 subscription has stopped.")
     assert problem.detail.startswith(f"stock: {why}")
-    two = replace(FINE, subscriptions=[still, still])
+    two = with_events(subscriptions=[still, still])
     assert told(two) == [("subscription", "2 subscriptions have stopped.")]
 
 
@@ -161,13 +167,13 @@ def test_a_subscription_stands_still(changes, why):
     ],
 )
 def test_one_that_moves_or_is_not_meant_to_is_none(changes):
-    assert told(replace(FINE, subscriptions=[subscription(**changes)])) == []
+    assert told(with_events(subscriptions=[subscription(**changes)])) == []
 
 
 def test_what_a_person_should_know_of_subscriptions():
     paused = subscription(state="paused", behind=9)
     parked = subscription(parked=2, gaps=1)
-    found = problems(replace(FINE, subscriptions=[paused, parked, SUBSCRIPTION]))
+    found = problems(with_events(subscriptions=[paused, parked, SUBSCRIPTION]))
     assert [(each.text, each.detail) for each in found] == [
         ("1 subscription is paused, and behind.", "stock: 9 events behind"),
         ("2 streams are parked.", "stock: 2 parked, open gaps: 1"),
@@ -179,7 +185,7 @@ def test_one_that_the_code_no_longer_declares_is_one_warning_with_its_cure():
     """Neither its error nor its parked streams are a problem of their own: no process reads it."""
     gone = subscription(state="undeclared", declared=False, served=False, behind=3008, parked=2,
                         error="ValueError: no")  # fmt: skip
-    [problem] = problems(replace(FINE, subscriptions=[gone, SUBSCRIPTION]))
+    [problem] = problems(with_events(subscriptions=[gone, SUBSCRIPTION]))
     assert (problem.code, problem.severity) == ("undeclared", "warning")
     assert problem.text == "1 subscription is not declared, and no process runs it."
     assert problem.detail == "stock: 3008 events behind"
@@ -198,7 +204,7 @@ def test_gaps_and_old_transactions():
 
     old = replace(
         FINE,
-        gaps=MANY + 1,
+        sections={"events": EventsSection(gaps=MANY + 1)},
         in_flight={"outbox_stagedjob": holders(59), "outbox_event": holders(200)},
         snapshots=holders(3600),
     )
@@ -213,16 +219,21 @@ def test_gaps_and_old_transactions():
 def test_a_log_that_does_not_sink():
     sunk = SinkStatus("outbox_event", "/srv", 9, 1, 10 * 86400, 86400.0, "the archive")
     early, fast = replace(sunk, behind_seconds=3599.0), replace(sunk, waits_for="")
-    assert warned(replace(FINE, sinks=[early, fast])) == []
-    [problem] = problems(replace(FINE, sinks=[early, sunk]), Limits())
+    assert warned(with_events(sinks=[early, fast])) == []
+    [problem] = problems(with_events(sinks=[early, sunk]), Limits())
     assert (problem.text, problem.detail) == ("1 log does not sink.", "outbox_event: the archive")
 
 
 def test_every_code_has_its_texts():
-    for severity, text, action in CODES.values():
-        assert severity in ("bad", "warning")
-        assert str(action).endswith(".")
-        assert text % {"n": 1, "count": "1", "age": "1 s", "limit": 1}
+    for kind in kinds().values():
+        assert kind.severity in ("bad", "warning")
+        assert str(kind.action).endswith(".")
+        assert kind.text % {"n": 1, "count": "1", "age": "1 s", "limit": 1}
+
+
+def test_the_order_of_problems_does_not_depend_on_the_order_of_apps():
+    ranks = [kind.rank for kind in kinds().values()]
+    assert ranks == sorted(set(ranks))
 
 
 def test_limits_are_what_is_still_fine():

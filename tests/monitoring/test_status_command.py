@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
+from outbox_app.capability import kinds
 from outbox_app.models import Cursor, DatabaseNow, StagedJob
-from outbox_app.monitoring.diagnosis import CODES
 from tests import forking
 from tests.patience import patience
 
@@ -229,4 +229,4 @@ def test_every_problem_is_documented_with_its_severity():
     documented = {
         code: severity for severity, codes in rows for code in re.findall("`(.*?)`", codes)
     }
-    assert documented == {code: kind.severity for code, kind in CODES.items()}
+    assert documented == {code: kind.severity for code, kind in kinds().items()}

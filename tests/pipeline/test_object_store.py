@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from outbox_app.events import prune_events
 from outbox_app.exceptions import ArchiveRefused, Unreachable
 from outbox_app.models import Event
 from outbox_app.pipeline import compaction
@@ -24,7 +25,6 @@ from outbox_app.pipeline.compaction import compact
 from outbox_app.pipeline.driver.archive_lookup import ArchiveLookup
 from outbox_app.pipeline.schema import SCHEMA, arrow_types
 from outbox_app.pipeline.table import Archive
-from outbox_app.retention.events import prune_events
 from tests.faults.tools import eventually, on
 from tests.servers.ports import free_port
 

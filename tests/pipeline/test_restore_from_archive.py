@@ -14,12 +14,12 @@ from django.test.utils import isolate_apps
 from pyarrow import parquet
 
 from outbox_app import publish, subscriber
+from outbox_app.events import prune_events
 from outbox_app.exceptions import ForeignCursor
 from outbox_app.models import DatabaseNow, Event, EventLog
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver.archive_lookup import archived_versions
 from outbox_app.pipeline.driver.pipeline import Pipeline
-from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import subscriber as declared
 from outbox_app.subscriptions.runner import Runner
 from tests.docs.test_code_in_docs import ROOT, blocks

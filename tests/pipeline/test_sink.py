@@ -14,18 +14,19 @@ from django.core.management import call_command
 from django.db import ProgrammingError, connections
 from django.db.models import QuerySet
 
-from outbox_app import subscriber
+from outbox_app import subscriber, supervisor
 from outbox_app.checks.values import check_settings
 from outbox_app.eventlog import registry
 from outbox_app.eventlog.registry import sinks
+from outbox_app.events import prune_events
+from outbox_app.events import sink as events_sink
+from outbox_app.events.loops import sinking
+from outbox_app.events.sink import Sink
+from outbox_app.events.sinking import sink_status
 from outbox_app.exceptions import ArchiveRefused, UnknownEntity, Unreachable
-from outbox_app.management import together
 from outbox_app.models import DatabaseNow, Event, Lease, Process
-from outbox_app.monitoring.sinking import sink_status
 from outbox_app.pipeline.table import Archive
-from outbox_app.retention import prune_events
-from outbox_app.retention import run as retention
-from outbox_app.retention.run import Retention, Sink
+from outbox_app.retention.run import Retention
 from tests.entities.models import Account, AccountVersion
 from tests.patience import eventually
 
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def folder(tmp_path, settings, monkeypatch, new_log):
     """The folder of the archive; events sink into it after three days, two at a time."""
     settings.OUTBOX = {**settings.OUTBOX, "SINK": {LOG: (str(tmp_path / "archive"), 3)}}
-    monkeypatch.setattr(retention, "BATCH_SIZE", 2)
+    monkeypatch.setattr(events_sink, "BATCH_SIZE", 2)
     return str(tmp_path / "archive")
 
 
@@ -117,7 +118,7 @@ def test_what_a_subscription_has_not_passed_stays(alias, folder, old, left, comm
 def test_it_runs_beside_the_subscriptions_until_they_stop(alias, folder, old, left):
     old(3)
     archive(alias, folder)
-    with together.sinking(alias, once=False):
+    with sinking(alias, once=False):
         eventually(lambda: not left(), "all have sunk")
         [process] = Process.objects.using(alias).filter(resource=f"sink:{LOG}")
         assert process.trouble == ""
@@ -210,7 +211,7 @@ def test_an_archive_that_cannot_be_read_holds_its_own_log_only(
     settings.OUTBOX = {**settings.OUTBOX, "SINK": both}
     old(3)
     archive(alias, folder)
-    assert together.run_together(using=alias, once=True) == 1
+    assert supervisor.run_together(using=alias, once=True) == 1
     assert left() == []
     sink = Sink(AccountVersion)
     caplog.clear()
@@ -308,7 +309,6 @@ def test_what_has_sunk_is_shown(alias, folder, old):
     "value",
     [
         "archive",
-        {"no_such_log": ("archive", 3)},
         {LOG: "archive"},
         {LOG: ("", 3)},
         {LOG: ("archive", 0)},

@@ -17,10 +17,10 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.models import DatabaseNow, Incident, PreparedEvent, Process, Statistic
 from outbox_app.models.clock import database_time
 from outbox_app.monitoring.diagnosis import problems
-from outbox_app.monitoring.series import decisions
 from outbox_app.monitoring.status import outbox_status
 from outbox_app.prepared import operations, prepared, status
 from outbox_app.prepared import sender as senders
+from outbox_app.prepared.series import decisions
 from outbox_app.prepared.status import prepared_status
 from outbox_app.process import counters
 
@@ -56,7 +56,7 @@ def figures(alias: str, name: str) -> dict[str, float]:
 
 def test_a_keeper_without_prepared_events(alias: str) -> None:
     found = outbox_status()
-    assert found.prepared is None
+    assert found.sections["prepared"].facts is None
     assert found.as_json()["prepared"] is None
     assert prepared_status(using=alias) is None
 
@@ -159,8 +159,8 @@ def test_decisions_are_counted_by_outcome_and_route(
     full = now.replace(second=0, microsecond=0) - timedelta(minutes=1)
     rows.update(minute=full, source=Cast("id", CharField()))
     found = outbox_status()
-    assert found.decisions.per_minute["confirmed", "call"] == 2
-    assert found.decisions.p95
+    assert found.sections["prepared"].decisions.per_minute["confirmed", "call"] == 2
+    assert found.sections["prepared"].decisions.p95
     assert found.as_json()["prepared"]["decided_per_minute"]["cancelled person"] == 1
 
 

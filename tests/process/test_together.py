@@ -15,11 +15,10 @@ from django.core.management import call_command
 from django.db import OperationalError, connections, transaction
 from django.utils.timezone import now
 
-from outbox_app import publish, subscriber
+from outbox_app import publish, subscriber, supervisor
 from outbox_app.aliases import inbox_alias, log_alias
+from outbox_app.capability import Loop
 from outbox_app.exceptions import InvalidArgument
-from outbox_app.management import together
-from outbox_app.management.together import Part
 from outbox_app.models import (
     DatabaseNow,
     Event,
@@ -35,6 +34,7 @@ from outbox_app.models import (
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.request import checked
 from outbox_app.retention.run import Retention
+from outbox_app.supervisor import Part
 from tests import tasks
 from tests.faults.tools import Book, assert_handed_back, on
 from tests.patience import eventually, patience
@@ -152,7 +152,7 @@ def test_without_subscriptions_the_rest_runs(
     def handle(events: Any) -> None: ...
 
     book.stage(app, 1)
-    assert together.run_together(once=True) == 0
+    assert supervisor.run_together(once=True) == 0
     book.receive(app)
     book.assert_exact()
     assert "Subscription left out" in caplog.text
@@ -167,7 +167,7 @@ def test_once_ends_although_a_broker_is_away(
         note.delay("", 1)
     old_incident(alias)
 
-    assert together.run_together(once=True) == 1
+    assert supervisor.run_together(once=True) == 1
 
     assert "Drainer stopped published=0 dead=0 trouble=" in caplog.text
     assert StagedJob.objects.using(alias).count() == 1
@@ -176,17 +176,17 @@ def test_once_ends_although_a_broker_is_away(
 
 def test_a_wrong_alias() -> None:
     with pytest.raises(InvalidArgument, match="no such alias"):
-        together.run_together(using="nowhere")
+        supervisor.run_together(using="nowhere")
 
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Part]]:
     """``running(work)``: a part in a thread, restarted at once; it must end when stopped."""
-    monkeypatch.setattr(together, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 0.01)
     started: list[Part] = []
 
     def make(work: Any) -> Part:
-        part = Part("jobs", work)
+        part = Part("jobs", Loop(work))
         part.start()
         started.append(part)
         return part
@@ -233,7 +233,7 @@ def test_a_part_is_stopped_while_it_pauses(monkeypatch: pytest.MonkeyPatch, runn
         return 3
 
     part = running(work)
-    monkeypatch.setattr(together, "LONGEST_PAUSE", 3600.0)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 3600.0)
     assert failed.wait(patience())
     part.stop()  # and the fixture joins it
     assert part.code == 3
@@ -258,7 +258,7 @@ def test_a_stop_of_a_single_run_lets_the_handler_end(alias: str, published: Any)
         handled.extend(event.stream for event in events)
 
     published("a")
-    assert together.run_together(once=True) == 0
+    assert supervisor.run_together(once=True) == 0
     assert handled == ["a"]
 
 

@@ -34,7 +34,7 @@ def _prune(alias: str, archive: str | None, left: int) -> None:
     try:
         from django.db import connections
 
-        from outbox_app.retention import prune_events
+        from outbox_app.events import prune_events
 
         connection: Any = connections[alias]
         commit = connection._commit

@@ -11,8 +11,8 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from outbox_app import publish, subscriber
+from outbox_app.events import prune_events
 from outbox_app.models import DatabaseNow, Event, PrunedCommand
-from outbox_app.retention import prune_events
 from tests.entities.models import Account, AccountVersion
 
 pytestmark = pytest.mark.django_db(transaction=True)

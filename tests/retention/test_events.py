@@ -16,6 +16,7 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app import publish, subscriber
 from outbox_app.eventlog.newevent import slice_of
+from outbox_app.events import retention as event_retention
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
@@ -24,7 +25,6 @@ from outbox_app.models import (
     StreamHead,
     Subscription,
 )
-from outbox_app.retention import events as event_retention
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.lag import lags
 from outbox_app.subscriptions.partition import Partition
@@ -430,7 +430,7 @@ def test_an_archive_holds_one_log(alias, monkeypatch):
         asked.append(log._meta.db_table)
         return iter(())
 
-    monkeypatch.setattr(event_retention, "ArchiveLookup", lambda folder, table: asked.append(table))
+    monkeypatch.setattr(event_retention, "open_archive", lambda folder, table: asked.append(table))
     monkeypatch.setattr(event_retention, "prune_steps", steps)
     event_retention.prune_events(archive="folder", older_than=1, using=alias)
     assert asked == ["outbox_event", "outbox_event"]

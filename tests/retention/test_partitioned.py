@@ -13,7 +13,7 @@ from django.core.management import call_command
 from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app import NO_STREAM, publish, subscriber
-from outbox_app.checks.logs import check_log_tables
+from outbox_app.events.checks import check_log_tables
 from outbox_app.exceptions import VersionConflict
 from outbox_app.models import Event
 from outbox_app.subscriptions.partition import Partition

@@ -21,6 +21,8 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.entities import Command, Outcome, command
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.operations import erase, import_commands
+from outbox_app.events import prune_events
+from outbox_app.events.sink import Sink
 from outbox_app.exceptions import (
     AnswerArchived,
     AnswerGone,
@@ -30,8 +32,8 @@ from outbox_app.exceptions import (
 )
 from outbox_app.models import DatabaseNow, PrunedCommand
 from outbox_app.models.entity import command_key, log_number
-from outbox_app.retention import prune, prune_events
-from outbox_app.retention.run import Retention, Sink
+from outbox_app.retention import prune
+from outbox_app.retention.run import Retention
 from tests import forking
 from tests.docs.test_code_in_docs import blocks
 from tests.entities.models import Account, AccountVersion, Person, PersonVersion

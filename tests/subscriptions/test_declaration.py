@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 from outbox_app import subscriber
 from outbox_app.aliases import log_alias
-from outbox_app.checks.logs import check_declared_logs
+from outbox_app.events.checks import check_declared_logs
 from outbox_app.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from outbox_app.models import Event, EventLog
 from outbox_app.monitoring.diagnosis import Limits, problems

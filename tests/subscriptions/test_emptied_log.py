@@ -7,11 +7,11 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
-from outbox_app.checks.logs import check_log_tables
 from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import prune_events
+from outbox_app.events.checks import check_log_tables
 from outbox_app.exceptions import LogSetBack, ReadRefused, ReplayRefused
 from outbox_app.models import Cursor, Event, ParkedStream, Subscription
-from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.counting import count_events

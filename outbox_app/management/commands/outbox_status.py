@@ -25,11 +25,11 @@ import django.db
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from ...aliases import log_alias, outbox_alias
+from ...aliases import outbox_alias
+from ...capability import BAD, Problem, all_doors
 from ...exceptions import InvalidArgument
-from ...models import Event
 from ...models.counting import shown_count
-from ...monitoring.diagnosis import BAD, Limits, Problem, is_healthy, problems
+from ...monitoring.diagnosis import Limits, is_healthy, problems
 from ...monitoring.status import OutboxStatus, outbox_status
 from ...process.foreground import set_timeouts
 from ...process.preflight import require_alias, require_migrated
@@ -63,7 +63,8 @@ class Command(TeachingCommand):
             limits = Limits(options["max_age"], options["max_backlog"], options["max_dead"])
         except ValueError as error:
             raise InvalidArgument(f"--{error}".replace("_", "-")) from error
-        for alias in {using, database or log_alias(Event)}:
+        others = () if database else (a for doors in all_doors() for a in doors.aliases())
+        for alias in {using, *others}:
             set_timeouts(alias)
         try:
             require_migrated(using)
@@ -123,9 +124,8 @@ def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
             f"{status.rate(each):>6.0f}/min  heartbeat {duration(each.silent_seconds)} ago"
             f"{'  SILENT' if each.is_silent else ''}{'  TROUBLE: ' + trouble if trouble else ''}"
         )
-    yield from subscriptions(status)
-    yield from sinks(status)
-    yield from prepared(status)
+    for section in status.sections.values():
+        yield from section.lines()
 
 
 def verdict(found: list[Problem]) -> str:
@@ -134,42 +134,3 @@ def verdict(found: list[Problem]) -> str:
     if bad:
         return "1 PROBLEM" if bad == 1 else f"{bad} PROBLEMS"
     return f"fine, {len(found)} warning{'s' if len(found) > 1 else ''}" if found else "fine"
-
-
-def subscriptions(status: OutboxStatus) -> Iterator[str]:
-    if status.subscriptions:
-        rate = status.per_minute
-        yield f"events      {rate.handled:.0f} handled, {rate.failed:.0f} failed per minute"
-    for each in status.subscriptions:
-        late = f", the oldest {duration(each.oldest_seconds)} old" if each.behind else ""
-        parked = f"  {each.parked} streams parked" if each.parked else ""
-        yield f"  {one_line(each.name, 60):<30} {each.state:<10} {each.shown} behind{late}{parked}"
-    if status.subscriptions or status.gaps:
-        yield f"gaps        {shown_count(status.gaps)} open"
-
-
-def sinks(status: OutboxStatus) -> Iterator[str]:
-    for each in status.sinks:
-        oldest = "empty"
-        if each.position is not None:
-            oldest = f"the oldest {duration(each.oldest_seconds)} old, position {each.position}"
-        behind = f", {duration(each.behind_seconds)} behind" if each.behind_seconds else ""
-        yield f"sink        {each.log} after {each.days} d: {oldest}{behind}"
-        if each.waits_for:
-            yield f"  waits for: {one_line(each.waits_for, 200)}"
-
-
-def prepared(status: OutboxStatus) -> Iterator[str]:
-    if not (facts := status.prepared):
-        return
-    age = f", the oldest {duration(facts.oldest_seconds)} old" if facts.prepared else ""
-    yield (
-        f"prepared    {shown_count(facts.prepared)}{age}, {shown_count(facts.undecided)} undecided,"
-        f" {facts.processes} asking, {shown_count(facts.contradictions)} contradictions in 24 hours"
-    )
-    rates, p95 = status.decisions.per_minute, status.decisions.p95
-    shown = ", ".join(f"{count:.0f} {' by '.join(key)}" for key, count in rates.items())
-    took = "" if p95 is None else f"; p95 {duration(p95, fine=True)} after they were prepared"
-    yield f"decided     {shown or 'none'} per minute{took}"
-    for each in facts.silent:
-        yield f"  {one_line(each.sender, 60):<30} SILENT: {one_line(each.last_answer, 200)}"

@@ -25,8 +25,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from ...supervisor import run_together
 from ..teaching import OUTBOX_ALIAS, TeachingCommand
-from ..together import run_together
 
 
 class Command(TeachingCommand):

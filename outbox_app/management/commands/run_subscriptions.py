@@ -27,9 +27,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from ...events.loops import sinking
 from ...subscriptions.run import run
 from ..teaching import TeachingCommand
-from ..together import sinking
 
 
 class Command(TeachingCommand):

@@ -14,8 +14,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from ...aliases import outbox_alias
-from ...entities.operations import entity_types
-from ...entities.verification import differences
+from ...capability import all_doors
 from ...exceptions import InvalidOption, PipelineError
 from ...models import Statistic
 from ...models.statistic import label_of, write_figures
@@ -51,9 +50,9 @@ def run_audit(
     result = _audited(run, archive=archive, pruned=pruned)
     # A version that only the archive has is no missing one, but the log lacks it: hence ``sound``.
     whole = bool(archive) and not pruned and result.sound
-    for entity in entity_types():
-        if entity.versions is run.log:
-            result = _with_entities(result, entity, using=run.using)
+    for doors in all_doors():
+        if (found := doors.audit(run.log, using=run.using)) is not None:
+            result = _with_entities(result, found)
     for defect in result.defects[:TOLD]:
         write(f"defect {defect.line}")
     if result.total > TOLD:
@@ -121,13 +120,9 @@ def _ask(run: Pipeline, sql: str) -> int | None:
         return number
 
 
-def _with_entities(result: Audit, entity: Any, *, using: str) -> Audit:
+def _with_entities(result: Audit, differences: Iterable[tuple[str, str]]) -> Audit:
     """Add the differences between entities and their versions."""
-    found = [
-        Defect(ENTITY, id, None, None, None, text)
-        for id, (kind, text) in differences(entity, using=using)
-        if kind != "head"  # the audit has it as "tail" or "low_head"
-    ]
+    found = [Defect(ENTITY, id, None, None, None, text) for id, text in differences]
     return replace(
         result,
         counts={**result.counts, **({ENTITY: len(found)} if found else {})},

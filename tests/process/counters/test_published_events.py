@@ -6,6 +6,7 @@ import pytest
 from django.db import transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
+from outbox_app.events import series as events_series
 from outbox_app.models import Event, Statistic
 from outbox_app.monitoring import series
 from outbox_app.subscriptions.runner import Runner
@@ -59,7 +60,7 @@ class TestByTheMinute:
         plant(alias, (4, "newest_position", 105.0, "slower", *LOG))
         plant(alias, (2, "newest_position", 9.0, "one", "log", "shop_ledger"))
 
-        found = series.published(using=alias, minutes=6)
+        found = events_series.published(using=alias, minutes=6)
 
         assert found["outbox_event"] == [10.0, 15.0, 15.0, 1.0, None, None]
         assert found["shop_ledger"] == [None] * 6
@@ -67,7 +68,12 @@ class TestByTheMinute:
     def test_a_log_that_was_emptied_has_no_negative_figure(self, alias):
         for ago, position in ((3, 100.0), (2, 4.0), (1, 102.0)):
             plant(alias, (ago, "newest_position", position, "one", *LOG))
-        assert series.published(using=alias, minutes=4)["outbox_event"] == [0.0, 2.0, None, None]
+        assert events_series.published(using=alias, minutes=4)["outbox_event"] == [
+            0.0,
+            2.0,
+            None,
+            None,
+        ]
 
     def test_nothing_is_known_without_samples(self, alias):
-        assert series.published(using=alias) == {}
+        assert events_series.published(using=alias) == {}

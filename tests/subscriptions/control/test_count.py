@@ -10,9 +10,9 @@ from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import prune_events
 from outbox_app.exceptions import ReplayRefused
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
-from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as declared
 from outbox_app.subscriptions.counting import count_events

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from django.db import OperationalError, connections
 
-from outbox_app.eventlog.long_transactions import long_transactions
+from outbox_app.monitoring.long_transactions import long_transactions
 from tests.faults.tools import eventually, on
 
 from .test_open_writers import pid_of

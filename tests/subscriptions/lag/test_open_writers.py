@@ -12,9 +12,9 @@ import pytest
 from django.db import connections
 
 from outbox_app.eventlog import registry
-from outbox_app.eventlog.long_transactions import open_writers
 from outbox_app.models import Event
 from outbox_app.monitoring import outbox_status
+from outbox_app.monitoring.long_transactions import open_writers
 from outbox_app.subscriptions import lag
 from tests.faults.tools import eventually, on
 

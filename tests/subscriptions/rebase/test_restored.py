@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from outbox_app import subscriber
-from outbox_app.checks.logs import check_log_tables
+from outbox_app.events.checks import check_log_tables
 from outbox_app.models import Cursor, Event, StreamHead, Subscription
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.rebase import rebase_outbox

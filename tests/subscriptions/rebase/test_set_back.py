@@ -13,10 +13,10 @@ from django.db.backends.sqlite3.base import DatabaseWrapper
 from django.db.models import F
 
 from outbox_app import subscriber
-from outbox_app.checks.logs import check_log_tables
+from outbox_app.events import prune_events
+from outbox_app.events.checks import check_log_tables
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import Cursor, Event, StagedJob
-from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import rebase_outbox, skip_event
 from tests.faults.tools import eventually, on
 from tests.patience import patience

@@ -16,20 +16,21 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from ..aliases import log_alias
-from ..exceptions import ReplayRefused
-from ..models import Cursor, Event, ParkedStream, Subscription
-from ..monitoring.diagnosis import CODES
-from ..subscriptions import control, lag
-from ..subscriptions.skips import discard_stream, skip_event
-from ..subscriptions.start_point import parse_start_point
-from ..text import duration, one_line, shown
-from .actions import BulkAction, ConfirmedActionsAdmin, Reason, each_row
-from .base import column
-from .blocking import in_flight_table
-from .filters import column_filter
-from .masking import masked_line, masked_text
-from .tables import SHORT, WORDS, Group, Table, failed_event
+from ...admin.actions import BulkAction, ConfirmedActionsAdmin, Reason, each_row
+from ...admin.base import column
+from ...admin.blocking import in_flight_table
+from ...admin.filters import column_filter
+from ...admin.masking import masked_line, masked_text
+from ...admin.tables import SHORT, WORDS, Group, Table
+from ...aliases import log_alias
+from ...capability import kinds
+from ...exceptions import ReplayRefused
+from ...models import Cursor, Event, ParkedStream, Subscription
+from ...subscriptions import control, lag
+from ...subscriptions.skips import discard_stream, skip_event
+from ...subscriptions.start_point import parse_start_point
+from ...text import duration, one_line, shown
+from .tables import failed_event
 
 
 class ReplayForm(Reason):
@@ -195,7 +196,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         in_flight = in_flight_table(request, lag.in_flight(using=log_alias(Event)))
         context["tables"] = [cursors, in_flight]
         if context["original"].lag.state == "undeclared":
-            context["note"] = CODES["undeclared"].action
+            context["note"] = kinds()["undeclared"].action
         return super().render_change_form(request, context, *args, **kw)
 
     def _cursors(self, lags: list[lag.CursorLag]) -> Table:

@@ -1,4 +1,4 @@
-"""The dictionary ``OUTBOX["FLEET"]``, and servers and entity types that no server can call.
+"""The dictionary ``OUTBOX["FLEET"]``, and servers that no server can call.
 
 ``manage.py outbox_fleet servers`` shows whether the registry answers, and which servers it lists. A
 command that cannot be passed on is not lost: it is executed where it arrives.
@@ -16,11 +16,9 @@ from django.utils.module_loading import import_string
 
 from ..conf import FleetSettings, fleet_settings, outbox_settings
 from ..door.peers import address_fault, is_name, is_this_host
-from ..entities.operations import entity_types
-from ..fleet.cluster import CHOICES
-from ..fleet.registry import Registry
 from ..models.fleet import DATACENTRES
-from .messages import listed
+from .cluster import CHOICES
+from .registry import Registry
 
 HINT = "docs/reference/settings.md has the keys of FLEET."
 
@@ -113,11 +111,7 @@ def check_reach(**kwargs: Any) -> Iterator[CheckMessage]:
             hint="Give each server the address at which the other servers reach it.",
             id="outbox.W041",
         )
-    names = [each._meta.label for each in entity_types() if each.routed]
-    if names and not conf.SERVICE:
-        yield Warning(
-            f"{listed(names)} is routed, but OUTBOX['FLEET'] has no SERVICE: no server can be "
-            "found, so commands are executed where they arrive.",
-            hint="Set SERVICE and ADDRESS, or remove routed = True.",
-            id="outbox.W040",
-        )
+
+
+ALWAYS = (check_fleet,)
+DEPLOY = (check_reach,)

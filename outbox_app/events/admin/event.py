@@ -18,15 +18,15 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..aliases import log_alias
-from ..models import Event, EventLog
-from ..text import one_line
-from .base import BEFORE, OutboxAdmin, given
-from .filters import column_filter
-from .job import carried_column
-from .payload import data_of
-from .row_range import RowRange, id_in, number, row_range
-from .tables import link
+from ...admin.base import BEFORE, OutboxAdmin, given
+from ...admin.filters import column_filter
+from ...admin.job import carried_column
+from ...admin.payload import data_of
+from ...admin.row_range import RowRange, id_in, number, row_range
+from ...admin.tables import link
+from ...aliases import log_alias
+from ...models import Event, EventLog
+from ...text import one_line
 
 
 @admin.register(Event)

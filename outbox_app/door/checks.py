@@ -1,8 +1,8 @@
-"""Peers that exchange prepared events with this service: keys, rows, clocks, and our fences.
+"""Peers that exchange messages with this service: their keys, rows and clocks.
 
-``values`` reports errors in the setting ``PEERS`` itself. Rows of the table are read on the alias
-of the outbox only, if its database is among those being checked. ``migrate`` checks before it makes
-tables and columns: a table that cannot be read is not checked.
+Rows of the table are read on the alias of the outbox only, if its database is among those being
+checked. ``migrate`` checks before it makes tables and columns: a table that cannot be read is not
+checked.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 
 import django.db
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import connections
-from django.db.migrations.recorder import MigrationRecorder
 
 from ..aliases import outbox_alias
 from ..conf import outbox_settings
-from ..door.clocks import wrong_clocks
-from ..door.peers import FIELDS, SIGNS, VERIFIES, peer_faults, valid_keys
-from ..exceptions import NotMigrated
-from ..models import Fence, Peer
-from ..process.preflight import require_migrated
+from ..models import Peer
+from .clocks import wrong_clocks
+from .peers import FIELDS, SIGNS, VERIFIES, peer_faults, valid_keys
 
 HINT = "docs/reference/door.md lists the fields of a peer."
 
 
 def check_peers(**kwargs: Any) -> Iterator[CheckMessage]:
     for name, fields in outbox_settings().PEERS.items():
-        if not peer_faults(name, fields):
+        faults = peer_faults(name, fields)
+        for fault in faults:
+            text = f"The peer {name!r} of OUTBOX['PEERS'] {fault}."
+            yield Error(text, hint=HINT, id="outbox.E003")
+        if not faults:
             yield from _check_keys(Peer(name=name, **fields))
 
 
@@ -40,25 +40,6 @@ def check_peer_table(
     if using in (databases or ()):
         with suppress(django.db.Error):
             yield from _check_rows(using)
-
-
-def check_fences(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Report aliases that prepare events for a keeper of the setting, and have no fences."""
-    for name, fields in outbox_settings().PEERS.items():
-        peer = Peer() if peer_faults(name, fields) else Peer(name=name, **fields)
-        is_keeper = peer.direction in (Peer.Direction.KEEPER, Peer.Direction.BOTH)
-        if not is_keeper or peer.database not in (databases or ()):
-            continue
-        try:
-            with suppress(django.db.Error):
-                if MigrationRecorder(connections[peer.database]).has_table():
-                    require_migrated(peer.database, Fence)
-        except NotMigrated as error:
-            yield Warning(
-                f"Nothing can be prepared for the keeper {name!r}: {error}",
-                hint="Let the database routers allow the model Fence there, and migrate.",
-                id="outbox.W047",
-            )
 
 
 def _check_rows(using: str) -> Iterator[CheckMessage]:
@@ -86,3 +67,7 @@ def _check_keys(peer: Peer) -> Iterator[CheckMessage]:
                 hint="Add a key, or correct from and until of an existing key.",
                 id="outbox.W035",
             )
+
+
+ALWAYS = (check_peers,)
+DATABASE = (check_peer_table,)

@@ -1,31 +1,27 @@
-"""Prepared events: what their senders said, and what a person decides; peers.
+"""Prepared events: what their senders said, and what a person decides.
 
 Confirm and cancel are guesses unless a person knows the outcome of the sender's transaction; the
-question names the risk. Only the peers in the table are edited by a form. It refuses what
-``manage.py check`` would refuse, such as a secret that is not a reference.
+question names the risk.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from django import forms
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from ..aliases import outbox_alias
-from ..door.peers import FIELDS, peer_faults
-from ..models import Peer, PreparedEvent
-from ..prepared import operations
+from ..admin.actions import BulkAction, ConfirmedActionsAdmin
+from ..admin.base import column
+from ..admin.filters import AgeFilter, ColumnFilter, by_index, column_filter
+from ..admin.job import carried_column
+from ..admin.payload import data_of
+from ..models import PreparedEvent
 from ..text import shown
-from .actions import BulkAction, ConfirmedActionsAdmin
-from .base import DatabaseAdmin, column
-from .filters import AgeFilter, ColumnFilter, by_index, column_filter
-from .job import carried_column
-from .payload import data_of
+from . import operations
 
 State = PreparedEvent.State
 
@@ -149,39 +145,3 @@ class PreparedEventAdmin(ConfirmedActionsAdmin):
         (_("Decision"), {"fields": ["policy", "decide_by", "decided_at", "decided_by", "reason"]}),
         (_("Content"), {"fields": ["shown_content"]}),
     ]  # fmt: skip
-
-
-class PeerForm(forms.ModelForm):  # type: ignore[type-arg]
-    def clean(self) -> None:
-        super().clean()
-        if not self.errors:
-            given = {name: self.cleaned_data[name] for name in FIELDS}
-            for fault in peer_faults(self.cleaned_data["name"], given):
-                self.add_error(None, gettext("The peer %(fault)s.") % {"fault": fault})
-
-    def validate_unique(self) -> None:
-        """Check the name on the outbox's alias; Django would check it on the default alias."""
-        others = Peer.objects.using(outbox_alias()).exclude(pk=self.instance.pk)
-        if others.filter(name=self.instance.name).exists():
-            self.add_error("name", gettext("A peer of this name exists."))
-
-
-@admin.register(Peer)
-class PeerAdmin(DatabaseAdmin):
-    """The only rows that a form writes. Django's own permissions apply to them."""
-
-    form = PeerForm
-    list_display = ["name", "direction", "address", "database"]
-    list_filter = ["direction"]
-    ordering = ["name"]
-    actions = None
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).using(outbox_alias())
-
-    # A router may name another alias for instances: one of several outboxes.
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: Any) -> None:
-        obj.save(using=outbox_alias())
-
-    def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        obj.delete(using=outbox_alias())

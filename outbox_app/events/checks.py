@@ -19,14 +19,15 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 from django.db.models import Field, ForeignKey
 
+from ..checks.aliases import written_aliases
+from ..checks.messages import LISTED
+from ..conf import outbox_settings
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs
 from ..eventlog.requirements import violations
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import Cursor, EventLog, StagedJob
 from ..subscriptions.subscriber import all_subscribers
-from .aliases import written_aliases
-from .messages import LISTED
 
 
 def check_logs(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
@@ -141,9 +142,25 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
             return
 
 
+def check_sinks(**kwargs: Any) -> Iterator[CheckMessage]:
+    """Report names in SINK that are no logs: nothing would sink."""
+    known = [log._meta.db_table for log in all_logs()]
+    for name in outbox_settings().SINK:
+        if name not in known:
+            yield Error(
+                f"OUTBOX['SINK'] names {name!r}, which is not the table of a log.",
+                hint=f"Write one of {', '.join(known)}.",
+                id="outbox.E003",
+            )
+
+
 def check_declared_logs(**kwargs: Any) -> Iterator[CheckMessage]:
     """Warn of subscriptions that cannot run; an error would keep the others from starting."""
     for each in all_subscribers():
         if each.fault:
             hint = "Correct logs=[…]: it takes models derived from EventLog, all on one database."
             yield Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030")
+
+
+ALWAYS = (check_logs, check_declared_logs, check_sinks)
+DATABASE = (check_log_tables,)

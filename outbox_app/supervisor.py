@@ -10,44 +10,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 
 from django.db import connections
 
-from ..aliases import outbox_alias
-from ..eventlog.registry import sinks
-from ..exceptions import OutboxError
-from ..jobs.drain.run import drain_here
-from ..prepared.run import ask_here
-from ..process.foreground import EXIT_DIED, Listen, prepare, stop_on_signals
-from ..process.waiting import StopFlag
-from ..retention.run import Retention, Sink, retain_here
-from ..subscriptions.run import run_here
-from ..subscriptions.runner import ANSWER_SECONDS
-from ..subscriptions.subscriber import Subscriber, all_subscribers
-from ..text import get_logger
+from .aliases import outbox_alias
+from .capability import Loop, all_doors
+from .exceptions import OutboxError
+from .process.foreground import EXIT_DIED, prepare, stop_on_signals
+from .process.waiting import StopFlag
+from .text import get_logger
 
 logger = get_logger("outbox_app.process")
 
 #: Longest pause before a part is started again, in seconds. After a longer run pauses start anew.
 LONGEST_PAUSE = 60.0
-#: Seconds to wait for retention and sinks to stop. A later run repeats an uncommitted batch.
-RETENTION_SECONDS = 2.0
-
-#: A function that runs a loop, given ``once`` and ``listen``, and returns an exit code.
-Work = Callable[..., int]
+#: Seconds to wait for a clean-up to stop. A later run repeats an uncommitted batch.
+CLEANUP_SECONDS = 2.0
+#: Seconds after which a statement of the main thread without an answer is cut off.
+ANSWER_SECONDS = 300.0
 
 
 class Part(threading.Thread):
     """One loop in a thread of its own: the thread restarts the loop until the part is stopped."""
 
-    def __init__(self, part: str, work: Work) -> None:
+    def __init__(self, part: str, loop: Loop) -> None:
         # A daemon thread, so that a hanging part does not keep the process from ending.
         super().__init__(name=f"outbox-{part}", daemon=True)
         self.part = part
-        self.work = work
+        self.loop = loop
         #: Exit code of the last attempt.
         self.code = 0
         self._stopped = StopFlag()
@@ -75,7 +66,7 @@ class Part(threading.Thread):
         if self._stopped.is_set():
             return
         try:
-            self.code = self.work(once=once, listen=self._listen)
+            self.code = self.loop.run(once=once, listen=self._listen)
         except BaseException as error:  # a SystemExit would end the thread silently
             trace = None if isinstance(error, OutboxError) else error
             logger.error("Part failed part=%s error=%r", self.part, error, exc_info=trace)
@@ -94,8 +85,7 @@ def run_together(*, using: str | None = None, once: bool = False) -> int:
         The greatest exit code of the parts' last attempts: 0; 1 if one failed; 3 if the broker is
         unsafe.
     """
-    works = _works(using or outbox_alias(), only=using)
-    parts = [Part(name, work) for name, work in works.items()]
+    parts = [Part(name, loop) for name, loop in _loops(using or outbox_alias(), only=using)]
 
     def stop() -> None:
         for part in parts:
@@ -106,62 +96,26 @@ def run_together(*, using: str | None = None, once: bool = False) -> int:
         for part in parts:
             part.attempt(once=True)
     else:
-        _start(parts)
-        _join(parts)
+        start(parts)
+        join(parts)
     return max(part.code for part in parts)
 
 
-def _works(using: str, *, only: str | None) -> dict[str, Work]:
-    """Return the parts in the order in which rows pass through them: a handler may stage a job."""
+def _loops(using: str, *, only: str | None) -> list[tuple[str, Loop]]:
+    """Return the loops, those first whose rows the others handle: a handler may stage a job."""
     prepare(using, answer_seconds=ANSWER_SECONDS)  # the drain's watchdog has a limit of its own
-    works: dict[str, Work] = {"prepared": partial(ask_here, using)}
-    by_alias: dict[str, list[Subscriber]] = {}
-    for each in all_subscribers():
-        if each.fault:
-            logger.warning("Subscription left out reason=%s", each.fault)
-        elif only in (None, each.using):
-            by_alias.setdefault(each.using, []).append(each)
-    for alias, chosen in by_alias.items():
-        works[f"subscriptions {alias}"] = partial(_handle, chosen)
-    works["jobs"] = partial(drain_here, using)
-    works["retention"] = partial(retain_here, partial(Retention, using=using))
-    return works | _sinks(only)
+    found = [
+        item for doors in reversed(all_doors()) for item in doors.loops(using, only=only).items()
+    ]
+    return sorted(found, key=lambda item: item[1].cleanup)
 
 
-def _sinks(using: str | None) -> dict[str, Work]:
-    return {f"sink {log._meta.db_table}": partial(retain_here, partial(Sink, log))
-            for log in sinks(using)}  # fmt: skip
-
-
-@contextmanager
-def sinking(using: str, *, once: bool) -> Iterator[None]:
-    """While the block runs, or with ``once`` after it, remove archived events of logs that sink."""
-    parts = [Part(name, work) for name, work in _sinks(using).items()]
-    if once:
-        yield
-        for part in parts:
-            part.attempt(once=True)
-        return
-    _start(parts)
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.stop()
-        _join(parts)
-
-
-def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
-    prepare(chosen[0].using, answer_seconds=ANSWER_SECONDS)
-    return run_here(chosen, once=once, listen=listen, interval=None, batch_size=None)
-
-
-def _start(parts: list[Part]) -> None:
+def start(parts: list[Part]) -> None:
     connections.close_all()
     for part in parts:
         part.start()
 
 
-def _join(parts: list[Part]) -> None:
+def join(parts: list[Part]) -> None:
     for part in parts:
-        part.join(RETENTION_SECONDS if part.part.startswith(("retention", "sink")) else None)
+        part.join(CLEANUP_SECONDS if part.loop.cleanup else None)

@@ -17,14 +17,14 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..admin.base import OutboxAdmin, column, given
+from ..admin.job import carried, carried_column
+from ..admin.payload import data_of, difference_of
+from ..admin.tables import link
 from ..aliases import log_alias
-from ..entities.operations import entity_types
+from ..events.admin.event import EventAdmin, stream_of
 from ..models import EntityRow, EntityVersion, counting
-from .base import OutboxAdmin, column, given
-from .event import EventAdmin, stream_of
-from .job import carried, carried_column
-from .payload import data_of, difference_of
-from .tables import link
+from .operations import entity_types
 
 
 class EntityAdmin(OutboxAdmin):

@@ -22,22 +22,22 @@ from django.db import connections
 from django.db.models import F
 
 from ..aliases import log_alias
+from ..capability import all_doors
 from ..conf import outbox_settings
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named, sinks
 from ..eventlog.window import TOMBSTONE
 from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused, Unreachable
-from ..models import Cursor, EntityVersion, Event, EventLog, ParkedStream, Subscription
+from ..models import Cursor, Event, EventLog, ParkedStream, Subscription
 from ..models.clock import database_time
-from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.lock_wait import atomic_with_lock_wait
 from ..process.preflight import require_migrated
+from ..retention.rows import BATCH_SIZE, check_arguments, deleting_by_key, remove
 from ..subscriptions.counting import drop_pruned
 from ..subscriptions.lag import still_read
 from ..subscriptions.subscriber import all_subscribers
 from ..text import Write, get_logger
-from .commands import keep_commands
-from .rows import BATCH_SIZE, check_arguments, deleting_by_key, remove
+from .archives import Lookup, open_archive
 
 logger = get_logger("outbox_app.retention")
 
@@ -101,7 +101,7 @@ def prune_events(
         if refused:
             raise refused[0]
         return removed
-    archived = ArchiveLookup(archive, table) if archive else None
+    archived = open_archive(archive, table) if archive else None
     require_migrated(alias)
     if table not in connections[alias].introspection.table_names():
         return 0
@@ -182,7 +182,7 @@ def prune_steps(
     log: type[EventLog],
     days: int,
     batch_size: int,
-    archived: ArchiveLookup | None,
+    archived: Lookup | None,
     *,
     using: str,
     dry_run: bool = False,
@@ -237,8 +237,8 @@ def prune_steps(
             if ids and not dry_run:
                 drop_pruned(log, ids, using=using)
                 gone = rows.filter(pk__in=ids, recorded_at__lt=before)
-                if issubclass(log, EntityVersion):
-                    keep_commands(gone, now, is_archived=archived is not None)
+                for doors in all_doors():
+                    doors.removing(gone, now, is_archived=archived is not None)
                 with deleting_by_key(rows):
                     count = gone._raw_delete(using)
         yield count, reached, held

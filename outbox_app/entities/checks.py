@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Warning
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.models import CheckConstraint
 
 from ..aliases import log_alias
-from ..entities.declaration import TypeSpec
-from ..entities.operations import declared_types
-from ..entities.request import MAX_TIMEOUT
+from ..checks.messages import listed
+from ..conf import fleet_settings
 from ..models import EntityVersion
-from .messages import listed
+from .declaration import TypeSpec
+from .operations import declared_types, entity_types
+from .request import MAX_TIMEOUT
 
 
 def check_entities(
@@ -53,6 +56,20 @@ def check_requests(**kwargs: Any) -> list[CheckMessage]:
         )
         for alias in sorted(by_alias.keys() & atomic)
     ]
+
+
+def check_routes(**kwargs: Any) -> Iterator[CheckMessage]:
+    """Report routed types in a project that names no service: no server can be found."""
+    names = [each._meta.label for each in entity_types() if each.routed]
+    with suppress(ImproperlyConfigured):  # check_fleet reports it
+        if not names or fleet_settings().SERVICE:
+            return
+        yield Warning(
+            f"{listed(names)} is routed, but OUTBOX['FLEET'] has no SERVICE: no server can be "
+            "found, so commands are executed where they arrive.",
+            hint="Set SERVICE and ADDRESS, or remove routed = True.",
+            id="outbox.W040",
+        )
 
 
 def _check_values(entity: Any) -> Iterator[CheckMessage]:
@@ -122,3 +139,7 @@ def _check_versions(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
             hint="Make the routers write both to one alias: OUTBOX['DATABASE'], if it is set.",
             id="outbox.E040",
         )
+
+
+ALWAYS = (check_entities,)
+DEPLOY = (check_requests, check_routes)

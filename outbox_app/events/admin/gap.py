@@ -17,13 +17,13 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Event, Gap, counting
-from ..subscriptions.skips import skip_gap
-from ..text import one_line, shown
-from .actions import BulkAction, ConfirmedActionsAdmin, each_row
-from .base import address, column, given
-from .filters import column_filter
-from .tables import link
+from ...admin.actions import BulkAction, ConfirmedActionsAdmin, each_row
+from ...admin.base import address, column, given
+from ...admin.filters import column_filter
+from ...admin.tables import link
+from ...models import Event, Gap, counting
+from ...subscriptions.skips import skip_gap
+from ...text import one_line, shown
 
 
 def _skip(row: Any, values: Any, options: Any) -> str:

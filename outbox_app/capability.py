@@ -1,0 +1,251 @@
+"""What a capability adds to the core: problems, metrics, a section of the status, loops, retention.
+
+A capability has one ``DOORS`` in its module ``doors``. The core asks the doors of all capabilities
+by these few hooks, and knows none of them by its name. It has doors of its own, for its problems
+and metrics. Nothing here reads a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.apps import apps
+
+from .text import one_line
+
+if TYPE_CHECKING:
+    from django.db.models import Model, QuerySet
+    from django.utils.safestring import SafeString
+
+    from .admin.tables import Table
+    from .monitoring.long_transactions import LongTransactions
+    from .monitoring.status import Question
+    from .retention.rows import Kept
+
+BAD, WARNING = "bad", "warning"
+#: A metric's name, the values of its labels, and its value.
+Sample = tuple[str, tuple[str, ...], float]
+
+
+class Loop(NamedTuple):
+    """A loop of ``run_outbox``."""
+
+    #: ``run(once=…, listen=…)`` returns an exit code. ``listen`` gets the function that stops it.
+    run: Callable[..., int]
+    #: Whether it only removes old rows: it runs last, and a stop does not wait for it.
+    cleanup: bool = False
+
+
+class Metric(NamedTuple):
+    """A metric. If its name ends in ``_total`` it is a counter, otherwise a gauge."""
+
+    help: str
+    #: Its labels beside ``database``.
+    labels: tuple[str, ...] = ()
+
+
+class Kind(NamedTuple):
+    """A problem that an outbox can have."""
+
+    #: Problems are listed by it, the lowest and most urgent first. It is unique.
+    rank: int
+    severity: str
+    #: A sentence. Its values are numbers only; ``n`` decides between singular and plural.
+    text: Any
+    #: What to do.
+    action: Any
+    #: Where it is fixed: a model of the admin and a filter of its list, or a table of the overview.
+    place: tuple[str, Mapping[str, str]] | str = ("process", {})
+    #: If its subjects keep rows waiting: what a subject is, and the effect.
+    blocks: tuple[Any, Any] | None = None
+    #: The sentence if ``n`` is 0; without one, that is no problem.
+    none: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What has the problem: a drainer, a subscription, a table."""
+
+    name: str
+    #: Why, in the words of the exception if there is one.
+    why: str = ""
+    #: For how long, in seconds; None if that is unknown.
+    seconds: float | None = None
+    #: Where it is fixed, within the problem's place: the primary key of its row, or filters.
+    key: str = ""
+    filters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that needs a person."""
+
+    #: A key of ``kinds()``, for programs.
+    code: str
+    values: dict[str, Any]
+    subjects: tuple[Subject, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        return kinds()[self.code]
+
+    @property
+    def severity(self) -> str:
+        """``bad`` or ``warning``."""
+        return self.kind.severity
+
+    @property
+    def text(self) -> str:
+        """A sentence that anybody may see: it holds numbers, and no names."""
+        kind = self.kind
+        return str((kind.none if kind.none and not self.values["n"] else kind.text) % self.values)
+
+    @property
+    def action(self) -> str:
+        """What to do."""
+        return str(self.kind.action % self.values)
+
+    @property
+    def detail(self) -> str:
+        """Names, and the exceptions' own words, for the operators of the project."""
+        return "; ".join(
+            f"{one_line(each.name, 100)}: {one_line(each.why, 200)}" for each in self.subjects
+        )
+
+    def as_json(self) -> dict[str, str]:
+        """Return the problem for programs."""
+        names = ("code", "severity", "text", "detail", "action")
+        return {name: getattr(self, name) for name in names}
+
+
+class Section:
+    """The facts of a capability, and how each place of the core shows them."""
+
+    @property
+    def in_flight(self) -> Mapping[str, LongTransactions]:
+        """Return transactions that may have written to a table of the capability, by table."""
+        return {}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return keys for ``outbox_status --json``."""
+        return {}
+
+    def lines(self) -> Iterable[str]:
+        """Return lines for ``outbox_status``."""
+        return ()
+
+    def problems(self, on: str) -> Iterable[Problem]:
+        """Return what is wrong. ``on`` is the option of a command that names the database."""
+        return ()
+
+    def samples(self) -> Iterable[Sample]:
+        """Return the samples of the metrics that the capability declares."""
+        return ()
+
+    def figures(self, site: str) -> Iterable[tuple[str, str, str, str]]:
+        """Return figures of the overview: name, value, note, address of the list behind them."""
+        return ()
+
+    def charts(self) -> Iterable[SafeString]:
+        return ()
+
+    def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterable[Table]:
+        """Return tables of the overview, with the rows that this person may view."""
+        return ()
+
+
+class Doors:
+    """What a capability adds. A class attribute or method that is left out adds nothing."""
+
+    name = ""
+    #: Module of its admin pages.
+    admin = ""
+    kinds: Mapping[str, Kind] = {}
+    metrics: Mapping[str, Metric] = {}
+    #: Names that it writes to the table of statistics, beside the counters of processes.
+    statistics: Collection[str] = ()
+    #: Whether checks of its own look at the engines of the tables of ``models()`` on MySQL.
+    checks_engines = False
+
+    def parts(self) -> Mapping[str, Collection[type[Model]]]:
+        """Return parts of its section. The overview shows one to who may view a model of it."""
+        return {}
+
+    def read(self, question: Question) -> Section | None:
+        """Read the section, or return None if there is nothing to show."""
+        return None
+
+    def aliases(self) -> Iterable[str]:
+        """Return the aliases on which it has rows, beside those of a sender."""
+        return ()
+
+    def models(self) -> Iterable[type[Model]]:
+        """Return the project's models that derive from its models: checks look at their tables."""
+        return ()
+
+    def audit(self, log: type[Model], *, using: str) -> Iterable[tuple[str, str]] | None:
+        """Return what an audit of a log reports beside its events: ids of rows, and a text each.
+
+        None: the capability has no rows that belong to the log.
+        """
+        return None
+
+    def kept(self) -> Mapping[str, Kept]:
+        """Return the kinds of rows that ``outbox_prune`` removes when they are old."""
+        return {}
+
+    def removing(self, rows: QuerySet[Any], now: datetime, *, is_archived: bool) -> None:
+        """Keep what must outlive rows of a log, in the transaction that removes them.
+
+        ``rows`` is in a fixed order; ``now`` is the database's time.
+        """
+
+    def prune_arguments(self, add: Callable[..., Any]) -> None:
+        """Add options of ``outbox_prune`` beside those of ``kept``."""
+
+    def pruning(self, options: Mapping[str, Any]) -> Callable[..., int] | None:
+        """Return what these options remove, or None. Wrong options are refused here.
+
+        The function takes ``older_than``, ``batch_size``, ``dry_run`` and ``write``.
+        """
+        return None
+
+    def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
+        """Return what ``run_outbox`` removes once an hour, each as a function of ``write``."""
+        return {}
+
+    def loops(self, using: str, *, only: str | None) -> Mapping[str, Loop]:
+        """Return loops of ``run_outbox``, by name.
+
+        Args:
+            using: Alias of the outbox.
+            only: The alias that was asked for, of everything; None: each model's own.
+        """
+        return {}
+
+
+@lru_cache(maxsize=1)
+def all_doors() -> tuple[Doors, ...]:
+    """Return the doors of the core and of all capabilities, in the order in which pages show them.
+
+    Django's apps must be loaded.
+    """
+    app: Any = apps.get_app_config("outbox_app")
+    return tuple(import_module(f"{name}.doors").DOORS for name in app.capabilities)
+
+
+@lru_cache(maxsize=1)
+def kinds() -> dict[str, Kind]:
+    """Return all problems by code, the most urgent first."""
+    found = [item for doors in all_doors() for item in doors.kinds.items()]
+    return dict(sorted(found, key=lambda item: item[1].rank))
+
+
+def all_metrics() -> dict[str, Metric]:
+    """Return all metrics by name."""
+    return {name: metric for doors in all_doors() for name, metric in doors.metrics.items()}

@@ -1,0 +1,53 @@
+"""What the door adds to the core: peers whose clocks are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
+from ..capability import WARNING, Doors, Kind, Problem, Section, Subject
+from ..models import Peer
+from ..monitoring.diagnosis import named
+from ..monitoring.status import Question
+from .clocks import wrong_clocks
+
+# fmt: off
+KINDS = {
+    "peer_clock": Kind(
+        190, WARNING, ngettext_lazy(
+        "The clock of %(count)s peer is wrong by more than a minute.",
+        "The clocks of %(count)s peers are wrong by more than a minute.", "n"),
+        _("Set the clock of the peer, or of this host: requests and answers are refused."),
+        place=("peer", {})),
+}
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSection(Section):
+    #: Peers whose clocks are wrong by more than a minute, and by how many seconds.
+    clocks: dict[str, int]
+
+    def problems(self, on: str) -> Iterator[Problem]:
+        yield named("peer_clock", [Subject(n, f"{off:+d} s") for n, off in self.clocks.items()])
+
+
+class DoorDoors(Doors):
+    name = "door"
+    admin = "outbox_app.door.admin"
+    kinds = KINDS
+
+    def parts(self) -> Mapping[str, Any]:
+        return {"peers": [Peer]}
+
+    def read(self, question: Question) -> DoorSection | None:
+        if not question.wants("peers"):
+            return None
+        return DoorSection(wrong_clocks(using=question.database))
+
+
+DOORS = DoorDoors()

@@ -1,0 +1,184 @@
+"""The core's own doors: its problems, metrics, retention and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
+from .aliases import inbox_alias, outbox_alias
+from .capability import BAD, WARNING, Doors, Kind, Loop, Metric
+from .jobs.drain.run import drain_here
+from .models import DeadJob, InboxEntry, Incident, StagedJob, Statistic
+from .process.counters import by_name
+from .retention.rows import Kept, prune
+from .retention.run import Retention, retain_here
+
+_SILENT = _("Drainer silent"), _("The jobs of its shards wait.")
+_TROUBLE = _("Drainer in trouble"), _("The jobs of its shards wait.")
+# fmt: off
+KINDS = {
+    "no_drainer": Kind(
+        10, BAD, ngettext_lazy(
+        "%(count)s job waits, and no drainer is running.",
+        "%(count)s jobs wait, and no drainer is running.", "n"),
+        _("Start manage.py drain_outbox%(on)s."),
+        blocks=_SILENT,
+        none=_("No drainer is running.")),
+    "trouble": Kind(
+        20, BAD, ngettext_lazy(
+        "%(count)s job waits, and every drainer is in trouble.",
+        "%(count)s jobs wait, and every drainer is in trouble.", "n"),
+        _("Remove the cause that the drainers name; they continue by themselves."),
+        blocks=_TROUBLE),
+    "not_leaving": Kind(
+        30, BAD, ngettext_lazy(
+        "%(count)s job has been ready for %(age)s.",
+        "%(count)s jobs are ready, the oldest for %(age)s.", "n"),
+        _("No job was published in the last minute: read the log of the drainers."),
+        place=("stagedjob", {"state": "ready"})),
+    "unowned_shards": Kind(
+        40, BAD, ngettext_lazy(
+        "%(count)s shard has no owner: its jobs do not leave until a drainer takes it.",
+        "%(count)s shards have no owner: their jobs do not leave until a drainer takes them.", "n"),
+        _("Start a drainer if this lasts.")),
+    "database": Kind(
+        60, BAD, ngettext_lazy(
+        "%(count)s database of logs or entities cannot be read, or has no outbox tables.",
+        "%(count)s databases of logs or entities cannot be read, or have no outbox tables.", "n"),
+        _("The figures lack what it holds: make it available, or migrate it.")),
+    "max_age": Kind(
+        80, BAD, _("The oldest ready job is %(age)s s old; the limit is %(limit)s s."),
+        _("Start more drainers, or find out what slows them down.")),
+    "max_backlog": Kind(
+        90, BAD, ngettext_lazy(
+        "%(count)s job is ready; the limit is %(limit)s.",
+        "%(count)s jobs are ready; the limit is %(limit)s.", "n"),
+        _("Start more drainers, or find out what slows them down.")),
+    "max_dead": Kind(
+        100, BAD, ngettext_lazy(
+        "%(count)s dead job; the limit is %(limit)s.",
+        "%(count)s dead jobs; the limit is %(limit)s.", "n"),
+        _("Remove the cause, then requeue or discard them.")),
+    "late": Kind(
+        110, WARNING, ngettext_lazy(
+        "%(count)s job has been ready for %(age)s.",
+        "%(count)s jobs are ready, the oldest for %(age)s.", "n"),
+        _("Start more drainers, or find out what slows them down."),
+        place=("stagedjob", {"state": "ready"})),
+    "drainer_silent": Kind(
+        120, WARNING, ngettext_lazy(
+        "%(count)s drainer is silent beyond its lease: its jobs wait for another drainer.",
+        "%(count)s drainers are silent beyond their lease: their jobs wait for another drainer.",
+        "n"),
+        _("Start the drainer again, or another one."),
+        blocks=_SILENT),
+    "drainer_trouble": Kind(
+        130, WARNING, ngettext_lazy(
+        "%(count)s drainer is in trouble.", "%(count)s drainers are in trouble.", "n"),
+        _("Remove the cause that the drainer names; it continues by itself."),
+        blocks=_TROUBLE),
+    "dead": Kind(
+        160, WARNING, ngettext_lazy(
+        "%(count)s job has died in the last hour.",
+        "%(count)s jobs have died in the last hour.", "n"),
+        _("Remove the cause, then requeue or discard them."),
+        place=("deadjob", {"died": "1h"})),
+    "transaction": Kind(
+        230, WARNING, _("A transaction that writes has been open for %(age)s."),
+        _("Its jobs and events wait for its commit. End the transaction if it hangs."),
+        place="#outbox-blocking"),
+    "snapshot": Kind(
+        240, WARNING,
+        _("A transaction has been open for %(age)s: it keeps deleted rows in the tables."),
+        _("They slow the batches down: end the transaction."),
+        place="#outbox-blocking"),
+}
+# fmt: on
+METRICS = {
+    "outbox_up": Metric("1 if the outbox could be read, else 0."),
+    "outbox_problem": Metric("1 for each problem found, 0 for every other.", ("code", "severity")),
+    "outbox_backlog_jobs": Metric("Jobs that are ready to leave, counted up to 100001."),
+    "outbox_oldest_ready_seconds": Metric("For how long the oldest job has been ready."),
+    "outbox_held_jobs": Metric("Jobs held until they are due, by when they are due.", ("due",)),
+    "outbox_jobs_per_minute": Metric("Jobs of the last full minute, by outcome.", ("outcome",)),
+    "outbox_publish_delay_seconds": Metric(
+        "Seconds from staging to the broker's confirm, percentiles of the last five minutes.",
+        ("percentile",),
+    ),
+    "outbox_dead_jobs": Metric(
+        "Dead jobs by class of the error; other: all but the most frequent.",
+        ("error",),
+    ),
+    "outbox_incidents": Metric("Recorded causes of extra publishes in 24 hours.", ("kind",)),
+    "outbox_drainers": Metric("Drainers whose lease has not run out."),
+    "outbox_drainers_silent": Metric("Drainers whose lease has run out."),
+    "outbox_drainers_troubled": Metric("Drainers that wait for a broker or a database."),
+    "outbox_shards_unowned": Metric("Shards without a drainer: their jobs do not leave."),
+    "outbox_drainer_shards": Metric("Shards that a drainer owns.", ("host", "pid")),
+    "outbox_drainer_heartbeat_age_seconds": Metric(
+        "Age of a drainer's heartbeat.", ("host", "pid")
+    ),
+    "outbox_published_jobs_total": Metric("Jobs that a drainer has published.", ("host", "pid")),
+    "outbox_died_jobs_total": Metric("Jobs that a drainer gave up on.", ("host", "pid")),
+}
+
+
+def _by_name(rows: Any, before: datetime, *, dry_run: bool) -> Iterable[Any]:
+    return by_name(rows)
+
+
+class CoreDoors(Doors):
+    """Jobs. Their facts are the fields of ``OutboxStatus`` itself."""
+
+    name = "jobs"
+    kinds = KINDS
+    metrics = METRICS
+
+    def parts(self) -> Mapping[str, Any]:
+        return {"jobs": [StagedJob], "dead": [DeadJob]}
+
+    def aliases(self) -> set[str]:
+        return {outbox_alias(), inbox_alias()}
+
+    def kept(self) -> Mapping[str, Kept]:
+        inbox = (
+            "remove old ids of executed jobs (table outbox_inbox). While an id is there, another "
+            "delivery of its job does nothing; once it is gone, the job would be executed again"
+        )
+        counters = (
+            "remove old counters (table outbox_statistic). A drainer removes those of its own "
+            "database by itself"
+        )
+        incidents = "remove old recorded causes of extra publishes (table outbox_incident)"
+        return {
+            "inbox": Kept(InboxEntry, "handled_at", inbox_alias, "INBOX_RETENTION_DAYS", inbox),
+            "incidents": Kept(
+                Incident, "created_at", outbox_alias, "INCIDENT_RETENTION_DAYS", incidents
+            ),
+            "counters": Kept(
+                *(Statistic, "minute", outbox_alias, "STATISTICS_RETENTION_HOURS", counters),
+                unit="hours",
+                parts=_by_name,
+            ),
+        }
+
+    def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
+        found = {kind: partial(prune, kind, using) for kind in ("incidents", "inbox")}
+        if (alias := inbox_alias()) != using:
+            found[f"inbox:{alias}"] = partial(prune, "inbox", alias)
+        return found
+
+    def loops(self, using: str, *, only: str | None) -> Mapping[str, Loop]:
+        retention = partial(retain_here, partial(Retention, using=using))
+        return {
+            "jobs": Loop(partial(drain_here, using)),
+            "retention": Loop(retention, cleanup=True),
+        }
+
+
+DOORS = CoreDoors()

@@ -1,0 +1,135 @@
+"""What entities add to the core: figures of their commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..aliases import log_alias, outbox_alias
+from ..capability import Doors, Metric, Sample, Section
+from ..conf import outbox_settings
+from ..eventlog.registry import all_logs
+from ..exceptions import InvalidArgument
+from ..models import EntityVersion, PrunedCommand
+from ..monitoring.samples import percentiles
+from ..monitoring.status import Question
+from ..retention.rows import Kept, prune
+from . import series
+from .operations import declared_types, entity_types
+from .pruned import day_of, keep_commands
+from .series import Commands
+from .verification import differences
+
+if TYPE_CHECKING:
+    from django.db.models import Model, QuerySet
+
+    from ..admin.tables import Table
+
+METRICS = {
+    "outbox_entity_commands_per_minute": Metric("Commands recorded in the last full minute."),
+    "outbox_entity_rejections_per_minute": Metric("Rejections of the last full minute.", ("code",)),
+    "outbox_entity_conflicts_per_minute": Metric("Attempts repeated in the last full minute."),
+    "outbox_entity_routed_per_minute": Metric(
+        "Commands of routed types in the last full minute: passed on, executed elsewhere.",
+        ("route",),
+    ),
+    "outbox_entity_batch_size": Metric("Commands per batch, of the last minutes.", ("percentile",)),
+    "outbox_entity_commit_seconds": Metric("Seconds of a batch's transaction.", ("percentile",)),
+    "outbox_entity_waiting": Metric("Commands that wait in the processes for their batch."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EntitiesSection(Section):
+    commands: Commands
+
+    def samples(self) -> Iterator[Sample]:
+        commands = self.commands
+        yield "outbox_entity_commands_per_minute", (), commands.recorded
+        for code, count in commands.rejected.items():
+            yield "outbox_entity_rejections_per_minute", (code,), count
+        yield "outbox_entity_conflicts_per_minute", (), commands.conflicts
+        yield "outbox_entity_routed_per_minute", ("passed_on",), commands.passed_on
+        yield "outbox_entity_routed_per_minute", ("elsewhere",), commands.elsewhere
+        yield from percentiles("outbox_entity_batch_size", *commands.batch_size)
+        yield from percentiles("outbox_entity_commit_seconds", *commands.commit_seconds)
+        yield "outbox_entity_waiting", (), commands.waiting
+
+    def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
+        from .tables import entities
+
+        types = {each._meta.label for each in entity_types() if may_view(each)}
+        yield entities(self.commands, types)
+
+
+class EntitiesDoors(Doors):
+    name = "entities"
+    admin = "outbox_app.entities.admin"
+    metrics = METRICS
+
+    def parts(self) -> Mapping[str, Any]:
+        return {"entities": entity_types()}
+
+    def models(self) -> list[Any]:
+        return declared_types()
+
+    def read(self, question: Question) -> EntitiesSection | None:
+        if not question.wants("entities"):
+            return None
+        of_types = {question.using or log_alias(each.versions) for each in entity_types()}
+        aliases = sorted(filter(question.can_read, of_types))
+        return EntitiesSection(series.commands(aliases)) if aliases else None
+
+    def audit(self, log: type[Model], *, using: str) -> list[tuple[str, str]] | None:
+        types = [each for each in entity_types() if each.versions is log]
+        if not types:
+            return None
+        return [
+            (id, text)
+            for entity in types
+            for id, (kind, text) in differences(entity, using=using)
+            if kind != "head"  # the audit has it as "tail" or "low_head"
+        ]
+
+    def kept(self) -> Mapping[str, Kept]:
+        commands = (
+            "remove old ids of commands whose versions --events, --archived or SINK have removed "
+            "(table outbox_prunedcommand). While an id is there, a repeat of its command raises "
+            "AnswerArchived or AnswerGone; once it is gone, the command would be executed again"
+        )
+        return {
+            "commands": Kept(
+                *(PrunedCommand, "executed_on", _versions_alias, "ENTITY_COMMAND_DAYS", commands),
+                bound=day_of,
+            )
+        }
+
+    def removing(self, rows: QuerySet[Any], now: datetime, *, is_archived: bool) -> None:
+        if issubclass(rows.model, EntityVersion):
+            keep_commands(rows, now, is_archived=is_archived)
+
+    def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
+        if outbox_settings().ENTITY_COMMAND_DAYS is None:
+            return {}
+        aliases = _versions_aliases()
+        return {f"commands:{alias}": partial(prune, "commands", alias) for alias in aliases}
+
+
+def _versions_aliases() -> set[str]:
+    return {log_alias(log) for log in all_logs() if issubclass(log, EntityVersion)}
+
+
+def _versions_alias() -> str:
+    aliases = _versions_aliases()
+    if len(aliases) > 1:
+        raise InvalidArgument(
+            "The versions of entities are in several databases: "
+            f"{', '.join(sorted(aliases))}. Run this with --database ALIAS for each of them."
+        )
+    return aliases.pop() if aliases else outbox_alias()
+
+
+DOORS = EntitiesDoors()

@@ -1,0 +1,66 @@
+"""The counters of commands to entities in the last minutes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..models.clock import stored
+from ..monitoring.series import MINUTE, last_minutes, percentiles, rows_of, totals
+from ..process import counters
+from .counting import SIZE_LABELS
+
+#: The most entities, and the most codes of rejections, that are listed.
+HOTTEST, LISTED = 10, 50
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """What became of the commands to entities."""
+
+    #: In the last full minute: commands recorded, attempts beyond the first, rejections by code.
+    recorded: float = 0.0
+    conflicts: float = 0.0
+    rejected: dict[str, float] = field(default_factory=dict)
+    #: In the last minutes: p50 and p95 of commands per batch, and of seconds per transaction.
+    batch_size: tuple[float | None, ...] = (None, None)
+    commit_seconds: tuple[float | None, ...] = (None, None)
+    #: The entities with the most commands in the last minutes, by type and id.
+    hottest: dict[str, float] = field(default_factory=dict)
+    #: Commands that wait, by the last sample of each process that wrote one lately.
+    waiting: float = 0.0
+    #: Commands of routed types in the last full minute: passed on by another server; executed by a
+    #: server that does not lead their entity.
+    passed_on: float = 0.0
+    elsewhere: float = 0.0
+
+
+def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
+    """Return figures about commands to entities on some aliases, the current minute included."""
+    found: Any = defaultdict(Counter)
+    lately: Any = defaultdict(Counter)
+    waiting: Any = Counter()
+    for using in aliases:
+        first, last = last_minutes(using, minutes)
+        rows = rows_of(using, counters.OF_ENTITIES, first, last)
+        for name, label, total, of_full in totals(rows, last):
+            found[name][label] += total
+            lately[name][label] += of_full
+        samples = rows.filter(name=counters.WAITING, minute__gte=stored(last - MINUTE, using=using))
+        waiting.update(dict(samples.order_by("minute").values_list("source", "value")))
+
+    sizes = percentiles(found[counters.BATCH_SIZE], SIZE_LABELS, 0.5, 0.95)
+    return Commands(
+        recorded=lately[counters.COMMANDS].total(),
+        conflicts=lately[counters.CONFLICTS].total(),
+        rejected={code: n for code, n in lately[counters.REJECTED].most_common(LISTED) if n},
+        batch_size=tuple(size and math.ceil(size) for size in sizes),
+        commit_seconds=percentiles(found[counters.COMMIT_TIME], counters.BUCKETS, 0.5, 0.95),
+        hottest=dict(found[counters.HOTTEST].most_common(HOTTEST)),
+        waiting=waiting.total(),
+        passed_on=lately[counters.ROUTED][counters.PASSED],
+        elsewhere=lately[counters.ROUTED][counters.ELSEWHERE],
+    )

@@ -1,0 +1,16 @@
+"""How events (log, subscriptions, projections) show themselves to the core, and their retention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..exports import lazy
+
+if TYPE_CHECKING:
+    from .retention import holds as holds
+    from .retention import needed as needed
+    from .retention import prune_events as prune_events
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__, {".retention": ["holds", "needed", "prune_events"]}
+    )

@@ -1,0 +1,323 @@
+"""What events add to the core: subscriptions, gaps, logs that sink, and retention of events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
+from ..aliases import log_alias
+from ..capability import (
+    BAD,
+    WARNING,
+    Doors,
+    Kind,
+    Loop,
+    Metric,
+    Problem,
+    Sample,
+    Section,
+    Subject,
+)
+from ..conf import outbox_settings
+from ..eventlog.registry import all_logs
+from ..exceptions import InvalidArgument
+from ..models import Event, EventLog, Gap, Subscription, counting
+from ..models.counting import shown_count
+from ..monitoring.diagnosis import counted, named
+from ..monitoring.long_transactions import LongTransactions, open_writers
+from ..monitoring.status import Question
+from ..retention.rows import prune
+from ..subscriptions import lag
+from ..subscriptions.lag import SubscriptionLag
+from ..text import duration, one_line
+from . import series
+from .loops import loops
+from .retention import chosen_events, prune_events
+from .series import EventsPerMinute
+from .sinking import SinkStatus, sink_status
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+    from django.utils.safestring import SafeString
+
+    from ..admin.tables import Table
+
+#: Seconds by which the events of a log may be late to sink while the log waits for something.
+OLD_SINK = 3600.0
+#: How many gaps the overview shows. Their list has the rest.
+FEW = 10
+
+_EVENTS = _("Its events wait, and are not pruned.")
+# fmt: off
+KINDS = {
+    "subscription": Kind(
+        50, BAD, ngettext_lazy(
+        "%(count)s subscription has stopped.", "%(count)s subscriptions have stopped.", "n"),
+        _("Remove the cause that its error names, or start manage.py run_subscriptions."),
+        place=("subscription", {}),
+        blocks=(_("Subscription stopped"), _EVENTS)),
+    "paused": Kind(
+        140, WARNING, ngettext_lazy(
+        "%(count)s subscription is paused, and behind.",
+        "%(count)s subscriptions are paused, and behind.", "n"),
+        _("Resume the subscription when the reason for its pause is gone."),
+        place=("subscription", {}),
+        blocks=(_("Subscription paused"), _EVENTS)),
+    "undeclared": Kind(
+        145, WARNING, ngettext_lazy(
+        "%(count)s subscription is not declared, and no process runs it.",
+        "%(count)s subscriptions are not declared, and no process runs them.", "n"),
+        _("If it was removed from the code, forget it (manage.py outbox_subscriptions forget NAME, "
+          "or the admin): it keeps events from being pruned. If other code declares it, start "
+          "run_subscriptions there."),
+        place=("subscription", {}),
+        blocks=(_("Subscription not declared"), _EVENTS)),
+    "parked": Kind(
+        150, WARNING, ngettext_lazy(
+        "%(count)s stream is parked.", "%(count)s streams are parked.", "n"),
+        _("Correct the handler, then release the streams. Streams with a gap wait for it."),
+        place=("parkedstream", {})),
+    "gaps": Kind(
+        210, WARNING, ngettext_lazy(
+        "%(count)s gap is open.", "%(count)s gaps are open.", "n"),
+        _("Look for the missing events; skip the gaps that remain."),
+        place=("gap", {"state": "open"})),
+    "sink": Kind(
+        220, WARNING, ngettext_lazy(
+        "%(count)s log does not sink.", "%(count)s logs do not sink.", "n"),
+        _("Repair or start what the log waits for; its old events then sink by themselves."),
+        place="#outbox-sinks"),
+}
+# fmt: on
+METRICS = {
+    "outbox_events_per_minute": Metric("Events of the last full minute, by outcome.", ("outcome",)),
+    "outbox_subscription_state": Metric(
+        "1 for the state of a subscription: running, stopped, failing, paused, waiting, "
+        "undeclared.",
+        ("subscription", "state"),
+    ),
+    "outbox_subscription_behind_events": Metric(
+        "Events that a subscription has not passed, as far as they were counted.",
+        ("subscription",),
+    ),
+    "outbox_subscription_oldest_seconds": Metric(
+        "Age of the oldest event that a subscription has not passed.",
+        ("subscription",),
+    ),
+    "outbox_subscription_handled_events_total": Metric(
+        "Events that a subscription has handled.",
+        ("subscription",),
+    ),
+    "outbox_subscription_parked_streams": Metric(
+        "Streams that a subscription has parked.",
+        ("subscription",),
+    ),
+    "outbox_gaps_open": Metric("Gaps of the logs that are open."),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsSection(Section):
+    """The facts of events. A part that was left out is empty."""
+
+    #: Alias of ``Event``.
+    database: str = ""
+    #: Which of ``subscriptions`` and ``gaps`` were read.
+    parts: frozenset[str] = frozenset({"subscriptions", "gaps"})
+    subscriptions: list[SubscriptionLag] = field(default_factory=list)
+    #: Logs whose old events leave the database.
+    sinks: list[SinkStatus] = field(default_factory=list)
+    #: Open gaps, counted up to MANY + 1.
+    gaps: int = 0
+    per_minute: EventsPerMinute = field(default_factory=EventsPerMinute)
+    in_flight: Mapping[str, LongTransactions] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "events_per_minute": asdict(self.per_minute),
+            "subscriptions": [each.as_json() for each in self.subscriptions],
+            "sinks": [asdict(each) for each in self.sinks],
+            "gaps": self.gaps,
+        }
+
+    def lines(self) -> Iterator[str]:
+        if self.subscriptions:
+            rate = self.per_minute
+            yield f"events      {rate.handled:.0f} handled, {rate.failed:.0f} failed per minute"
+        for each in self.subscriptions:
+            late = f", the oldest {duration(each.oldest_seconds)} old" if each.behind else ""
+            parked = f"  {each.parked} streams parked" if each.parked else ""
+            name = f"{one_line(each.name, 60):<30} {each.state:<10}"
+            yield f"  {name} {each.shown} behind{late}{parked}"
+        if self.subscriptions or self.gaps:
+            yield f"gaps        {shown_count(self.gaps)} open"
+        for sink in self.sinks:
+            yield from _sink_lines(sink)
+
+    def problems(self, on: str) -> Iterator[Problem]:
+        lags = self.subscriptions
+        stopped = [_subject(each, why) for each in lags if (why := _why(each))]
+        yield named("subscription", stopped)
+        paused = [each for each in lags if each.state == "paused" and each.behind]
+        yield named("paused", [_subject(each, f"{each.shown} events behind") for each in paused])
+        undeclared = [each for each in lags if each.state == "undeclared"]
+        behind = [_subject(each, f"{each.shown} events behind") for each in undeclared]
+        yield named("undeclared", behind)
+        parked = [each for each in lags if each.parked and each not in undeclared]
+        yield counted("parked", sum(each.parked for each in parked), *map(_parked, parked))
+        still = [Subject(each.log, each.waits_for, each.behind_seconds) for each in self.sinks
+                 if each.waits_for and each.behind_seconds > OLD_SINK]  # fmt: skip
+        yield named("sink", still)
+        yield counted("gaps", self.gaps)
+
+    def samples(self) -> Iterator[Sample]:
+        rate = self.per_minute
+        yield "outbox_events_per_minute", ("handled",), rate.handled
+        yield "outbox_events_per_minute", ("failed",), rate.failed
+        for each in self.subscriptions:
+            yield "outbox_subscription_state", (each.name, each.state), 1
+            if each.cursors and all(cursor.behind for cursor in each.cursors):  # else it is unknown
+                yield "outbox_subscription_behind_events", (each.name,), each.behind
+                yield "outbox_subscription_oldest_seconds", (each.name,), each.oldest_seconds
+            yield "outbox_subscription_handled_events_total", (each.name,), each.handled
+            yield "outbox_subscription_parked_streams", (each.name,), each.parked
+        yield "outbox_gaps_open", (), self.gaps
+
+    def figures(self, site: str) -> Iterator[tuple[str, str, str, str]]:
+        from ..admin.base import address
+
+        if "subscriptions" in self.parts:
+            read = (each for each in self.subscriptions if each.state != "undeclared")
+            late = max((each.oldest_seconds for each in read), default=0.0)
+            link = address(site, "subscription")
+            yield str(_("Subscriptions behind")), duration(late), str(_("the slowest")), link
+        if "gaps" in self.parts:
+            link = address(site, "gap", state="open")
+            yield str(_("Open gaps")), shown_count(self.gaps), "", link
+
+    def charts(self) -> Iterator[SafeString]:
+        from .admin.tables import events_chart
+
+        if self.subscriptions:
+            yield events_chart()
+
+    def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
+        from .admin import tables
+
+        if "subscriptions" in self.parts:
+            yield tables.subscriptions(site, self.subscriptions)
+        if self.sinks:
+            yield tables.sinks(self.sinks)
+        if "gaps" in self.parts:
+            rows = Gap.objects.using(self.database).open()
+            yield tables.gaps(site, rows.order_by("-seen_at")[:FEW])
+
+
+def _sink_lines(each: SinkStatus) -> Iterator[str]:
+    oldest = "empty"
+    if each.position is not None:
+        oldest = f"the oldest {duration(each.oldest_seconds)} old, position {each.position}"
+    behind = f", {duration(each.behind_seconds)} behind" if each.behind_seconds else ""
+    yield f"sink        {each.log} after {each.days} d: {oldest}{behind}"
+    if each.waits_for:
+        yield f"  waits for: {one_line(each.waits_for, 200)}"
+
+
+def _why(each: SubscriptionLag) -> str:
+    """Return why a subscription has stopped; empty if it moves, or is not meant to."""
+    if each.state == "failing":
+        return each.error
+    if each.state in ("paused", "undeclared") or each.served:
+        return ""
+    if each.state == "waiting":
+        return "it has never run, and there are events" if each.unread else ""
+    return "no process runs it, and it is behind" if each.behind or not each.complete else ""
+
+
+def _subject(each: SubscriptionLag, why: str) -> Subject:
+    return Subject(each.name, why, each.oldest_seconds if each.behind else None, each.key)
+
+
+def _parked(each: SubscriptionLag) -> Subject:
+    why = f"{shown_count(each.parked)} parked, open gaps: {shown_count(each.gaps)}"
+    seconds = each.oldest_seconds if each.behind else None
+    return Subject(each.name, why, seconds, filters={"subscription": each.key})
+
+
+class EventsDoors(Doors):
+    name = "events"
+    admin = "outbox_app.events.admin"
+    kinds = KINDS
+    metrics = METRICS
+    checks_engines = True
+
+    def parts(self) -> Mapping[str, Any]:
+        return {"subscriptions": [Subscription], "gaps": [Gap]}
+
+    def aliases(self) -> set[str]:
+        return {*map(log_alias, all_logs())}
+
+    def models(self) -> list[type[EventLog]]:
+        return all_logs()
+
+    def read(self, question: Question) -> EventsSection | None:
+        using = question.using or log_alias(Event)
+        parts = frozenset(part for part in self.parts() if question.wants(part))
+        if not question.can_read(using):
+            parts = frozenset()
+        facts: dict[str, Any] = {}
+        if "subscriptions" in parts:
+            facts |= {
+                "subscriptions": lag.lags(using=using),
+                "sinks": sink_status(using=question.using),
+                "in_flight": open_writers(*all_logs(using=using), using=using),
+            }
+        if "gaps" in parts:
+            facts["gaps"] = counting.counted(Gap.objects.using(using).open())
+        if question.wants("history") and using not in question.away:
+            facts["per_minute"] = series.per_minute(using=using)
+        return EventsSection(database=using, parts=parts, **facts)
+
+    def prune_arguments(self, add: Callable[..., Any]) -> None:
+        events = (
+            "remove old events, from the oldest one on. It stops at the first event that is too "
+            "young or that a subscription has not handled, and prints why. Versions of streams "
+            "continue where they were"
+        )
+        add("--events", action="store_true", help=events)
+        archived = (
+            "like --events, but only events that are in the archive DIR, whose files are checked "
+            "first (see manage.py outbox_pipeline archive). It prunes one log: --log, or "
+            "outbox_event"
+        )
+        add("--archived", metavar="DIR", help=archived)
+        log = "table of one log (default: all but those of SINK; with --archived outbox_event)"
+        add("--log", metavar="LOG", help=log)
+
+    def pruning(self, options: Mapping[str, Any]) -> Callable[..., int] | None:
+        log, archive, older_than = (options[name] for name in ("log", "archived", "older_than"))
+        if not (options["events"] or archive):
+            if log:
+                raise InvalidArgument("--log needs --events or --archived.")
+            return None
+        chosen_events(log, older_than)
+        return partial(prune_events, using=options["database"], log=log, archive=archive)
+
+    def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
+        found: dict[str, Callable[..., int]] = {}
+        for alias in self.aliases() - {using}:  # perhaps without a drainer
+            found[f"counters:{alias}"] = partial(prune, "counters", alias)
+        if outbox_settings().EVENT_RETENTION_DAYS is not None:
+            found["events"] = prune_events
+        return found
+
+    def loops(self, using: str, *, only: str | None) -> Mapping[str, Loop]:
+        return loops(only)
+
+
+DOORS = EventsDoors()

@@ -1,0 +1,69 @@
+"""What the fleet adds to the core: the servers that are listed, and what they lead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.utils.translation import gettext as _
+
+from ..capability import Doors, Metric, Sample, Section
+from ..conf import fleet_settings
+from ..models import Server
+from ..monitoring.status import Question
+from .topology import live_servers, slices
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+    from ..admin.tables import Table
+
+METRICS = {
+    "outbox_servers": Metric("Servers of services whose lease has not run out.", ("service",)),
+    "outbox_server_slices": Metric(
+        "Slices of entities, of 1024, that a server leads.", ("address",)
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSection(Section):
+    #: Servers in the database's registry whose lease has not run out.
+    servers: list[Server]
+
+    @property
+    def slices(self) -> dict[str, int]:
+        """How many slices of entities each server of this service leads, by its address."""
+        return slices(self.servers)
+
+    def samples(self) -> Iterator[Sample]:
+        for service, count in Counter(each.service for each in self.servers).items():
+            yield "outbox_servers", (service,), count
+        for address, count in self.slices.items():
+            yield "outbox_server_slices", (address,), count
+
+    def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
+        from ..admin.tables import Table, numbers, pairs
+
+        if led := self.slices:
+            rows = numbers(led)
+            yield Table(_("Servers"), [pairs(_("Server"), _("Leads, of 1024 slices"), rows)])
+
+
+class FleetDoors(Doors):
+    name = "fleet"
+    admin = "outbox_app.fleet.admin"
+    metrics = METRICS
+
+    def parts(self) -> Mapping[str, Any]:
+        return {"servers": [Server]}
+
+    def read(self, question: Question) -> FleetSection | None:
+        if question.wants("servers") and fleet_settings().SERVICE:
+            return FleetSection(live_servers(using=question.database))
+        return None
+
+
+DOORS = FleetDoors()

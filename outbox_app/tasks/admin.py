@@ -1,0 +1,51 @@
+"""Results of tasks of ``django.tasks``, read-only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.utils.translation import gettext_lazy as _
+
+from ..admin.base import OutboxAdmin, column, given
+from ..admin.filters import column_filter
+from ..admin.job import carried_column
+from ..admin.masking import masked_text
+from ..admin.payload import Part, json_of, parsed
+from ..models import TaskResult
+from ..text import LIMIT, shown
+
+
+def _workers(row: Any) -> str:
+    text = given(row, "worker_ids")
+    try:
+        return shown(", ".join(parsed(text)), 300)
+    except TypeError:  # the row was edited by hand
+        return shown(text, 300)
+
+
+def _raised(row: Any) -> Part:
+    text = given(row, "errors")
+    try:
+        traces = "\n".join(each["traceback"][-LIMIT:] for each in parsed(text))
+    except (TypeError, KeyError):  # the row was edited by hand
+        return json_of(text)
+    return Part("", masked_text(shown(traces))) if traces else Part("-")
+
+
+@admin.register(TaskResult)
+class TaskResultAdmin(OutboxAdmin):
+    list_display = ["id", "task", "status", "enqueued_at", "started_at", "finished_at", "task_id"]
+    list_filter = [column_filter("status", _("status")), column_filter("task", _("task"))]
+    sortable_by = ["id"]
+    not_listed = ("call", "return_value", "errors", "worker_ids")
+    search_fields = ["task_id"]
+    search_help_text = _("The whole id of the result.")
+    indexed_by = "q"
+    payload_permission = "view_payload_taskresult"
+    fields = ["task", "task_id", "status", "attempts", "enqueued_at", "started_at",
+              "last_attempted_at", "finished_at", "called", "returned", "raised"]  # fmt: skip
+    attempts = column(_("workers"), _workers)
+    called = carried_column(_("call"), lambda row: json_of(given(row, "call")))
+    returned = carried_column(_("return value"), lambda row: json_of(given(row, "return_value")))
+    raised = carried_column(_("errors"), _raised)
