@@ -8,6 +8,7 @@ would be executed again: keep ids for longer than any message can stay in the br
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -150,17 +151,25 @@ def _batches(
     """Delete batch after batch; yield how many rows each had, and the time that it reached."""
     is_old = {f"{column}__lt": before}
     for rows in parts:
+        # Not "pk" and its tuples: with a composite key Django orders by a wrong column, and writes
+        # an OR for each row, whose depth databases limit.
+        *first, last = (field.attname for field in rows.model._meta.pk_fields)
         old = front = rows.filter(**is_old)
         if dry_run:
             yield old.count(), before
             continue
         # Not ``old``: MySQL would lock the staged jobs that ``settled`` reads, and wait for them.
         table = rows.model._default_manager.using(rows.db).filter(**is_old)
-        while batch := list(front.values_list("pk", column)[:batch_size]):
+        while batch := list(front.values_list(*first, last, column)[:batch_size]):
+            keys: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+            for *same, key, _ in batch:
+                keys[(*same,)].append(key)
+            count, reached = 0, batch[-1][-1]
             with deleting_by_key(rows):
                 # Those that are still old, and that no other process has removed.
-                count, _ = table.filter(pk__in=[pk for pk, _ in batch]).delete()
-            reached = batch[-1][1]
+                for same, among in keys.items():
+                    named = {**dict(zip(first, same, strict=True)), f"{last}__in": among}
+                    count += table.filter(**named).delete()[0]
             yield count, reached
             if connections[rows.db].vendor != "sqlite":  # which compares times as texts
                 # Otherwise each batch would walk over the rows of other parts, and on PostgreSQL

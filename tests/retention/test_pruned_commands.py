@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import timedelta
+from datetime import date, timedelta
 from io import StringIO
 from threading import Event as Signal
 from threading import Thread
@@ -304,6 +304,23 @@ def test_ids_are_kept_for_the_days_of_the_setting(alias, ask, age, settings):
     assert "would prune commands rows=1" in output.getvalue()
     assert Retention(using=alias).run(once=True) == 1
     assert ask("y").version == 5
+
+
+def test_more_ids_than_a_batch_are_removed(alias):
+    """Of two logs and four days, whose order is not that of the keys."""
+    days = [date(2026, 1, 1), date(2026, 1, 2), date(2026, 1, 3), date(9999, 1, 1)]
+    table = PrunedCommand.objects.using(alias)
+    table.bulk_create(
+        PrunedCommand(
+            log=number % 2,
+            key=command_key("a", f"x{number}"),
+            version=number + 1,
+            executed_on=days[number // 800],
+        )
+        for number in range(2410)
+    )
+    assert prune("commands", alias, older_than=1) == 2400
+    assert table.count() == 10
 
 
 def test_ids_follow_a_table_that_is_renamed(alias, ask, sink):
