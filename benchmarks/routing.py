@@ -196,8 +196,8 @@ def leader(urls: list[str]) -> int:
 
 def over_http(seconds: float, errors: list[str]) -> float:
     """Return the calls per second of threads that call any server that answers."""
+    from outbox_app.entities import service
     from outbox_app.exceptions import OutboxError
-    from outbox_app.fleet import service
 
     shop = service("shop")
 

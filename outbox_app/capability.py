@@ -20,6 +20,7 @@ from .text import one_line
 
 if TYPE_CHECKING:
     from django.db.models import Model, QuerySet
+    from django.urls import URLPattern
     from django.utils.safestring import SafeString
 
     from .admin.tables import Table
@@ -218,6 +219,10 @@ class Doors:
     def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
         """Return what ``run_outbox`` removes once an hour, each as a function of ``write``."""
         return {}
+
+    def routes(self) -> Iterable[URLPattern]:
+        """Return the addresses that it adds to those of the door."""
+        return ()
 
     def loops(self, using: str, *, only: str | None) -> Mapping[str, Loop]:
         """Return loops of ``run_outbox``, by name.

@@ -1,4 +1,4 @@
-"""Models that stage and publish: ``class Order(OutboxMixin, models.Model)``.
+"""Models that stage: ``class Order(OutboxMixin, models.Model)``.
 
 ``self.stage()`` stages on the instance's own database. Each ``save()`` and ``delete()``,
 ``QuerySet.delete()`` and cascade stages the jobs that ``outbox`` declares, in one transaction with
@@ -20,17 +20,15 @@ from django.db import models, router, transaction
 from django.db.models.signals import class_prepared, post_delete, post_save
 from django.dispatch import receiver
 
-from .eventlog.publish import publish
-from .exceptions import InvalidEvent, InvalidJob, OutboxError
+from .exceptions import InvalidJob, OutboxError
 from .jobs.staging.declarations import Change, Declared, declared
 from .jobs.staging.insert import batching
 from .jobs.staging.stage import stage
-from .models import EventLog
 from .transactions import require_atomic
 
 
 class OutboxMixin(models.Model):
-    """Gives a model ``self.stage()`` and ``self.publish()``; stages the jobs that it declares."""
+    """Gives a model ``self.stage()``, and stages the jobs that it declares."""
 
     #: Results of ``on_create()``, ``on_update()`` and ``on_delete()``; inherited as usual.
     outbox: ClassVar[Sequence[Declared]] = ()
@@ -67,26 +65,6 @@ class OutboxMixin(models.Model):
             without = "its jobs have no order. Save it before you stage with ordered=True."
             options["ordering_key"] = key_of(self, InvalidJob, without)
         return stage(task, args, kwargs, **options)
-
-    def publish(self, type: str, data: Any = None, **options: Any) -> EventLog:
-        """Publish an event of this instance, on the database that the instance is saved to.
-
-        Its stream is ``app_label.model:pk``.
-
-        Args:
-            type, data: As for ``outbox_app.publish``.
-            **options: Further options of ``outbox_app.publish``, for example ``expected_version``.
-
-        Returns:
-            The row, not committed yet.
-
-        Raises:
-            InvalidEvent: The instance has no primary key yet.
-            OutboxError: The errors of ``outbox_app.publish``.
-        """
-        options.setdefault("using", alias_of(self))
-        without = "its events have no stream. Save it before you publish."
-        return publish(key_of(self, InvalidEvent, without), type, data, **options)
 
     @classmethod
     def stage_declared(

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from uuid import uuid4
 
+from outbox_app.entities import service
 from outbox_app.exceptions import OutboxError
-from outbox_app.fleet import service
 
 THREADS = 4
 #: How many desks the calls are spread over.

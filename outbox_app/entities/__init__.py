@@ -1,20 +1,34 @@
 """Entities: JSON documents that callers change by commands, each answered once.
 
-Import it in a module of models: it imports models itself.
+``service`` needs the extra ``door``.
 """
 
-from ..models import EntityVersion
-from .declaration import Rejected, command, rule
-from .entity import Entity
-from .request import Command, Outcome, Rejection
+from __future__ import annotations
 
-__all__ = [
-    "Command",
-    "Entity",
-    "EntityVersion",
-    "Outcome",
-    "Rejected",
-    "Rejection",
-    "command",
-    "rule",
-]
+from typing import TYPE_CHECKING
+
+from ..exports import lazy
+
+if TYPE_CHECKING:
+    from ..models import EntityVersion as EntityVersion
+    from .declaration import Rejected as Rejected
+    from .declaration import command as command
+    from .declaration import rule as rule
+    from .entity import Entity as Entity
+    from .remote import CommandService as CommandService
+    from .remote import service as service
+    from .request import Command as Command
+    from .request import Outcome as Outcome
+    from .request import Rejection as Rejection
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "..models": ["EntityVersion"],
+            ".declaration": ["Rejected", "command", "rule"],
+            ".entity": ["Entity"],
+            ".remote": ["CommandService", "service"],
+            ".request": ["Command", "Outcome", "Rejection"],
+        },
+    )

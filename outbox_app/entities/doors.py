@@ -8,6 +8,8 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from django.urls import path
+
 from ..aliases import log_alias, outbox_alias
 from ..capability import Doors, Metric, Sample, Section
 from ..conf import outbox_settings
@@ -25,6 +27,7 @@ from .verification import differences
 
 if TYPE_CHECKING:
     from django.db.models import Model, QuerySet
+    from django.urls import URLPattern
 
     from ..admin.tables import Table
 
@@ -106,6 +109,16 @@ class EntitiesDoors(Doors):
                 bound=day_of,
             )
         }
+
+    def routes(self) -> list[URLPattern]:
+        """Return the addresses that peers with granted commands call."""
+        from . import views
+
+        return [
+            path("entities/<str:type>/<path:id>/<str:command>", views.execute, name="execute"),
+            path("routed", views.routed, name="routed"),
+            path("openapi.json", views.openapi, name="openapi"),
+        ]
 
     def removing(self, rows: QuerySet[Any], now: datetime, *, is_archived: bool) -> None:
         if issubclass(rows.model, EntityVersion):

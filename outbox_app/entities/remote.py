@@ -6,24 +6,92 @@ which finds the answer if the first server has executed the command.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from django.db import connections
 from django.utils.encoding import escape_uri_path
 
 from .. import exceptions as errors
 from ..door import client
-from ..door.peers import LIMITS, service_of
+from ..door.peers import LIMITS, peer_named, service_of
+from ..eventlog.newevent import ANY, ExpectedVersion
 from ..fleet.cluster import Service
+from ..fleet.cluster import service as of_the_fleet
 from ..models import Peer
-from .request import Call, Outcome, Rejection
+from .request import Call, Command, Outcome, Rejection, deadline_after, raised
 from .views import KEY, PROBLEMS
 
 #: The statuses with which a server refuses a command.
 REFUSED = (400, 401, 404, 413, 415, 422)
 
 
-def execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
+class CommandService(Service):
+    """A service whose servers execute commands of entities."""
+
+    def execute(
+        self,
+        type: str,
+        id: str,
+        command: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        command_id: str,
+        expected_version: ExpectedVersion = ANY,
+        timeout: float | None = None,
+        raise_rejected: bool = False,
+    ) -> Outcome:
+        """Let the service execute a command of an entity, once, whichever server answers.
+
+        Args:
+            type: The type of the entity, with its app: "bank.account".
+            command_id: As for ``Entity.execute``; 1 to 174 visible ASCII characters, no comma.
+            timeout: Seconds for all attempts together, if less than ``DEADLINE``.
+
+        Raises:
+            EntityError: As ``Entity.execute`` raises it. ``InvalidCommand`` also if the service
+                does not grant the command to this peer.
+            OutcomeUnknown: No server has answered. Repeat the call with the same command id.
+            PeerError: The service is not registered as a keeper, or could not be reached.
+        """
+        asked = Command(
+            id, command, arguments, command_id=command_id, expected_version=expected_version
+        )
+        request = Call(asked, deadline_after(timeout, self.deadline))
+        peer = peer_named(self.name, Peer.Direction.KEEPER)
+        outcome = _execute(self, peer, type, request)
+        return raised(outcome) if raise_rejected else outcome
+
+    async def aexecute(self, *args: Any, **options: Any) -> Outcome:
+        """As ``execute``, for a coroutine."""
+
+        def run() -> Outcome:
+            try:
+                return self.execute(*args, **options)
+            finally:
+                connections.close_all()  # this thread may have queried the table of peers
+
+        return await asyncio.to_thread(run)
+
+
+def service(name: str, *, cluster: str = "", balance: str = "") -> CommandService:
+    """Return a service. What is not given here is taken from the settings.
+
+    Args:
+        name: The name under which its servers register.
+        cluster: ``fail_over`` or ``fail_fast``. Default: the setting ``CLUSTER``.
+        balance: ``weighted_random``, ``random`` or ``round_robin``. Default: ``BALANCE``.
+
+    Raises:
+        InvalidArgument: An argument is none of these, or the name is no name of a service.
+    """
+    found = of_the_fleet(name, cluster=cluster, balance=balance)
+    return CommandService(found.name, found.cluster, found.balance, found.deadline)
+
+
+def _execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
     """Let one of the servers of a service execute a command; return its answer."""
     path = f"{type.lower()}/{request.id}/{request.command}"
     odd = {"", ".", ".."} & set(path.split("/")) or "\n" in path or "/" in type + request.command

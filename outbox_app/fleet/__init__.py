@@ -1,7 +1,7 @@
 """The fleet: which processes serve a service, and which of them takes a call.
 
-No correctness depends on the list of servers: a wrong list only makes calls slower. ``servers`` and
-``service`` need the extra ``door``.
+No correctness depends on the list of servers: a wrong list only makes calls slower. ``servers``
+needs the extra ``door``; ``outbox_app.entities.service`` calls a service.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .cluster import KnownServer as KnownServer
     from .cluster import Service as Service
     from .cluster import servers as servers
-    from .cluster import service as service
     from .key_index import KeyIndex as KeyIndex
     from .key_index import find_by_key as find_by_key
     from .registry import Member as Member
@@ -27,7 +26,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             ".announcing": ["announce"],
-            ".cluster": ["KnownServer", "Service", "servers", "service"],
+            ".cluster": ["KnownServer", "Service", "servers"],
             ".key_index": ["KeyIndex", "find_by_key"],
             ".registry": ["Member", "Registry"],
             ".sharded_table": ["ShardedTable"],

@@ -8,31 +8,24 @@ may have arrived have a budget, a fifth of all calls: or clients would overload 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
-
-from django.db import connections
+from typing import Any, get_args, get_type_hints
 
 from ..conf import FleetSettings, fleet_settings
 from ..door import client
-from ..door.peers import is_name, peer_named, service_of
-from ..eventlog.newevent import ANY, ExpectedVersion
+from ..door.peers import is_name, service_of
 from ..exceptions import InvalidArgument, PeerUnavailable
 from ..models import Peer
 from .announcing import join_as
 from .balance import Balance, Failing
 from .registry import CLIENT, Member
 from .watch import Watch
-
-if TYPE_CHECKING:
-    from ..entities import Outcome
 
 #: The budget: its window in seconds, retries for each call in it, and retries allowed in any case.
 WINDOW, SHARE, LEAST = 10, 0.2, 10
@@ -152,53 +145,6 @@ class Service:
             time.sleep(random.uniform(0, PAUSE))
         failure.sent = sent
         raise failure
-
-    def execute(
-        self,
-        type: str,
-        id: str,
-        command: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        command_id: str,
-        expected_version: ExpectedVersion = ANY,
-        timeout: float | None = None,
-        raise_rejected: bool = False,
-    ) -> Outcome:
-        """Let the service execute a command of an entity, once, whichever server answers.
-
-        Args:
-            type: The type of the entity, with its app: "bank.account".
-            command_id: As for ``Entity.execute``; 1 to 174 visible ASCII characters, no comma.
-            timeout: Seconds for all attempts together, if less than ``DEADLINE``.
-
-        Raises:
-            EntityError: As ``Entity.execute`` raises it. ``InvalidCommand`` also if the service
-                does not grant the command to this peer.
-            OutcomeUnknown: No server has answered. Repeat the call with the same command id.
-            PeerError: The service is not registered as a keeper, or could not be reached.
-        """
-        from ..entities.remote import execute
-        from ..entities.request import Call, Command, deadline_after, raised
-
-        asked = Command(
-            id, command, arguments, command_id=command_id, expected_version=expected_version
-        )
-        request = Call(asked, deadline_after(timeout, self.deadline))
-        peer = peer_named(self.name, Peer.Direction.KEEPER)
-        outcome = execute(self, peer, type, request)
-        return raised(outcome) if raise_rejected else outcome
-
-    async def aexecute(self, *args: Any, **options: Any) -> Outcome:
-        """As ``execute``, for a coroutine."""
-
-        def run() -> Outcome:
-            try:
-                return self.execute(*args, **options)
-            finally:
-                connections.close_all()  # this thread may have queried the table of peers
-
-        return await asyncio.to_thread(run)
 
 
 def service(name: str, *, cluster: str = "", balance: str = "") -> Service:

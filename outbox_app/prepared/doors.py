@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from django.urls import path
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
@@ -39,6 +40,7 @@ from .status import PreparedStatus, prepared_status
 
 if TYPE_CHECKING:
     from django.db.models import Model
+    from django.urls import URLPattern
 
     from ..admin.tables import Table
 
@@ -188,6 +190,21 @@ class PreparedDoors(Doors):
 
     def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
         return {"prepared": partial(prune, "prepared", using)}
+
+    def routes(self) -> list[URLPattern]:
+        """Return the addresses that senders call, and ``check``, which keepers call."""
+        from . import views
+
+        state = {"confirm": {"state": "confirmed"}, "cancel": {"state": "cancelled"}}
+        one = "prepared/<uuid:id>"
+        return [
+            path("prepared/", views.prepare, name="prepare"),
+            path("prepared/decide", views.decide, name="decide"),
+            path("prepared/open", views.open_events, name="open"),
+            path(one, views.show, name="show"),
+            *(path(f"{one}/{name}", views.decide_one, state[name], name=name) for name in state),
+            path("check", views.check, name="check"),
+        ]
 
     def loops(self, using: str, *, only: str | None) -> Mapping[str, Loop]:
         return {"prepared": Loop(partial(ask_here, using))}

@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from django.test import Client
 from django.utils import timezone, translation
 
-from outbox_app.entities import Rejected, remote, views
+from outbox_app.entities import Rejected, remote, service, views
 from outbox_app.entities.declaration import spec_of
 from outbox_app.eventlog.newevent import NO_STREAM
 from outbox_app.events import prune_events
@@ -33,7 +33,6 @@ from outbox_app.exceptions import (
     UnknownEntity,
     VersionConflict,
 )
-from outbox_app.fleet import service
 from outbox_app.models import DatabaseNow
 from tests.door.test_messages import served  # noqa: F401
 from tests.entities.models import Account, AccountVersion

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from outbox_app.checks.messages import linked
 from outbox_app.checks.values import check_settings
+from outbox_app.door.checks import check_peers
 
 PEER = {
     "direction": "sender",
@@ -22,9 +24,9 @@ PEER = {
 
 def messages(settings: Any, peers: Any) -> list[str]:
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": peers}
-    found = check_settings()
-    assert {each.id for each in found} <= {"outbox.E003"}
-    return [each.msg for each in found]
+    found = [*check_settings(), *(linked(check_peers)())]
+    assert {each.id for each in found} <= {"outbox.E003", "outbox.W035"}
+    return [each.msg for each in found if each.id == "outbox.E003"]
 
 
 def test_a_peer_that_can_work(settings: Any) -> None:

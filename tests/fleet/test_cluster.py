@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
+from outbox_app import entities
 from outbox_app.door import client
+from outbox_app.entities import CommandService
 from outbox_app.exceptions import InvalidArgument, InvalidPeer, PeerUnavailable
-from outbox_app.fleet import cluster, servers, service
+from outbox_app.fleet import cluster, servers
 from outbox_app.fleet.balance import Failing
-from outbox_app.fleet.cluster import LEAST, Budget
+from outbox_app.fleet.cluster import LEAST, Budget, service
 from outbox_app.fleet.registries import StaticRegistry
 from outbox_app.models import Peer
 from tests.patience import eventually, patience
@@ -299,8 +301,8 @@ def test_a_coroutine_leaves_no_connection_in_its_thread(monkeypatch: Any) -> Non
         connection.ensure_connection()
         return connections["default"]
 
-    monkeypatch.setattr(cluster.Service, "execute", execute)
-    assert asyncio.run(service("shop").aexecute()).connection is None
+    monkeypatch.setattr(CommandService, "execute", execute)
+    assert asyncio.run(entities.service("shop").aexecute()).connection is None
 
 
 def test_a_hot_entity_is_no_failure_of_a_server(calls: Any) -> None:

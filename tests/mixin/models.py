@@ -7,9 +7,10 @@ from celery import chain, signature
 from django.db import models
 
 from outbox_app import OutboxMixin, on_create, on_delete, on_update
+from outbox_app.events import PublishingMixin
 
 
-class Order(OutboxMixin, models.Model):
+class Order(PublishingMixin, models.Model):
     """By name, with a condition, in order."""
 
     outbox = [
@@ -82,7 +83,7 @@ class Diner(Restaurant):
     outbox = [*Restaurant.outbox, on_delete("mixin.closed")]
 
 
-class Seat(OutboxMixin, models.Model):
+class Seat(PublishingMixin, models.Model):
     """Its key is of two columns."""
 
     pk = models.CompositePrimaryKey("show", "number")
