@@ -40,7 +40,7 @@ def tier(item: Any) -> str:
         return "system"
     callspec = getattr(item, "callspec", None)
     alias = callspec.params.get("alias", "default") if callspec else "default"
-    return "database" if alias != "default" else "unit"
+    return "database" if alias != "default" or "sender" in item.fixturenames else "unit"
 
 
 @functools.cache

@@ -199,7 +199,8 @@ class TestOneThatCannotRun:
         assert "Subscription 'bad' cannot run. There is no log 'shop.Nothing'" in out.getvalue()
         assert out.getvalue().count("failing") == 1
         status = outbox_status(using=alias)
-        good, bad = [each for each in status.subscriptions if each.declared][::-1]
+        listed = status.sections["events"].subscriptions
+        good, bad = [each for each in listed if each.declared][::-1]
         assert (good.error, bad.state) == ("", "failing")
         [problem] = [p for p in problems(status, Limits()) if p.code == "subscription"]
         assert "bad: Subscription 'bad' cannot run" in problem.detail

@@ -74,6 +74,7 @@ class Reading:
     @property
     def gaps(self) -> list[tuple[str, int, int, str]]:
         rows = Gap.objects.using(self.alias).filter(kind=Gap.Kind.VERSION).order_by("id")
+        rows = rows.exclude(subscription="")  # those of audits
         return list(rows.values_list("stream", "first", "last", "state"))
 
     @property
