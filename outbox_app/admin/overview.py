@@ -105,13 +105,13 @@ def _tables(
     request: HttpRequest, facts: OutboxStatus, parts: Collection[str], *, site: str
 ) -> Iterator[Table]:
     """Yield the tables that this user may view."""
-    for section in facts.sections.values():
-        yield from section.tables(site, partial(may_view, request))
     if "dead" in parts:
         yield matrix_table(site, facts.dead)
     if "jobs" in parts:
         yield flows_table(facts.database)
         yield held_table(site, facts.held)
+    for section in facts.sections.values():
+        yield from section.tables(site, partial(may_view, request))
     if may_view(request, Incident):
         yield tables.incidents(site, incidents(using=facts.database)[:FEW])
 

@@ -247,6 +247,13 @@ class TestSections:
         ids = re.findall(r'\bid="([^"]*)"', page)
         assert len(ids) == len(set(ids))
 
+    def test_jobs_come_before_what_capabilities_add(self, alias, superuser):
+        shown = text(superuser.get(OVERVIEW))
+        heads = ["Unowned shards", "Dead jobs Task", "By task and by queue Task", "Held jobs, by",
+                 "Subscriptions Name", "Open gaps First seen", "Latest incidents"]  # fmt: skip
+        places = [shown.index(each) for each in heads]
+        assert places == sorted(places)
+
     def test_events_published_beside_events_handled(self, alias, superuser):
         Subscription.objects.using(alias).create(name="stock")
         worker = drainer(alias)
