@@ -1,4 +1,8 @@
-"""What events add to the core: subscriptions, gaps, logs that sink, and retention of events."""
+"""What events add to the core: subscriptions, gaps, logs that sink, and retention of events.
+
+Subscriptions and gaps are read on the alias of ``Event``, and sinks on the alias of each log. If
+the first alias cannot be read, the section is empty, and the status says why.
+"""
 
 from __future__ import annotations
 
@@ -287,7 +291,8 @@ class EventsDoors(Doors):
         events = (
             "remove old events, from the oldest one on. It stops at the first event that is too "
             "young or that a subscription has not handled, and prints why. Versions of streams "
-            "continue where they were"
+            "continue where they were (EVENT_RETENTION_DAYS is "
+            f"{outbox_settings().EVENT_RETENTION_DAYS})"
         )
         add("--events", action="store_true", help=events)
         archived = (

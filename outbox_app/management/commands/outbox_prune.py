@@ -11,6 +11,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...capability import all_doors
+from ...conf import outbox_settings
 from ...exceptions import InvalidArgument
 from ...retention.rows import BATCH_SIZE, all_kept, kept_for, prune
 from ..teaching import TeachingCommand
@@ -22,13 +23,11 @@ class Command(TeachingCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
         for name, kept in all_kept().items():
-            add(f"--{name}", action="store_true", help=kept.help)
+            days = getattr(outbox_settings(), kept.setting)
+            add(f"--{name}", action="store_true", help=f"{kept.help} ({kept.setting} is {days})")
         for doors in all_doors():
             doors.prune_arguments(add)
-        settings = ", ".join(dict.fromkeys(each.setting for each in all_kept().values()))
-        age = (
-            f"remove rows that are older, at least 1 (default: the setting of the kind: {settings})"
-        )
+        age = "remove rows that are older, at least 1 (default: the setting of the kind)"
         add("--older-than", type=int, metavar="DAYS", help=age)
         alias = "database alias (default: the alias of each kind's rows)"
         add("--database", metavar="ALIAS", help=alias)
@@ -48,7 +47,9 @@ class Command(TeachingCommand):
         others = [work for doors in all_doors() if (work := doors.pruning(options))]
         if not chosen and not others:
             kinds = ", ".join(f"--{name}" for name in all_kept())
-            raise InvalidArgument(f"Say what to prune: {kinds}, or another option of --help.")
+            raise InvalidArgument(
+                f"Say what to prune: {kinds}, --events, --archived DIR, or several."
+            )
         given = {name: options[name] for name in ("older_than", "batch_size", "dry_run")}
         for name, alias in chosen.items():
             prune(name, alias, **given, write=self.write)
