@@ -4,8 +4,9 @@
   run_subscriptions  hands events to the subscriptions that the project declares
   run_prepared       asks senders what became of prepared events
   outbox_prune       removes rows whose retention is over, once an hour: inbox, incidents, results
-                     of tasks, prepared events, and events if OUTBOX["EVENT_RETENTION_DAYS"] is set;
-                     and, all the time, archived events of the logs that OUTBOX["SINK"] names
+                     of tasks, prepared events; events if OUTBOX["EVENT_RETENTION_DAYS"] is set, ids
+                     of removed commands if OUTBOX["ENTITY_COMMAND_DAYS"] is; and, all the time,
+                     archived events of the logs that OUTBOX["SINK"] names
 
 For one server, or a few. Run two on different hosts, and one takes over from the other. When one
 part is too slow, run its own command beside this one: they share the work by the same leases.
