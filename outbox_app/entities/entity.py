@@ -22,6 +22,7 @@ from ..eventlog.newevent import ANY, ExpectedVersion, NewEvent
 from ..exceptions import AnswerArchived, InvalidArgument, UnknownEntity
 from ..jobs.staging.stage import stage
 from ..models import CommandsOnly, EntityRow, EntityVersion, Event, EventLog
+from ..pipeline.driver.archive_lookup import archived_versions
 from .handling import require_running
 from .pruned import ArchivedAnswers
 from .queue import aask, ask, ask_many
@@ -257,8 +258,6 @@ class Entity(EntityRow):
             return rows
         # The database is read first: a version that sinks meanwhile is in the archive by then.
         found = {row.version: row for row in rows}
-        from ..pipeline.driver.archive_lookup import archived_versions
-
         sunk = archived_versions(cls.versions, id, folder=archive, using=alias)
         found = {row.version: row for row in sunk if row.command_id is not None} | found
         return [found[version] for version in sorted(found)]

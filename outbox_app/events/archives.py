@@ -1,4 +1,8 @@
-"""Looking up rows of a log in its archive, which the pipeline can do where it is installed."""
+"""Looking up rows of a log in its archive.
+
+The pipeline reads archives, and is in a layer above events. So the app names its class when Django
+is ready.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from django.utils.module_loading import import_string
-
-from ..exceptions import ArchiveRefused
 
 _lookup = ""
 
@@ -29,14 +31,9 @@ def open_archive(folder: str, log: str) -> Lookup:
     """Return a lookup in the archive of a log (its table).
 
     Raises:
-        ArchiveRefused: No capability reads archives, or this is no archive of the log.
+        ArchiveRefused: This is no archive of the log.
         NoSpark: Packages that read an archive are not installed.
         Unreachable: The archive cannot be read.
     """
-    if not _lookup:
-        raise ArchiveRefused(
-            f"The archive {folder!r} cannot be read without the pipeline: add "
-            "'outbox_app.pipeline' to INSTALLED_APPS."
-        )
     found: Any = import_string(_lookup)(folder, log)
     return found  # type: ignore[no-any-return]
