@@ -1,4 +1,8 @@
-"""The core's own doors: its problems, metrics, retention and loops."""
+"""The core's own doors: its problems, metrics, retention and loops.
+
+The facts of jobs are fields of ``OutboxStatus`` itself, so there is no section. The texts of the
+problems are here, and the rules that find them in ``monitoring.diagnosis``.
+"""
 
 from __future__ import annotations
 

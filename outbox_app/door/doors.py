@@ -1,4 +1,8 @@
-"""What the door adds to the core: peers whose clocks are wrong."""
+"""What the door adds to the core: peers whose clocks are wrong.
+
+A wrong clock makes the door, or its peer, refuse messages. The offsets are read from the table of
+statistics, where every process finds them.
+"""
 
 from __future__ import annotations
 

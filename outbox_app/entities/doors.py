@@ -1,4 +1,8 @@
-"""What entities add to the core: figures of their commands."""
+"""What entities add to the core: figures of their commands.
+
+Entities have no problems of their own: a caller gets the error of its command. Versions are events
+of a log, and are pruned as such; the ids of their commands outlive them.
+"""
 
 from __future__ import annotations
 

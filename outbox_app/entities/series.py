@@ -1,4 +1,8 @@
-"""The counters of commands to entities in the last minutes."""
+"""The counters of commands to entities in the last minutes.
+
+The processes that execute commands write these counters on the alias of the entities. Figures of
+several aliases are added up.
+"""
 
 from __future__ import annotations
 

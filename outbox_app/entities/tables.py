@@ -1,4 +1,8 @@
-"""The table of entities on the overview."""
+"""The table of entities on the overview.
+
+The figures are of all types. Of the busiest entities only those are listed whose types this person
+may view.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The loops of events in ``run_outbox``, and the sinks beside ``run_subscriptions``."""
+"""The loops of events in ``run_outbox``, and the sinks beside ``run_subscriptions``.
+
+Subscriptions of one alias share a loop. A sink only cleans up: it runs last, and a stop does not
+wait for it for long.
+"""
 
 from __future__ import annotations
 

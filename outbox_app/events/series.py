@@ -1,4 +1,8 @@
-"""The counters of events in the last minutes: handled, failed and published ones."""
+"""The counters of events in the last minutes: handled, failed and published ones.
+
+Subscriptions count what they handle. Readers take samples of the newest positions, from which the
+number of published events is estimated.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Removes old events of the logs of SINK beside other loops, once their archive has them."""
+"""Removes old events of the logs of SINK beside other loops, once their archive has them.
+
+A sink looks once a minute, and takes one batch at a time. It leaves what the archive lacks, and
+what a subscription still needs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Servers in the database's registry, and how many calls they receive."""
+"""Servers in the database's registry, and how many calls they receive.
+
+Two actions change rows: they drain servers, and set their weight. ``manage.py outbox_fleet
+servers`` lists those of other registries, too.
+"""
 
 from __future__ import annotations
 

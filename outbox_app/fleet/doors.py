@@ -1,4 +1,8 @@
-"""What the fleet adds to the core: the servers that are listed, and what they lead."""
+"""What the fleet adds to the core: the servers that are listed, and what they lead.
+
+The servers are those of the database's registry. A project without a service has no section, and
+nothing is read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The samples of the metrics, from the facts of the status."""
+"""The samples of the metrics, from the facts of the status.
+
+They know no client library: ``metrics`` makes families for Prometheus of them. The samples of a
+capability come from its section.
+"""
 
 from __future__ import annotations
 

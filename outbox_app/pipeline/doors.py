@@ -1,4 +1,8 @@
-"""What the pipeline adds to the core: the names of its statistics."""
+"""What the pipeline adds to the core: the names of its statistics.
+
+The list of statistics in the admin offers these names as a filter. Neither this module nor the
+names need Spark.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Senders of prepared events: their fences. ``migrate`` checks before it makes tables."""
+"""Senders of prepared events: their fences.
+
+The alias of a sender is known only for keepers of the setting ``PEERS``. ``migrate`` checks before
+it makes tables: what cannot be read is not checked.
+"""
 
 from __future__ import annotations
 

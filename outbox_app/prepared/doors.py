@@ -1,4 +1,8 @@
-"""What prepared events add to the core: the keeper's open events, and their retention."""
+"""What prepared events add to the core: the keeper's open events, and their retention.
+
+A keeper is on the alias of the outbox. Fences are on the aliases of senders, which the outbox does
+not know: ``outbox_prune`` needs one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The counters of decided prepared events in the last minutes."""
+"""The counters of decided prepared events in the last minutes.
+
+A keeper counts each decision by outcome and route, and the seconds since the event was recorded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The table of prepared events on the overview."""
+"""The table of prepared events on the overview.
+
+The table names the senders that do not answer. In their last answers it masks what looks sensitive.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The retention beside other loops: ``Retention`` removes old rows, ``Sink`` archived events.
+"""The retention beside other loops: it removes old rows of the core and of all capabilities.
 
 One process at a time does this, by a lease; two at once would only remove the same rows. Drainers
 remove the counters of their databases. ``outbox_prune`` removes fences, which are in the databases

@@ -1,4 +1,8 @@
-"""Results of tasks of ``django.tasks``, read-only."""
+"""Results of tasks of ``django.tasks``, read-only.
+
+Arguments, return values and errors are payload: the page of a result shows them to those who have
+the permission, and the list does not show them.
+"""
 
 from __future__ import annotations
 

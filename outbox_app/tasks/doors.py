@@ -1,4 +1,8 @@
-"""What the backend of ``django.tasks`` adds to the core: the retention of results."""
+"""What the backend of ``django.tasks`` adds to the core: the retention of results.
+
+A result is kept as long as its job is staged or dead, however old it is. The age counts from
+``kept_from``, which moves when the task begins and when it ends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Tables and the chart of events on the overview."""
+"""Tables and the chart of events on the overview.
+
+``events.doors`` imports this module only when the overview asks for its tables: the status, the
+metrics and the commands need no admin.
+"""
 
 from __future__ import annotations
 
