@@ -15,9 +15,8 @@ import os
 import signal
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
-from errno import ESPIPE
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
@@ -192,8 +191,8 @@ class TeachingCommand(BaseCommand):
 def escaping(stream: Any) -> Iterator[None]:
     """While the block runs, write characters that the encoding of a stream lacks as escapes.
 
-    Log handlers that write to the same stream are covered. A stream without an encoding stays as it
-    is.
+    Log handlers that write to the same stream are covered. A stream without an encoding, or one
+    that is closed, stays as it is.
     """
     if not hasattr(stream, "reconfigure"):
         yield
@@ -207,13 +206,10 @@ def escaping(stream: Any) -> Iterator[None]:
 
 
 def _set_errors(stream: Any, errors: str) -> None:
-    try:
+    # Python sets it, and then asks for the place in the file. A daemon may have closed that, or put
+    # a pipe there.
+    with suppress(OSError, ValueError):
         stream.reconfigure(errors=errors)
-    except OSError as error:
-        # Python has set it, and then asks for the place in a file that has become a pipe, as where
-        # a daemon has replaced descriptor 1.
-        if error.errno != ESPIPE:
-            raise
 
 
 def when(moment: datetime, *, using: str) -> str:

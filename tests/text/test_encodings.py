@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from django.db import transaction
 
 from outbox_app import publish
 from outbox_app.eventlog.reader import LogReader
+from outbox_app.management.teaching import escaping
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
@@ -105,6 +108,17 @@ def test_the_stream_of_a_caller_gets_escapes_and_stays_as_it_was(alias: str, row
     call_command("outbox_dead", "list", stdout=out)
     assert b"\xfc\\u65e5\\u672c\\U0001f600" in file.getvalue()
     assert out.errors == "strict"
+
+
+@pytest.mark.parametrize("close", [TextIOWrapper.close, lambda stream: os.close(stream.fileno())])
+def test_a_stream_that_is_closed_ends_no_command(close: Any, tmp_path: Path) -> None:
+    """As in a daemon whose log goes elsewhere."""
+    out = (tmp_path / "out").open("w")
+    close(out)
+    with escaping(out):
+        pass
+    with suppress(OSError):
+        out.close()
 
 
 @pytest.mark.parametrize("name", OURS)
