@@ -32,6 +32,11 @@ VARIABLES = {
     "sql_safe_updates": (0, "published jobs cannot be deleted"),
     "sql_select_limit": (2**64 - 1, "reads are cut short without an error"),
     "completion_type": ("NO_CHAIN", "a commit begins another transaction, or disconnects"),
+    "character_set_client": (
+        "utf8mb4",
+        "other characters are read as '?', and to stage one breaks the transaction; set "
+        "OPTIONS['charset'] to 'utf8mb4'",
+    ),
 }
 #: SQL modes that are refused, and their effects.
 MODES = {

@@ -53,8 +53,18 @@ def session(alias):
 class TestMySQL:
     @pytest.mark.parametrize(("setting", "words"), UNFIT)
     def test_it_is_said_and_nothing_starts(self, alias, session, setting, words):
-        subscriber("one")(lambda events: None)
         session(setting)
+        self.assert_refused(alias, words)
+
+    @pytest.mark.parametrize("charset", ["latin1", "utf8mb3"])
+    def test_a_character_set_that_lacks_characters(self, alias, session, charset):
+        """What other sessions had written was read as question marks, and sent so."""
+        connections.settings[alias]["OPTIONS"]["charset"] = charset
+        session("wait_timeout = 1000")
+        self.assert_refused(alias, f"character_set_client is {charset}, not utf8mb4")
+
+    def assert_refused(self, alias, words):
+        subscriber("one")(lambda events: None)
         [message] = [m for m in check_databases(databases=[alias]) if m.id == "outbox.E031"]
         assert words in message.msg
         for command in ("drain_outbox", "run_subscriptions"):
