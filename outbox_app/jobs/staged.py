@@ -26,7 +26,7 @@ from ..aliases import outbox_alias
 from ..exceptions import InvalidJob, NotAtomic
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult, counting
 from ..models.clock import due_at
-from ..models.encoding import replaced
+from ..models.encoding import replaced, unstorable
 from ..process.lock_wait import atomic_with_lock_wait
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
@@ -74,6 +74,7 @@ def cancel(
         Whether the job was staged or dead. False: it has left, and only Celery can stop it.
 
     Raises:
+        InvalidJob: No job can have this id.
         NotAtomic: Autocommit is off, and no ``atomic()`` is open.
         OperationalError: kombu's, if the job has left and the broker does not answer. Inside a
             transaction, or if the job was deleted, the error is logged instead.
@@ -131,7 +132,8 @@ def reschedule(
         Whether the job was held. False: it runs at its old time, has run, or is dead.
 
     Raises:
-        InvalidJob: The time is further away than MAX_ETA, or has no time zone.
+        InvalidJob: The time is further away than MAX_ETA, or has no time zone; or no job can have
+            this id.
     """
     using = using or outbox_alias()
     if not isinstance(eta, datetime) or is_naive(eta):
@@ -155,6 +157,8 @@ def reschedule(
 def _of_task(task_id: str, ordering_key: str, using: str) -> list[StagedJob]:
     if not isinstance(task_id, str | UUID):  # the id of a result is what the task was given
         raise InvalidJob(f"task_id must be a string, as in result.id; got {task_id!r}.")
+    if why := unstorable(str(task_id), using=using):
+        raise InvalidJob(f"task_id {str(task_id)[:60]!r} {why}")
     ids = ids_of_task(str(task_id), using=using, ordering_key=ordering_key)
     rows = StagedJob.objects.using(using).filter(pk__in=ids, task_id=task_id)
     return list(rows.order_by("id"))

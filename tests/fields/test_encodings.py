@@ -7,8 +7,9 @@ import os
 import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
+from django.utils import timezone
 
-from outbox_app import publish, stage, subscriber
+from outbox_app import cancel, publish, reschedule, stage, subscriber
 from outbox_app.checks.databases import check_databases
 from outbox_app.entities import Rejected
 from outbox_app.exceptions import InvalidCommand, InvalidEvent, InvalidJob, InvalidPrepared
@@ -85,6 +86,19 @@ def test_a_job_is_refused_and_its_neighbour_is_not(alias, texts, make_app, field
             stage(**{"task": "note", field: f"t{bad}"}, **options)
         stage("note", [bad], {"text": bad}, **options, ordering_key=good)
     assert StagedJob.objects.using(alias).get().ordering_key == good
+
+
+@ON_POSTGRES
+def test_no_job_has_an_id_that_cannot_be_stored(alias, texts):
+    """To look for one broke the caller's transaction."""
+    _, bad = texts
+    with transaction.atomic(using=alias):
+        with no_statement(alias):
+            with pytest.raises(InvalidJob, match=r"task_id .* cannot store: its encoding"):
+                cancel(bad, using=alias)
+            with pytest.raises(InvalidJob, match=r"task_id .* cannot store: its encoding"):
+                reschedule(bad, eta=timezone.now(), using=alias)
+        publish("s", "t", using=alias)
 
 
 @ON_POSTGRES
