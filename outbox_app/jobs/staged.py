@@ -11,7 +11,7 @@ nothing is lost, and requeueing it is recorded as an incident, as always.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -149,7 +149,8 @@ def reschedule(
             # Not None: the job would count as waiting since it was staged.
             changed += held.update(available_at=until or DatabaseNow(), envelope=envelope)
         if changed:
-            TaskResult.objects.using(using).keep_from(due_at(eta, using=using), jobs)
+            kept_from = due_at(max(eta, datetime.now(UTC)), using=using)
+            TaskResult.objects.using(using).keep_from(kept_from, jobs)
         wake_after_commit(using, JOBS)
     return bool(changed)
 

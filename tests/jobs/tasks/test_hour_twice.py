@@ -127,6 +127,16 @@ def test_a_job_leaves_when_it_is_due(alias, app, hold, minutes):
 
 
 @pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize("eta", [datetime.fromtimestamp(0, UTC), datetime.min.replace(tzinfo=UTC)])
+def test_a_job_that_is_rescheduled_to_a_time_long_ago_leaves(alias, app, eta):
+    """MariaDB has no local time for it."""
+    with transaction.atomic(using=alias):
+        id = app.task(name="note")(tasks.note).apply_async(("", 1), countdown=86400).id
+    assert reschedule(id, eta=eta, using=alias)
+    assert StagedJob.objects.using(alias).due().exists()
+
+
+@pytest.mark.usefixtures("berlin")
 def test_a_clock_that_is_turned_is_seen(alias, settings):
     found = [message.id for message in check_databases(databases=[alias])]
     assert found == ["outbox.W049"] * (alias == "mariadb")
