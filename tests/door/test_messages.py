@@ -54,6 +54,7 @@ from outbox_app.prepared.fences import Question, outcomes
 from outbox_app.prepared.remote import HttpKeeper, ask_over_http
 from outbox_app.prepared.request import checked, time_ordered_id
 from tests import tasks
+from tests.eventlog.own_log.models import Visit
 from tests.faults.tools import on
 from tests.patience import eventually, patience
 from tests.servers.proxy import Proxy
@@ -365,17 +366,21 @@ def test_a_keeper_is_not_told_of_fences_of_another(alias: str, sender: str) -> N
 def test_an_id_that_has_committed_with_another_keeper(
     alias: str, sender: str, told: Any, states: Any, ask: Any
 ) -> None:
-    """Its second transaction was rolled back: the fence of the first one says nothing of it."""
+    """Its second transaction was rolled back: the fence of the first one says nothing of it.
+
+    Here both keepers have one database, so the second one has the id for another log.
+    """
     with paid(sender) as event:
         pass
     told()
-    again = prepared("b", "order.paid", using=sender, event_id=event.event_id, immune=0)
+    second = {"using": sender, "event_id": event.event_id, "log": Visit}
+    again = prepared("b", "order.paid", immune=0, **second)
     with pytest.raises(FencedOut), again:
         raise AssertionError("never begun")
     told()
     ask()
     assert states() == ["confirmed", "prepared"]
-    other = prepare("b", "order.paid", using=sender, event_id=event.event_id)
+    other = prepare("b", "order.paid", **second)
     with pytest.raises(FencedOut, match="says another keeper's"):
         confirm(other)
 
