@@ -8,6 +8,9 @@ the drainer or, with immediate delivery, in the caller's process.
 
 from __future__ import annotations
 
+import os
+import threading
+
 from django.dispatch import Signal
 
 #: Sent after rows were written, before the commit. The error of a receiver that has undone the
@@ -43,3 +46,13 @@ page_failed = Signal()
 
 #: Sent after a stream was parked. Arguments: ``using`` (str), ``parked`` (ParkedStream).
 stream_parked = Signal()
+
+
+def _renew_locks() -> None:
+    """Let no forked child wait for a thread of its parent that was sending a signal."""
+    for each in globals().values():
+        if isinstance(each, Signal):
+            each.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

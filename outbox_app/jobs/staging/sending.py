@@ -36,6 +36,7 @@ from ...exceptions import NotAtomic, StagingRefused
 from ...text import get_logger
 from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from ..context import let
+from . import fork as fork  # renews locks
 from . import validation
 from .modes import Mode, is_by_hand, loaded_task, mode_of
 from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
