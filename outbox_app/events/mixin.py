@@ -1,4 +1,7 @@
-"""Models that publish: ``class Order(PublishingMixin, models.Model)``."""
+"""Models that publish: ``class Order(PublishingMixin, models.Model)``.
+
+Jobs are the core, and know no events: so publishing is a mixin of its own, which also stages.
+"""
 
 from __future__ import annotations
 
