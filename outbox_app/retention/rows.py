@@ -121,8 +121,8 @@ def kept_for(kind: str, older_than: int | None) -> int:
     age: int | None = getattr(outbox_settings(), setting) if older_than is None else older_than
     if age is None:
         raise InvalidArgument(
-            f"The {kind} are never removed: OUTBOX[{setting!r}] is None. Set it, or give "
-            "--older-than."
+            f"Rows of the kind {kind!r} are never removed: OUTBOX[{setting!r}] is None. Set it, or "
+            "give --older-than."
         )
     return age
 
