@@ -110,7 +110,7 @@ class Drain(ProcessLoop):
         self._apps: dict[str, AppDrain] = {}
         self._unsettled = Unsettled(using=self.using)
         self._backoff = Backoff(self)
-        #: With ``once``: the highest id at the start, and when the drainer was last busy.
+        #: With ``once``: the highest id at the start, and when the last one left.
         self._last: int | None = None
         self._idle_since = 0.0
         #: With ``once``: whether jobs were left because their broker did not take them in time.
@@ -329,8 +329,9 @@ class Drain(ProcessLoop):
         if self._last is None:
             newest = StagedJob.objects.using(self.using).aggregate(id=Max("id"))["id"]
             self._last = newest or 0
+        done = self.done
         busy = self.run_once()
-        if busy or not self._idle_since:
+        if busy or self.done > done or not self._idle_since:
             self._idle_since = time.monotonic()
         return busy
 

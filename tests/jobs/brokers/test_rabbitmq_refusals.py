@@ -10,8 +10,10 @@ from amqp.exceptions import PreconditionFailed
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
+from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
 from tests.faults.tools import drain, draining, eventually, on
+from tests.patience import patience
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -110,6 +112,26 @@ def test_full_queue_nacks(alias, rabbitmq, make_named_app, book, drained):
     jobs.receive(app)
     jobs.assert_exact()
     assert not DeadJob.objects.using(alias).exists()
+
+
+def test_once_does_not_give_up_while_some_jobs_leave(
+    alias, rabbitmq, make_named_app, book, drained, settings
+):
+    """Each attempt ends with an error, but the queue has taken a job before."""
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.001}
+    app, jobs = make_named_app(rabbitmq.url), book(alias)
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    app.conf.task_queues = [Queue(app.main, queue_arguments=full)]
+    jobs.stage(app, 12)
+    lease = patience()
+
+    def receive(drainer):
+        jobs.receive(app)
+        drainer._idle_since -= lease / 4  # as if a turn took that long
+
+    drainer = Drain(using=alias, lease_seconds=lease, on_turn=receive)
+    assert drainer.run(once=True).published == 12
+    assert not drainer.has_failed
 
 
 def test_drain_declares_a_quorum_queue(alias, rabbitmq, make_named_app, book):
