@@ -212,7 +212,7 @@ def _check_encoding(alias: str) -> Iterator[CheckMessage]:
         yield Warning(
             f"Database {alias!r} has the encoding {name}, not UTF8: jobs, events and commands with "
             f"{'other characters than ASCII' if name == 'SQL_ASCII' else 'other characters'} are "
-            "refused, with InvalidJob, InvalidEvent or InvalidCommand.",
+            "refused, with InvalidJob, InvalidEvent, InvalidPrepared or InvalidCommand.",
             hint="Dump the database, create it anew with ENCODING 'UTF8' TEMPLATE template0, and "
             "load the dump.",
             id="outbox.W050",

@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..fields import CharField, TextField
 from .clock import DatabaseNow
+from .encoding import replaced
 
 
 class GapQuerySet(models.QuerySet["Gap"]):
@@ -23,7 +24,7 @@ class GapQuerySet(models.QuerySet["Gap"]):
 
     def settle(self, state: str, *, by: str = "", reason: str = "", **columns: Any) -> int:
         """Settle the open gaps; return their number."""
-        return self.open().update(**_settled(state, by, reason), **columns)
+        return self.open().update(**_settled(state, by, reason, self.db), **columns)
 
     def record_missing(self, key: dict[str, Any], **columns: Any) -> Gap:
         """Return the gap with this key, opened with these columns; it may have been settled."""
@@ -46,7 +47,7 @@ class GapQuerySet(models.QuerySet["Gap"]):
         key |= {"kind": Gap.Kind.EVENT, "partition": partition, "stream": stream}
         if before := self.filter(**key).first():
             reason = f"{reason}\nBefore, to {before.last}, by {before.settled_by}: {before.reason}"
-        values = {"last": last, **_settled(Gap.State.SKIPPED, by, reason)}
+        values = {"last": last, **_settled(Gap.State.SKIPPED, by, reason, self.db)}
         return self.update_or_create(**key, defaults=values)[0]
 
     def accept_missing(self, gap: Gap, *, by: str, reason: str) -> None:
@@ -54,7 +55,7 @@ class GapQuerySet(models.QuerySet["Gap"]):
 
         A gap of an audit that holds more than these versions stays as it is.
         """
-        settled = _settled(Gap.State.SKIPPED, by, reason)
+        settled = _settled(Gap.State.SKIPPED, by, reason, self.db)
         key: dict[str, Any] = {"kind": Gap.Kind.VERSION, "subscription": ""}
         key |= {"log": gap.log, "stream": gap.stream}
         audits = self.filter(**key)
@@ -64,9 +65,9 @@ class GapQuerySet(models.QuerySet["Gap"]):
             self.update_or_create(**key, first=gap.first, defaults=values)
 
 
-def _settled(state: str, by: str, reason: str) -> dict[str, Any]:
-    columns = {"settled_by": by[:255], "reason": reason[:10_000]}
-    return {"state": state, "settled_at": DatabaseNow(), **columns}
+def _settled(state: str, by: str, reason: str, using: str) -> dict[str, Any]:
+    by, reason = replaced(by, using=using)[:255], replaced(reason, using=using)[:10_000]
+    return {"state": state, "settled_at": DatabaseNow(), "settled_by": by, "reason": reason}
 
 
 class Gap(models.Model):

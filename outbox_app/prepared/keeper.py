@@ -267,7 +267,8 @@ def _decide(
             answers.append(Answer(id, row.state))
         else:
             answers.append(_contradiction(row, state, by, using))
-    said = {"decided_at": DatabaseNow(), "decided_by": by[:255], "reason": reason[:10_000]}
+    by, reason = replaced(by, using=using)[:255], replaced(reason, using=using)[:10_000]
+    said = {"decided_at": DatabaseNow(), "decided_by": by, "reason": reason}
     for state, found in moved.items():
         # Not by pk: a table may be partitioned by these columns.
         still = {"sender": sender, "event_id__in": [row.event_id for row in found]}

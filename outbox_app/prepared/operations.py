@@ -20,6 +20,7 @@ from ..conf import outbox_settings
 from ..door.peers import peer_named
 from ..models import DatabaseNow, Peer, PreparedEvent
 from ..models.counting import LISTED
+from ..models.encoding import replaced
 from ..models.prepared import PreparedEventQuerySet
 from ..text import Write, get_logger
 from . import keeper
@@ -75,7 +76,7 @@ def extend(events: PreparedEventQuerySet, *, by: str, reason: str) -> int:
         state=State.PREPARED,
         decide_by=Greatest(F("decide_by"), DatabaseNow() + timedelta(seconds=seconds)),
         next_check_at=DatabaseNow(),
-        reason=f"Extended by {by}: {reason}"[:10_000],
+        reason=replaced(f"Extended by {by}: {reason}", using=rows.db)[:10_000],
     )
     logger.warning("Extended events=%d by=%s reason=%s", count, by, reason)
     return count

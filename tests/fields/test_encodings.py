@@ -14,10 +14,19 @@ from outbox_app.checks.databases import check_databases
 from outbox_app.entities import Rejected
 from outbox_app.exceptions import InvalidCommand, InvalidEvent, InvalidJob, InvalidPrepared
 from outbox_app.jobs.staged import move_to_dead_for
-from outbox_app.models import Cursor, DatabaseNow, DeadJob, Event, StagedJob
+from outbox_app.models import (
+    Cursor,
+    DatabaseNow,
+    DeadJob,
+    Event,
+    Gap,
+    PreparedEvent,
+    StagedJob,
+)
 from outbox_app.models.encoding import replaced, unstorable
-from outbox_app.prepared import prepare
+from outbox_app.prepared import operations, prepare
 from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.skips import skip_gap
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.entities import models
 from tests.entities.models import Account
@@ -201,6 +210,25 @@ def test_an_error_is_stored_with_escapes(alias, texts, make_app):
     jobs = StagedJob.objects.using(alias).all()
     move_to_dead_for(jobs, until=jobs.get().pk, asked=DatabaseNow(), reason=bad)
     assert escape in DeadJob.objects.using(alias).get().reason
+
+
+@ON_POSTGRES
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
+def test_a_name_and_a_reason_are_stored_with_escapes(alias, texts):
+    _, bad = texts
+    escape = bad[-1].encode("ascii", "backslashreplace").decode()
+    said = {"by": bad, "reason": bad}
+    prepare("s", "t", using="default")
+    events = PreparedEvent.objects.using(alias).all()
+    assert operations.extend(events, **said) == 1
+    assert events.get().reason.count(escape) == 2
+    operations.decide(events, PreparedEvent.State.CANCELLED, **said)
+    assert escape in events.get().reason
+    assert escape in events.get().decided_by
+    gap = Gap.objects.using(alias).create(kind="version", log="l", stream="s", first=1, last=1)
+    gap = skip_gap(gap.pk, **said, using=alias)
+    assert escape in gap.reason
+    assert escape in gap.settled_by
 
 
 @ON_POSTGRES
