@@ -7,6 +7,7 @@ they have run, after the commit, it names only those that have failed.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from celery.backends.base import DisabledBackend
@@ -16,7 +17,7 @@ from ..exceptions import CallbackFailed, InboxError
 from ..process.backoff import described
 from ..process.callbacks import AfterCommit, Callback
 from ..process.enclosure import after_the_commit
-from ..text import get_logger
+from ..text import get_logger, shown
 
 try:
     from celery.app.task import get_actual_ignore_result  # type: ignore[attr-defined]
@@ -68,7 +69,7 @@ def keep(result: Any, callbacks: list[Callback], task: Any, job_id: str, *, usin
                 f"{error}. Return what JSON can hold, or declare the task with ignore_result=True."
             ) from error
     if callbacks:
-        names = ", ".join(map(str, callbacks))
+        names = _listed(map(str, callbacks))
         values["callbacks"] = _unfinished(names, until=time.time() + CALLBACK_SECONDS)
     if values:
         entry_of(job_id, using=using).update(**values)
@@ -89,9 +90,16 @@ def _unfinished(callbacks: str, *, until: float = 0.0) -> str:
     return str(json.dumps({"callbacks": callbacks, "until": until}))
 
 
+def _listed(texts: Iterable[str]) -> str:
+    """Return each text once, and no more of all than a row and an error can hold."""
+    return shown("; ".join(dict.fromkeys(texts)))
+
+
 def settle(what: str, job_id: str, after: AfterCommit, *, using: str) -> None:
     """Record that the callbacks have run. Raises ``CallbackFailed`` if one has failed."""
-    failed = "; ".join(f"{callback} raised {described(error)}" for callback, error in after.failed)
+    failed = _listed(
+        f"{callback} raised {shown(described(error), 1000)}" for callback, error in after.failed
+    )
 
     def log(error: Exception) -> None:
         text = "End of callbacks was not recorded job=%s error=%s"

@@ -10,6 +10,7 @@ is the package's own, or if the project has passed ``robust=True``, which says t
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from types import FunctionType
@@ -56,7 +57,10 @@ def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[
     def run() -> Any:
         return call(function)
 
-    return update_wrapper(run, function)
+    with suppress(Exception):  # a proxy of RPC answers for its name itself
+        update_wrapper(run, function)
+    run.__wrapped__ = function  # type: ignore[attr-defined]
+    return run
 
 
 def pending(using: str) -> dict[int, Any]:
@@ -136,11 +140,13 @@ def _innermost(hook: Any) -> Any:
 
 
 def _described(hook: Any) -> Callback | None:
+    name = getattr(hook, "__qualname__", type(hook).__qualname__)
+    if not isinstance(name, str):
+        return Callback(type(hook).__qualname__, "", 0)
     owner = getattr(hook, "__self__", hook)
     if isinstance(owner, Task | Signature):  # task.delay, or a signature itself
         method = "" if owner is hook else f".{hook.__name__}"
         return Callback(f"{owner.name}{method}", "", 0)
-    name = getattr(hook, "__qualname__", type(hook).__qualname__)
     module = str(getattr(hook, "__module__", None) or type(owner).__module__)
     home = str(getattr(owner, "__module__", module)).partition(".")[0]
     # A project may pass a function of the API, such as publish().

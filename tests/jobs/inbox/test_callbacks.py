@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import xmlrpc.client
 from functools import partial
 
 import pytest
@@ -30,6 +31,22 @@ called = []
 
 def call():
     called.append("call")
+
+
+class Mailer:
+    def send(self):
+        pass
+
+    def __call__(self):
+        called.append("call")
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def remote():
+    """Return a method of a remote object: it answers for each attribute with another method."""
+    return xmlrpc.client._Method(lambda name, args: called.append("call"), "ping")
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +193,40 @@ def test_a_callback_that_may_fail_costs_nothing(alias, task, twice, mail, caplog
     assert "Error calling" in caplog.text  # Django's line
 
 
+@pytest.mark.parametrize("hook", [Mailer(), remote()], ids=["raises", "answers"])
+@pytest.mark.parametrize("robust", [False, True])
+@pytest.mark.parametrize("alias", ["default"])
+def test_an_object_that_answers_for_its_name_runs(alias, task, effects, unfinished, hook, robust):
+    @task
+    @idempotent
+    def pay():
+        transaction.on_commit(hook, using=alias, robust=robust)
+        effect("paid")
+
+    assert deliver(pay, "job").state == "SUCCESS"
+    assert (effects(), called, unfinished()) == (["paid"], ["call"], [""])
+
+
+def test_thousands_of_callbacks_that_fail(alias, task, unfinished, caplog):
+    """What the row and the error say of them is short."""
+    refuse = partial(int, "x" * 10_000)
+    caplog.set_level(logging.CRITICAL, "outbox_app.callbacks")
+
+    @task
+    @idempotent
+    def pay():
+        for number in range(2000):
+            transaction.on_commit(partial(refuse, 10 + number % 20), using=alias)
+        transaction.on_commit(lambda: 1 / 0, using=alias)
+
+    for _ in range(2):
+        error = str(deliver(pay, "job").value)
+        assert "has committed its effects" in error
+        assert "ZeroDivisionError" in error
+        assert len(error) < 15_000
+    assert len(unfinished()[0]) < 15_000
+
+
 def test_callbacks_in_a_transaction_of_the_caller_are_its_own(alias, task, effects, unfinished):
     """As in a TestCase, where callbacks run at its end or never."""
 
@@ -191,17 +242,6 @@ def test_callbacks_in_a_transaction_of_the_caller_are_its_own(alias, task, effec
     assert (effects(), called, unfinished()) == (["paid"], ["call"], [""])
 
 
-class Mailer:
-    def send(self):
-        pass
-
-    def __call__(self):
-        pass
-
-    def __getattr__(self, name):
-        raise RuntimeError(name)
-
-
 def deferred(plain):
     """Callbacks, with what the detector calls them."""
     shop = plain.task(name="shop.pay", shared=False)(call)
@@ -211,6 +251,7 @@ def deferred(plain):
         "lambda": (lambda: None, "deferred.<locals>.<lambda>"),
         "method": (Mailer.send.__get__(object()), "Mailer.send"),
         "object": (Mailer(), "Mailer"),
+        "remote": (remote(), "leaves _Method to"),
         "delay": (partial(shop.delay, 1), "shop.pay.delay"),
         "signature": (shop.s(1).delay, "shop.pay.delay"),
         "publish": (partial(publish, "order-1", "paid"), "publish"),
