@@ -125,6 +125,16 @@ _loading = RLock()
 _loaded: WeakSet[Celery] = WeakSet()
 
 
+def _forget() -> None:
+    """Let a forked child load for itself: the thread that has the lock is not in it."""
+    global _loading
+    _loading = RLock()
+    _loaded.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def load_tasks(app: Celery) -> None:
     """Import the task modules of an app, once."""
     # A second thread waits here: else it would find half of the tasks, and stage others by name.

@@ -23,7 +23,7 @@ def _renew_locks() -> None:
     """Give a forked child locks that no thread holds."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("celery", "kombu"):
-            for value in list(vars(module).values()):
+            for value in list(getattr(module, "__dict__", {}).values()):
                 _renew(value)
 
 
@@ -36,9 +36,9 @@ def _renew(value: Any) -> None:
         for each in list(vars(value).values()):
             if issubclass(type(each), cached_property):
                 each.lock = threading.RLock()
-    elif kind is FunctionType and hasattr(value, "original_func"):  # of kombu's memoize()
-        variables = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
-        variables["mutex"].cell_contents = threading.Lock()
+    elif kind is FunctionType and "mutex" in value.__code__.co_freevars:  # of kombu's memoize()
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
+        cells["mutex"].cell_contents = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_renew_locks)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import threading
 from contextlib import ExitStack
+from functools import wraps
 from inspect import getclosurevars
 
 import pytest
 from celery import group
 from celery.signals import before_task_publish
+from celery.utils import nodenames
 from celery.utils.nodenames import gethostname
 from django.db import connections, transaction
 from kombu.utils.objects import cached_property
 
-from outbox_app.eventlog.publish import publish
+from outbox_app import publish
+from outbox_app.jobs.staging import declarations, fork
 from outbox_app.models import StagedJob
 from outbox_app.signals import events_published, jobs_staged
 from tests.patience import patience
@@ -49,6 +53,8 @@ def stage(add, alias):
         add.delay(1, 2)
         group(add.s(1, 2) | add.s(3), add.s(4, 5)).delay()
         publish("order-1", "order.paid", using=alias)
+        # As a model does that declares a task of another service by its name.
+        assert declarations.named("another.service", add.app) == "another.service"
         assert StagedJob.objects.using(alias).count() == 3
         transaction.set_rollback(True, using=alias)
 
@@ -69,7 +75,14 @@ def properties(call, monkeypatch):
     return [each.lock for each in read]
 
 
-@pytest.mark.parametrize("held", ["properties", "signals", "hostname"])
+def test_what_others_leave_in_modules_of_celery_hinders_no_child(monkeypatch):
+    """A module that must not be imported, and a wrapper with the attributes of what it wraps."""
+    monkeypatch.setitem(sys.modules, "celery.absent", None)
+    monkeypatch.setattr(nodenames, "gethostname", wraps(gethostname)(lambda: "host"))
+    fork._renew_locks()  # a child would only print an error, with some locks renewed
+
+
+@pytest.mark.parametrize("held", ["properties", "signals", "hostname", "tasks"])
 @pytest.mark.usefixtures("heard")
 def test_a_child_waits_for_no_thread_of_its_parent(alias, add, held, monkeypatch):
     """In an open transaction, with its own rows and those of others locked."""
@@ -78,6 +91,7 @@ def test_a_child_waits_for_no_thread_of_its_parent(alias, add, held, monkeypatch
         "properties": properties(lambda: stage(add, alias), monkeypatch),
         "signals": [each.lock for each in SIGNALS],
         "hostname": [getclosurevars(gethostname).nonlocals["mutex"]],
+        "tasks": [declarations._loading],
     }[held]
     ready, go = threading.Barrier(2), threading.Event()
 
