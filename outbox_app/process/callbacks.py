@@ -131,7 +131,7 @@ def _innermost(hook: Any) -> Any:
     while True:
         if isinstance(hook, partial):
             hook = hook.func
-        elif type(hook) is FunctionType and hasattr(hook, "__wrapped__"):
+        elif type(hook) is FunctionType and getattr(hook, "__wrapped__", hook) is not hook:
             hook = hook.__wrapped__
         elif isinstance(hook, Proxy):
             return hook._get_current_object()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import xmlrpc.client
-from functools import partial
+from functools import partial, update_wrapper
 
 import pytest
 from celery import Celery
@@ -242,12 +242,20 @@ def test_callbacks_in_a_transaction_of_the_caller_are_its_own(alias, task, effec
     assert (effects(), called, unfinished()) == (["paid"], ["call"], [""])
 
 
+def itself():
+    """As ``functools.wraps`` leaves a function that a decorator returns as it is."""
+
+
+update_wrapper(itself, itself)
+
+
 def deferred(plain):
     """Callbacks, with what the detector calls them."""
     shop = plain.task(name="shop.pay", shared=False)(call)
     return {
         "function": (call, "tests.jobs.inbox.test_callbacks.call"),
         "partial": (partial(partial(called.append, 1), 2), "list.append"),
+        "itself": (itself, "tests.jobs.inbox.test_callbacks.itself"),
         "lambda": (lambda: None, "deferred.<locals>.<lambda>"),
         "method": (Mailer.send.__get__(object()), "Mailer.send"),
         "object": (Mailer(), "Mailer"),
