@@ -131,8 +131,8 @@ def _innermost(hook: Any) -> Any:
     while True:
         if isinstance(hook, partial):
             hook = hook.func
-        elif type(hook) is FunctionType and getattr(hook, "__wrapped__", hook) is not hook:
-            hook = hook.__wrapped__
+        elif type(hook) is FunctionType and vars(hook).get("__wrapped__", hook) is not hook:
+            hook = vars(hook)["__wrapped__"]
         elif isinstance(hook, Proxy):
             return hook._get_current_object()
         else:
