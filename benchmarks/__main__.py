@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -87,7 +87,8 @@ SERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 def main() -> None:
     """Run one benchmark, print its ratios, and write the raw rounds to a file if asked to."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
+    with suppress(OSError):  # Python sets it, and then asks for the place in the file
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     if sys.argv[1:2] == ["soak"]:  # not a benchmark: it has its own options and servers
         from .soak.command import main as soak
 

@@ -16,6 +16,7 @@ import argparse
 import socket
 import sys
 import time
+from contextlib import suppress
 
 import django
 from django.core.management import call_command
@@ -36,7 +37,8 @@ def main():
     )
     parser.add_argument("--address", default="127.0.0.1:8000", help="where the shop is served")
     options = parser.parse_args()
-    sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
+    with suppress(OSError):  # Python sets it, and then asks for the place in the file
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     django.setup()
     try:
         require_free(options.address)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from contextlib import suppress
 
 import django
 
@@ -31,7 +32,8 @@ def main():
     options = parser.parse_args()
     if min(options.orders, options.writers, options.buyers) < 1:
         parser.error("--orders, --writers and --buyers must be at least 1")
-    sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
+    with suppress(OSError):  # Python sets it, and then asks for the place in the file
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     interrupt_on_termination()
     # A short lease, so that another drainer soon takes over the killed drainer's shards.
     os.environ.setdefault("LEASE_SECONDS", "4")

@@ -4,6 +4,7 @@ import argparse
 import os
 import secrets
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import django
@@ -22,7 +23,8 @@ def main():
     options = parser.parse_args()
     if options.calls < 20:
         parser.error("--calls must be at least 20")
-    sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
+    with suppress(OSError):  # Python sets it, and then asks for the place in the file
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     for name in ("DATABASE_URL", "PORT"):
         os.environ.pop(name, None)
     os.environ.setdefault("DATA_DIR", str(Path(".demo", "fleet").resolve()))

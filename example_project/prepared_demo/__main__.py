@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import django
@@ -23,7 +24,8 @@ def main():
     options = parser.parse_args()
     if options.payments < 1:
         parser.error("--payments must be at least 1")
-    sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
+    with suppress(OSError):  # Python sets it, and then asks for the place in the file
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     os.environ.pop("DATABASE_URL", None)
     os.environ.setdefault("DATA_DIR", str(Path(".demo", "prepared").resolve()))
     os.environ["DEMO_SECRET"] = secrets.token_hex(32)
