@@ -105,6 +105,34 @@ def test_a_cursor_that_was_moved_meanwhile_stays(alias, publish_old, run):
     assert cursors.values().get() == before
 
 
+def test_a_place_that_events_have_passed_is_not_stored(alias, publish_old, published, run):
+    """The run ends right after a page with an event: to go back would handle it again."""
+    seen: list[Any] = []
+    subscriber("rare", types=["invoice"])(seen.extend)
+    run("rare")
+    partition = Partition(subscriber_named("rare"), 0)
+    publish_old()
+    partition.run_once()
+    published("a", type="invoice")
+    partition.run_once()
+    partition.store()
+    run("rare")
+    assert len(seen) == 1
+
+
+def test_a_place_of_a_connection_that_has_ended_is_not_stored(alias, publish_old, run):
+    """The server may have crashed, and lost what the place is made of."""
+    subscriber("rare", types=["invoice"])(list.clear)
+    run("rare")
+    publish_old()
+    partition = Partition(subscriber_named("rare"), 0)
+    partition.run_once()
+    before = Cursor.objects.using(alias).values().get()
+    connections[alias].close()
+    partition.store()
+    assert Cursor.objects.using(alias).values().get() == before
+
+
 def test_connections_that_are_often_replaced(alias, publish_old, run):
     """As by a pooler, or by a neighbour that fails: a cursor that is read again is as old."""
     subscriber("rare", types=["invoice"])(list.clear)
