@@ -338,14 +338,15 @@ class Drain(ProcessLoop):
     def _nothing_left(self) -> bool:
         """Return whether no row is left for this drainer, or it has waited for one long enough."""
         left = StagedJob.objects.using(self.using).filter(id__lte=self._last)
-        if not left.filter(available_at=None).exists() and not left.due().exists():
+        waiting = [left.filter(available_at=None), left.due()]
+        if not any(rows.exists() for rows in waiting):
             return True
         if time.monotonic() - self._idle_since <= self.holder.lease_seconds * 1.5:
             return False
         # By this time we would own the shards of a dead drainer. So the rows that are left belong
         # to live ones, or to apps whose brokers have failed.
         failed = [app.name for app in self._apps.values() if app.backoff.text]
-        self._gave_up = left.filter(app__in=failed).exists()
+        self._gave_up = any(rows.filter(app__in=failed).exists() for rows in waiting)
         return True
 
     def _record_takeover(self, owner: UUID, shards: list[int]) -> None:

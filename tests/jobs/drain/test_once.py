@@ -164,6 +164,18 @@ def test_a_broker_without_jobs_may_be_away(alias, away, note):
     assert not drain.has_failed
 
 
+def test_a_broker_of_held_jobs_may_be_away(alias, away, note, other):
+    """The jobs that wait are in the shards of a live drainer, which sends them."""
+    stage(away, alias, 1, countdown=4000)
+    stage(note, alias, 3)
+    drain = Drain(using=alias, lease_seconds=LEASE, on_turn=lambda _: other.beat())
+    drain._app_drain(away.app.main).open()
+
+    drain.run(once=True)
+    assert drain.trouble
+    assert not drain.has_failed
+
+
 def test_a_broker_comes_back_in_time(alias, make_app, redis_url, proxy):
     way, url = proxy(redis_url)
     note = make_app(url).task(name="note")(tasks.note)
