@@ -34,7 +34,7 @@ VARIABLES = {
     "completion_type": ("NO_CHAIN", "a commit begins another transaction, or disconnects"),
     "character_set_client": (
         "utf8mb4",
-        "other characters are read as '?', and to stage one breaks the transaction; set "
+        "characters that it lacks are read as '?', and to stage one breaks the transaction; set "
         "OPTIONS['charset'] to 'utf8mb4'",
     ),
 }
