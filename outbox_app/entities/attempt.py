@@ -323,6 +323,7 @@ class Attempt:
         step = None  # the version that goes with its head and its row, by one statement
         if self.connection.vendor == "postgresql" and self.existed and len(self.unwritten) == 1:
             [step] = self.unwritten
+        self.has_row = False
         with self._blaming_one():
             try:
                 self._write_entity(step)
@@ -331,6 +332,7 @@ class Attempt:
                     raise
                 self.last.refused += (error,)
                 raise Moved from error
+            self.has_row = True
             write_versions(self.cursor, self.entity, self.unwritten, inserted=step is not None)
             self.gifts.write()
         self.steps += self.unwritten
@@ -343,13 +345,16 @@ class Attempt:
         try:
             yield
         except BaseException as error:
-            conflicts = self.locked and is_conflict(error)  # else it may be about the head
+            # All need the head and the row; only one a unique value, or the stream of its event.
+            single = self.unwritten[0] if len(self.unwritten) == 1 else None
+            one = single if self.has_row else self.last
+            blames = self.locked or (self.has_row and is_lock_timeout(error))  # else: try again
+            conflicts = blames and is_conflict(error) and (self.has_row or one is not None)
             ends = not isinstance(error, Exception) and not ends_thread(error, self.unwritten)
             if not (conflicts or ends):
                 raise
-            last = self.last if conflicts else None
-            waited = last is not None and self._has_waited(last, began)
-            raise Undone(error, last, waited=waited) from error
+            one = one if conflicts else None
+            raise Undone(error, one, waited=bool(one and self._has_waited(one, began))) from error
 
     def _write_entity(self, step: Call | None) -> None:
         count, at = len(self.unwritten), self.loaded + len(self.steps)

@@ -4,7 +4,8 @@ From the second attempt on the head is locked. If it never was, a slow batch wou
 always was, the row would be locked while handlers run. A COMMIT whose reply is lost is no rollback:
 another connection repeats the commands, whose ids find a committed answer. If the database or a
 receiver refuses a batch while it is written, the batch is halved until one command is alone. A
-command whose handler has undone its batch, by a deadlock say, is executed apart from the others.
+command that has undone its batch, by a deadlock or a lock that it waited for, is executed apart; so
+is each command of the batch if it is unknown which one it was.
 
 In the caller's transaction only the commands are rolled back, to a savepoint. Their head stays
 locked until the caller's transaction ends.
@@ -126,20 +127,39 @@ def _in_turn(entity: Any, parts: Sequence[Sequence[Call]], *, using: str) -> Seq
 
 
 def _apart(entity: Any, calls: Sequence[Call], undone: Undone, *, using: str) -> Sequence[Call]:
-    """Answer the calls other than the one that has undone their batch, or this one alone."""
+    """Answer a call that is alone; return calls that need other transactions, some one each."""
     call, error = undone.call, undone.error
     if len(calls) == 1 and not undone.waited:
         calls[0].answer = error  # its command id was looked up under the lock
         return ()
-    if call is None:
+    of_one_caller = calls[0].waits is None
+    if of_one_caller and call is not None:  # they have an order
+        at = calls.index(call)
+        parts = (calls[:at], [call], calls[at + 1 :])
+        return _in_turn(entity, [part for part in parts if part], using=using)
+    if of_one_caller or (call is None and not is_conflict(error)):
         return _in_halves(entity, calls, using=using)
-    at = calls.index(call)
-    before, after = calls[:at], calls[at + 1 :]
-    if call.waits is None:  # all are of one caller, in an order
-        return _in_turn(entity, [part for part in (before, [call], after) if part], using=using)
-    call.answer, call.undone_by = None, error
-    others = [*before, *after]
-    return [*(answer(entity, others, using=using) if others else ()), call]
+    for each in calls:
+        # The others whose handlers may wait would take a second each, one after the other.
+        each.apart |= call in (None, each) or (undone.waited and _may_query(entity, each))
+        if call is each:
+            each.undone_by = error if each.answer is error else _contended(entity, each, error)
+        each.answer = None
+    return calls
+
+
+def _may_query(entity: Any, call: Call) -> bool:
+    spec = spec_of(entity).commands.get(call.command)
+    return spec is not None and spec.atomic
+
+
+def _contended(entity: Any, call: Call, cause: BaseException | None) -> EntityContended:
+    contended = EntityContended(
+        f"{entity.__name__} {call.id!r}, or what {call.command!r} needs, was changed or locked by "
+        "other transactions in each attempt. Nothing was written: send it again."
+    )
+    contended.__cause__ = cause
+    return contended
 
 
 def _own(error: Any) -> Any:
@@ -169,9 +189,8 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     if lacks_autocommit(connections[using]):  # in a pool thread: no caller has looked
         in_callers_transaction(entity, using=using)
     outer = sys.exception()
-    commands = [spec_of(entity).commands.get(call.command) for call in calls]
     # The head is locked before the rows that a handler locks, in the first attempt too.
-    atomic = any(spec is not None and spec.atomic for spec in commands)
+    atomic = any(_may_query(entity, call) for call in calls)
     attempt: Attempt | None = None
     attempts = cut = 0
     while attempts - cut < ATTEMPTS:
@@ -180,7 +199,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         recorded: list[Call] | None = None
         began = time.monotonic()
         # An interrupted COMMIT may still be under way. It holds the lock until it ends.
-        locked = atomic or attempts > 1 or any(call.begun for call in calls)
+        locked = atomic or attempts > 1 or any(call.begun or call.apart for call in calls)
         wait = max(calls[0].seconds_left, 0)
         if calls[0].waits is not None:
             wait = min(wait, SHARED_WAIT)
@@ -232,16 +251,12 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     counting.count(attempt, conflicts=attempts)
     if undone is not None and undone.error is calls[0].answer:  # of its handler
         raise undone
-    contended = EntityContended(
-        f"{entity.__name__} {calls[0].id!r} was changed or locked by other transactions in "
-        f"each of {attempts} attempts at {calls[0].command!r}. Nothing was written: send it again."
-    )
-    contended.__cause__ = undone and undone.error
+    cause = undone and undone.error
     # The oldest call's time may be over while others have time left.
     missing = [call for call in calls if not (call.is_replay and call.answer)]
     rest = [call for call in missing if call.seconds_left > 0 and attempts - cut < ATTEMPTS]
     for call in set(missing).difference(rest):
-        call.answer = call.told(_own(contended))
+        call.answer = call.told(_contended(entity, call, cause))
     return rest
 
 

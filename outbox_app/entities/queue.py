@@ -63,6 +63,8 @@ class Line:
         self.waiting: OrderedDict[Call, None] = OrderedDict()
         #: The call whose thread leads, or is to lead; None if a thread of the pool does.
         self.led_by: Call | None = None
+        #: Whether the newest batch was a call that goes apart.
+        self.was_apart = False
 
     def take(self) -> list[Call]:
         batch: list[Call] = []
@@ -70,23 +72,27 @@ class Line:
         while len(batch) < self.key.entity.batch_size and self.waiting:
             call, _ = self.waiting.popitem(last=False)  # the collector may remove others meanwhile
             size += len(call.text)
-            if batch and (size > most or call.undone_by):
+            if batch and (size > most or call.apart):
                 self._put_first(call)
                 break
             batch.append(call)
             # A signal may raise at any line of the main thread. It is no business of other callers.
             is_main = call.thread == threading.main_thread().ident
-            if call.undone_by or (self.led_by is call and is_main):
+            if call.apart or (self.led_by is call and is_main):
                 break
+        self.was_apart = any(call.apart for call in batch)
         return batch
 
     def put_back(self, calls: Sequence[Call]) -> int:
         """Put calls back, except those whose caller is gone and cannot lead; return how many."""
         again = [call for call in calls if not call.gone]
+        if self.was_apart:  # now a batch of all others
+            for call in [each for each in self.waiting if each.apart]:
+                self.waiting.move_to_end(call)
         for call in reversed(again):
             self._put_first(call)
         for call in again:
-            if call.undone_by:  # all others go first
+            if call.apart:  # all others go first
                 self.waiting.move_to_end(call)
             if isinstance(call.waits, threading.Event):
                 call.waits.clear()

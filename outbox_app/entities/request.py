@@ -125,8 +125,10 @@ class Call:
         self.begun = False
         #: Whether it must be handled alone: a batch handler failed with it, or ended the thread.
         self.alone = False
-        #: The error of a lock that its handler or its row did not get in a shared transaction. The
-        #: command then gets a transaction of its own, after those that wait.
+        #: Whether it gets a transaction of its own, after those that wait: it has undone a batch,
+        #: or may have.
+        self.apart = False
+        #: The error with which it has undone its transaction, such as that of a lock.
         self.undone_by: BaseException | None = None
         #: Whether its answer was committed before its batch, and is given again.
         self.is_replay = False

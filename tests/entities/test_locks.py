@@ -28,7 +28,7 @@ servers = on("postgres", "mariadb")
 @pytest.fixture
 def needed(alias):
     """``with needed(): ...``: a row of this test, which another session locks for the block."""
-    StreamHead.objects.using(alias).create(log="needed", stream="row", version=1)
+    StreamHead.objects.using(alias).create(log="outbox_event", stream="row", version=1)
 
     @contextmanager
     def locked():
@@ -53,7 +53,7 @@ def needed(alias):
 
 
 def row(alias, **options):
-    return StreamHead.objects.using(alias).select_for_update(**options).filter(log="needed")
+    return StreamHead.objects.using(alias).select_for_update(**options).filter(log="outbox_event")
 
 
 @pytest.fixture
@@ -184,6 +184,63 @@ def test_a_command_that_waits_for_a_lock_holds_up_no_other(
             failed = waiting.exception()
             assert type(failed) is OperationalError
             assert is_conflict(failed)
+
+
+@servers
+def test_many_commands_that_wait_for_a_lock_hold_up_no_other(
+    alias, declare, needed, together, monkeypatch
+):
+    """Of one batch only the first waits; then each waits alone, and all others go in between."""
+    waited, seen = [], []
+
+    def wait(self):
+        waited.append(1)
+        row(alias).get()
+
+    def look(self):
+        seen.append(len(waited))
+
+    def call(name, id):
+        try:
+            return Account.execute("a", name, command_id=id, using=alias, timeout=patience(30))
+        finally:
+            connections.close_all()
+
+    monkeypatch.setattr(execution, "SHARED_WAIT", 0.1)  # a second, on MariaDB
+    declare(wait, atomic=True)
+    declare(look)
+    calls = [partial(call, "wait", f"w{number}") for number in range(6)]
+    calls = [partial(call, "look", "x"), *calls, partial(call, "look", "y")]
+    with needed() as release, together(*calls) as futures:
+        assert [futures[0].result().version, futures[-1].result().version] == [3, 4]
+        assert seen == [0, 1, 1]
+        for number in range(3):
+            before = len(waited)
+            assert call("look", f"z{number}").version == 5 + number
+            assert seen[-1] <= before + 1
+        release()
+        assert sorted(each.result().version for each in futures[1:-1]) == list(range(8, 14))
+
+
+@servers
+def test_a_stream_that_another_session_publishes_to_holds_up_no_other(
+    alias, account, declare, needed, together, monkeypatch, settings
+):
+    """An event of one command waits for it, when the whole batch is written."""
+
+    def tell(self):
+        self.publish("told", stream="row")
+
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+    monkeypatch.setattr(execution, "SHARED_WAIT", 0.1)
+    declare(tell)
+    tells = partial(ask, alias, "tell", timeout=patience(30))
+    with needed() as release, together("x", "y", tells, "z") as futures:
+        telling = futures.pop(2)
+        assert sorted(future.result().version for future in futures) == [3, 4, 5]
+        assert not telling.done()
+        release()
+        assert telling.result().version == 6
 
 
 @servers
@@ -336,7 +393,7 @@ def test_the_errors_with_which_mariadb_undoes_a_transaction(alias, account, conf
 def test_a_deadlock_is_repeated(alias, account, declare, together):
     """Another session waits for what a handler has locked, and has locked what it needs next."""
     for stream in "12":
-        StreamHead.objects.using(alias).create(log="needed", stream=stream, version=1)
+        StreamHead.objects.using(alias).create(log="outbox_event", stream=stream, version=1)
     heads = StreamHead.objects.using(alias)
     runs, there = [], threading.Event()
 
