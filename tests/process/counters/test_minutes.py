@@ -21,7 +21,8 @@ from .planted import NOW, ago, plant
 
 pytestmark = pytest.mark.django_db
 
-ALL = ("published", "dead")
+JOBS = ("published", "dead")
+ALL = (*JOBS, "handled", "failed")
 SAMPLES = ("staged", "ready")
 
 
@@ -34,7 +35,7 @@ def now(monkeypatch):
 def test_an_empty_table(alias):
     found = series.series(using=alias, minutes=3)
     assert found.starts == [ago(2), ago(1), ago(0)]
-    for name in ALL:
+    for name in JOBS:
         assert getattr(found, name) == [0, 0, 0]
     for name in SAMPLES:
         assert getattr(found, name) == [None, None, None]
