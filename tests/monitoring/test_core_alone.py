@@ -51,6 +51,7 @@ def test_the_metrics(alias: str) -> None:
     assert 'code="gaps"' not in text
 
 
+@pytest.mark.django_db(transaction=True, databases="__all__")  # users are on the default alias
 def test_the_overview(alias: str) -> None:
     client = Client()
     client.force_login(User.objects.create_superuser("ann"))
