@@ -34,10 +34,10 @@ from outbox_app.exceptions import (
     VersionConflict,
 )
 from outbox_app.models import DatabaseNow
+from tests.archives import archive
 from tests.door.test_messages import served  # noqa: F401
 from tests.entities.models import Account, AccountVersion
 from tests.faults.tools import on
-from tests.pipeline.harness import archive
 
 from . import rfc9421
 

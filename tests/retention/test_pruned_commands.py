@@ -35,11 +35,11 @@ from outbox_app.models.entity import command_key, log_number
 from outbox_app.retention import prune
 from outbox_app.retention.run import Retention
 from tests import forking
+from tests.archives import archive
 from tests.docs.test_code_in_docs import blocks
 from tests.entities.models import Account, AccountVersion, Person, PersonVersion
 from tests.faults.tools import ROOT
 from tests.patience import SECONDS, patience
-from tests.pipeline.harness import archive
 from tests.servers import processes
 
 pytestmark = pytest.mark.django_db(transaction=True)
