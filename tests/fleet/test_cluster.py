@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,7 +127,8 @@ def test_one_deadline_for_all(calls: Any, monkeypatch: pytest.MonkeyPatch) -> No
         assert made[0][1] == pytest.approx(whole / 2, rel=0.2)
         assert made[3][1] == pytest.approx(2 * made[2][1], rel=0.2)
     moved = [0.0]
-    monkeypatch.setattr(cluster.time, "monotonic", lambda: time.perf_counter() + moved[0])
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + moved[0], sleep=time.sleep)
+    monkeypatch.setattr(cluster, "time", clock)
     made.clear()
 
     def late(*args: Any, seconds: float, **options: Any) -> Any:

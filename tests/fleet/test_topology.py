@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_elsewhere(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(found) == {"", URLS[1]}  # this server's own stay
     at = found.index(URLS[1])
     now = [100.0]
-    monkeypatch.setattr(topology.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(topology, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert not topology.is_avoided(URLS[1])
     topology.avoid(URLS[1], 3, "no answer")
     assert topology.is_avoided(URLS[1])

@@ -62,7 +62,8 @@ def test_another_error_of_apt_is_raised_at_once(
     def refuse(seconds: float) -> None:
         raise AssertionError(f"waits for {seconds} s")
 
-    monkeypatch.setattr(install.time, "sleep", refuse)
+    # The module's own clock: other threads, as Spark's, sleep by the real one meanwhile.
+    monkeypatch.setattr(install, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=refuse))
     with pytest.raises(subprocess.CalledProcessError):
         install.apt_get("no-such-action")
     assert "no-such-action" in capsys.readouterr().err
