@@ -192,7 +192,7 @@ def _write(name: str, seconds: float) -> int:
 def _publish(aggregate: UUID, version: int) -> None:
     from django.db import transaction
 
-    from outbox_app import publish
+    from outbox_app.events import publish
 
     with transaction.atomic():
         publish(str(aggregate), "order.placed", {"number": version, "note": NOTE})
@@ -203,7 +203,7 @@ def _insert(aggregate: UUID, version: int) -> None:
     """Insert the row that ``publish`` would insert, without the head: the version is known."""
     from django.db import connection, transaction
 
-    from outbox_app.eventlog.newevent import slice_of
+    from outbox_app.events.log.newevent import slice_of
     from outbox_app.models import Event
 
     stream = f"free-{aggregate}"

@@ -56,7 +56,7 @@ def run(*, scale: float = 1.0, quick: bool = False) -> dict[str, Any]:
 
 def contestants() -> dict[str, list[Callable[[Any], None]]]:
     """Return for each reader the functions that its processes run."""
-    from outbox_app.subscriptions.subscriber import Subscriber
+    from outbox_app.events.subscriptions.subscriber import Subscriber
 
     found: dict[str, list[Callable[[Any], None]]] = {"naive": [naive.run]}
     if "by_time" in Subscriber.__dataclass_fields__:
@@ -68,8 +68,8 @@ def subscription(name: str, **options: Any) -> Callable[[Any], None]:
     """Return a function that runs a subscription as ``manage.py run_subscriptions`` does."""
 
     def run(stop: Any) -> None:
-        from outbox_app.subscriptions.runner import Runner
-        from outbox_app.subscriptions.subscriber import subscriber, subscriber_named
+        from outbox_app.events.subscriptions.runner import Runner
+        from outbox_app.events.subscriptions.subscriber import subscriber, subscriber_named
 
         from .models import TimedEvent
 

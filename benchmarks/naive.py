@@ -48,7 +48,7 @@ class NaiveReader:
     def __init__(self, partitions: int, part: int) -> None:
         from django.db import connection
 
-        from outbox_app.eventlog.filter import EventFilter
+        from outbox_app.events.log.filter import EventFilter
 
         from .models import Place, TimedEvent
 

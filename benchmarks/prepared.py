@@ -134,7 +134,7 @@ def publishing(_: str, number: int) -> None:
     """Change the business row and publish its event in one transaction."""
     from django.db import transaction
 
-    from outbox_app import publish
+    from outbox_app.events import publish
 
     with transaction.atomic():
         change_row("default", number)

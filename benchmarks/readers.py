@@ -40,7 +40,7 @@ def keyset(page: int) -> int:
     """Read in a loop of ``id > cursor``."""
     from django.db import connection, transaction
 
-    from outbox_app.eventlog.record import COLUMNS
+    from outbox_app.events.log.record import COLUMNS
     from outbox_app.models import Event
 
     from .models import Place
@@ -69,7 +69,7 @@ def keyset(page: int) -> int:
 
 def subscription(partitions: int, *, looks: bool = False) -> int:
     """Run a new subscription with a handler that does nothing or, with ``looks``, reads events."""
-    from outbox_app.subscriptions.subscriber import subscriber
+    from outbox_app.events.subscriptions.subscriber import subscriber
 
     name = f"nothing-{next(_numbers)}"
 
@@ -84,7 +84,7 @@ def subscription(partitions: int, *, looks: bool = False) -> int:
 
 def projection() -> int:
     """Run a new projection."""
-    from outbox_app.projections.projection import Projection
+    from outbox_app.events.projections.projection import Projection
 
     from .models import Stock
 
@@ -113,8 +113,8 @@ def in_processes(partitions: int, events: int) -> float:
     began, ended = context.Value("d"), context.Value("d")
 
     def read(stop: Any) -> None:
-        from outbox_app.subscriptions.runner import Runner
-        from outbox_app.subscriptions.subscriber import subscriber, subscriber_named
+        from outbox_app.events.subscriptions.runner import Runner
+        from outbox_app.events.subscriptions.subscriber import subscriber, subscriber_named
 
         first = True
 
@@ -156,7 +156,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 def run(name: str) -> int:
     """Run a subscription until nothing is left, as ``run_subscriptions --once`` does."""
-    from outbox_app.subscriptions.runner import Runner
-    from outbox_app.subscriptions.subscriber import subscriber_named
+    from outbox_app.events.subscriptions.runner import Runner
+    from outbox_app.events.subscriptions.subscriber import subscriber_named
 
     return Runner([subscriber_named(name)]).run(once=True)

@@ -187,7 +187,7 @@ def contest(servers: Servers, leads: list[str], callers: list[int], seconds: flo
 
 def leader(urls: list[str]) -> int:
     """Return the number of the server that leads the hot entity."""
-    from outbox_app.eventlog.newevent import slice_of
+    from outbox_app.events.log.newevent import slice_of
     from outbox_app.fleet.topology import leaders_of
 
     configure(FLEET={"SERVICE": "shop", "TOPOLOGY": urls})

@@ -73,7 +73,7 @@ def _make(tables: dict[str, str], rows: int) -> None:
     from django.apps.registry import Apps
     from django.db import connection, models
 
-    from outbox_app.fleet import ShardedTable
+    from outbox_app.sharding import ShardedTable
 
     for name, table in tables.items():
         options = {"apps": Apps(), "app_label": "benchmarks", "db_table": table}

@@ -124,8 +124,8 @@ def insert(streams: list[str], rows: int, *, log: Any) -> list[int]:
     """Insert rows into a log, for each stream in turn. Returns their positions."""
     from django.db import connection
 
-    from outbox_app.eventlog.heads import bump_versions
-    from outbox_app.eventlog.newevent import slice_of
+    from outbox_app.events.log.heads import bump_versions
+    from outbox_app.events.log.newevent import slice_of
 
     table = log._meta.db_table
     order = [streams[n % len(streams)] for n in range(rows)]

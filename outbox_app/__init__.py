@@ -12,12 +12,6 @@ from typing import TYPE_CHECKING
 from .exports import lazy
 
 if TYPE_CHECKING:
-    from .eventlog.newevent import ANY as ANY
-    from .eventlog.newevent import NO_STREAM as NO_STREAM
-    from .eventlog.newevent import NewEvent as NewEvent
-    from .eventlog.publish import publish as publish
-    from .eventlog.publish import publish_many as publish_many
-    from .eventlog.record import RecordedEvent as RecordedEvent
     from .jobs.idempotent import idempotent as idempotent
     from .jobs.staged import cancel as cancel
     from .jobs.staged import reschedule as reschedule
@@ -27,8 +21,6 @@ if TYPE_CHECKING:
     from .jobs.staging.stage import stage as stage
     from .jobs.staging.stage import stage_many as stage_many
     from .mixin import OutboxMixin as OutboxMixin
-    from .projections.projection import Projection as Projection
-    from .subscriptions.subscriber import subscriber as subscriber
 
 __version__ = "0.1.0"
 
@@ -40,15 +32,10 @@ if not TYPE_CHECKING:  # so that type checkers report a name that does not exist
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".eventlog.newevent": ["ANY", "NO_STREAM", "NewEvent"],
-            ".eventlog.publish": ["publish", "publish_many"],
-            ".eventlog.record": ["RecordedEvent"],
             ".jobs.idempotent": ["idempotent"],
             ".jobs.staged": ["cancel", "reschedule"],
             ".jobs.staging.declarations": ["on_create", "on_delete", "on_update"],
             ".jobs.staging.stage": ["stage", "stage_many"],
             ".mixin": ["OutboxMixin"],
-            ".projections.projection": ["Projection"],
-            ".subscriptions.subscriber": ["subscriber"],
         },
     )

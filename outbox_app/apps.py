@@ -21,11 +21,11 @@ class OutboxAppConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
     #: The core itself and all capabilities, in the order in which pages show them.
     capabilities = tuple(f"outbox_app{name}" for name in (
-        "", ".events", ".entities", ".prepared", ".door", ".fleet", ".tasks", ".pipeline",
+        "", ".events", ".entities", ".prepared", ".door", ".fleet", ".django_tasks", ".pipeline",
     ))  # fmt: skip
 
     def ready(self) -> None:
-        from . import checks, tasks  # noqa: F401  # registers a Celery task
+        from . import checks  # registers a Celery task
         from .conf import require_celery
         from .events import archives
         from .monitoring import log_lines  # noqa: F401  # connects its receivers

@@ -20,7 +20,7 @@ from .aliases import outbox_alias
 from .conf import require_celery
 from .jobs.staging.modes import is_by_hand, mode_of
 from .jobs.staging.sending import StagingMixin, celery_app
-from .jobs.staging.shadow import expecting
+from .shadow.producer import expecting
 
 __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
 

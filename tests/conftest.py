@@ -182,7 +182,7 @@ def tasks_end_with_the_test() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def subscriptions_end_with_the_test() -> Iterator[None]:
     """Forget the subscriptions that a test, or code of the documentation, has declared."""
-    from outbox_app.subscriptions import subscriber
+    from outbox_app.events.subscriptions import subscriber
 
     before = dict(subscriber._subscribers)
     yield

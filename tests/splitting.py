@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import connections
 
-from outbox_app.fleet import ShardedTable
+from outbox_app.sharding import ShardedTable
 from tests.mysql import explain, is_mysql, plan_of
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 
-from outbox_app import subscriber
+from outbox_app.events import subscriber
 from outbox_app.models import Incident
 
 

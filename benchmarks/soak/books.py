@@ -57,7 +57,7 @@ def transactions(world: World) -> dict[str, list[str]]:
 
 def subscriptions() -> list[str]:
     """Return the names of the subscriptions."""
-    from outbox_app.subscriptions.subscriber import all_subscribers
+    from outbox_app.events.subscriptions.subscriber import all_subscribers
 
     return [each.name for each in all_subscribers()]
 

@@ -142,9 +142,9 @@ def _repartition(wanted: int) -> bool:
     """Repartition as ``outbox_subscriptions repartition`` does; retry while it is refused."""
     import django.db
 
+    from outbox_app.events.subscriptions.control import repartition
+    from outbox_app.events.subscriptions.subscriber import register, subscriber_named
     from outbox_app.exceptions import OutboxError
-    from outbox_app.subscriptions.control import repartition
-    from outbox_app.subscriptions.subscriber import register, subscriber_named
 
     register(replace(subscriber_named("parts"), partitions=wanted))
     refused = 0

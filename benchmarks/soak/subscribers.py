@@ -15,8 +15,9 @@ from django.dispatch import receiver
 from kombu import Exchange, Queue
 from kombu.transport import pyamqp
 
-from outbox_app import idempotent, stage_many, subscriber
+from outbox_app import idempotent, stage_many
 from outbox_app.celery import OutboxCelery
+from outbox_app.events import subscriber
 from outbox_app.jobs.drain import amqp_batch
 from outbox_app.models import StagedJob
 from outbox_app.signals import jobs_staged

@@ -115,7 +115,7 @@ class Writer:
                 effect.apply_async(**options)
 
     def _publish(self, number: str, *, long: bool) -> None:
-        from outbox_app import NewEvent, publish_many
+        from outbox_app.events import NewEvent, publish_many
 
         streams = [number] if long else self.random.sample(STREAMS, self.random.randint(0, 2))
         publish_many(NewEvent(stream, "soak.written", {"number": number}) for stream in streams)

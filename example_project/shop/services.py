@@ -7,7 +7,7 @@ broker, and the drainer sends the job after the commit. Outside ``atomic()`` it 
 from celery import chain, group
 from django.db import transaction
 
-from outbox_app import publish
+from outbox_app.events import publish
 
 from .models import Order, Shelf, Stock
 from .tasks import capture_payment, reorder, reserve_stock, send_receipt

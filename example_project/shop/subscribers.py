@@ -5,7 +5,7 @@ commit, so the customer sees it at once. A row of ``ArticleSalesView`` depends o
 many orders, so only the subscription updates it, a moment later.
 """
 
-from outbox_app import Projection
+from outbox_app.events import Projection
 
 from .models import ArticleSales, OrderProgress
 

@@ -10,7 +10,8 @@ from celery import shared_task
 from django.db import transaction
 from django.utils import timezone
 
-from outbox_app import idempotent, publish
+from outbox_app import idempotent
+from outbox_app.events import publish
 
 from .models import Order, Payment, Receipt, Shelf
 

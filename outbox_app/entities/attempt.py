@@ -27,7 +27,7 @@ from django.db.models import QuerySet
 from django.db.models.base import ModelState
 
 from .. import exceptions as errors
-from ..eventlog.heads import add_versions, bump_versions, current_version
+from ..events.log.heads import add_versions, bump_versions, current_version
 from ..failpoints import failpoint
 from ..models import StreamHead
 from ..process.lock_wait import is_conflict, is_lock_timeout

@@ -16,7 +16,7 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, ProgrammingError, connections
 from django.db.models import CheckConstraint, Field, UniqueConstraint
 
-from ..eventlog.newevent import checked_name
+from ..events.log.newevent import checked_name
 from ..exceptions import InvalidCommand
 from ..models import EntityRow
 

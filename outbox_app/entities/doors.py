@@ -17,7 +17,7 @@ from django.urls import path
 from ..aliases import log_alias, outbox_alias
 from ..capability import Doors, Metric, Sample, Section
 from ..conf import outbox_settings
-from ..eventlog.registry import all_logs
+from ..events.log.registry import all_logs
 from ..exceptions import InvalidArgument
 from ..models import EntityVersion, PrunedCommand
 from ..monitoring.samples import percentiles

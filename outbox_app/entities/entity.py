@@ -18,7 +18,7 @@ from asgiref.sync import sync_to_async
 from django.db.models import QuerySet
 
 from ..aliases import log_alias
-from ..eventlog.newevent import ANY, ExpectedVersion, NewEvent
+from ..events.log.newevent import ANY, ExpectedVersion, NewEvent
 from ..exceptions import AnswerArchived, InvalidArgument, UnknownEntity
 from ..jobs.staging.stage import stage
 from ..models import CommandsOnly, EntityRow, EntityVersion, Event, EventLog
@@ -194,7 +194,7 @@ class Entity(EntityRow):
 
         Args:
             stream: Default: the entity's id.
-            type, data, topic, metadata, message_id, log: As for ``outbox_app.publish``.
+            type, data, topic, metadata, message_id, log: As for ``outbox_app.events.publish``.
 
         Raises:
             InvalidEvent, UnknownLog, NotAtomic: The log cannot take the event.

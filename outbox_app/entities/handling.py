@@ -23,8 +23,8 @@ from django.db.models import DateTimeField, DecimalField, JSONField
 from django.utils.timezone import is_aware
 
 from ..aliases import log_alias
-from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked, require_storable
-from ..eventlog.publish import publish_checked, require_log
+from ..events.log.newevent import CheckedEvent, NewEvent, canonical, checked, require_storable
+from ..events.log.publish import publish_checked, require_log
 from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused
 from ..jobs.staging.detector import watching_callbacks
 from ..jobs.staging.insert import StagedBatch, collect_in
@@ -136,7 +136,7 @@ def require_running() -> Gifts:
     if (gifts := running.get()) is None:
         raise InvalidCommand(
             "Only its commands may call publish() and stage() of an entity. Elsewhere, call "
-            "outbox_app.publish() and outbox_app.stage()."
+            "outbox_app.events.publish() and outbox_app.stage()."
         )
     return gifts
 

@@ -20,9 +20,9 @@ from django.db import IntegrityError, OperationalError, connections
 from django.db.models import F, QuerySet
 
 from .. import exceptions as errors
-from ..eventlog.heads import bump_versions
-from ..eventlog.newevent import NewEvent, checked, require_storable
-from ..eventlog.publish import publish_checked
+from ..events.log.heads import bump_versions
+from ..events.log.newevent import NewEvent, checked, require_storable
+from ..events.log.publish import publish_checked
 from ..models import EntityRow, EntityVersion
 from ..models.counting import LISTED, counted
 from ..process.enclosure import LOST

@@ -22,7 +22,7 @@ from ..aliases import log_alias
 from ..conf import fleet_settings
 from ..door import client, peers
 from ..door.messages import written
-from ..eventlog.newevent import slice_of
+from ..events.log.newevent import slice_of
 from ..exceptions import Overloaded, PeerError
 from ..fleet import topology
 from ..models import Peer

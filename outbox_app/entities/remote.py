@@ -17,7 +17,7 @@ from django.utils.encoding import escape_uri_path
 from .. import exceptions as errors
 from ..door import client
 from ..door.peers import LIMITS, peer_named, service_of
-from ..eventlog.newevent import ANY, ExpectedVersion
+from ..events.log.newevent import ANY, ExpectedVersion
 from ..fleet.cluster import Service
 from ..fleet.cluster import service as of_the_fleet
 from ..models import Peer

@@ -27,7 +27,7 @@ from django.utils.timezone import get_current_timezone, get_default_timezone
 from django.utils.translation import activate, deactivate_all, get_language
 
 from .. import exceptions as errors
-from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
+from ..events.log.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
 from ..failpoints import failpoint
 from ..models.encoding import unstorable
 from ..process.enclosure import LOST

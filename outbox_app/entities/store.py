@@ -21,9 +21,9 @@ from django.db.models import QuerySet
 from django.db.models.expressions import Col
 from django.utils.functional import SimpleLazyObject
 
-from ..eventlog.heads import ADD, add_versions
-from ..eventlog.insert import chunks, own_values
-from ..eventlog.newevent import slice_of
+from ..events.log.heads import ADD, add_versions
+from ..events.log.insert import chunks, own_values
+from ..events.log.newevent import slice_of
 from ..models import DatabaseNow, PrunedCommand
 from ..models.entity import command_key, log_number
 from ..models.upsert import insert_rows

@@ -17,7 +17,7 @@ from typing import Any
 from django.db import OperationalError, transaction
 from django.db.models import OuterRef, QuerySet, Subquery
 
-from ..eventlog.window import TOMBSTONE
+from ..events.log.window import TOMBSTONE
 from ..models import StreamHead
 from ..process.foreground import throttled
 from ..text import Write

@@ -22,7 +22,7 @@ from ..conf import fleet_settings
 from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.serving import SENDER, Said, door, seconds_left
-from ..eventlog.newevent import ANY, NO_STREAM
+from ..events.log.newevent import ANY, NO_STREAM
 from ..models import EntityRow, Peer
 from ..process.enclosure import LOST
 from ..text import get_logger

@@ -1,7 +1,7 @@
 """Event logs: models and databases that cannot be read exactly, and subscriptions that read them.
 
 Models and subscriptions are checked without a database. The tables of logs, their servers and their
-cursors are checked for the aliases that ``--database`` names; ``eventlog.requirements`` has the
+cursors are checked for the aliases that ``--database`` names; ``log.requirements`` has the
 requirements. (Django's own ``models.E028`` reports two models with one table.) The check does not
 see an index that was made by hand and is not in the model's ``Meta``: silence its error.
 """
@@ -22,12 +22,12 @@ from django.db.models import Field, ForeignKey
 from ..checks.aliases import written_aliases
 from ..checks.messages import LISTED
 from ..conf import outbox_settings
-from ..eventlog.reader import LogReader, reads_by_time
-from ..eventlog.registry import all_logs
-from ..eventlog.requirements import violations
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import Cursor, EventLog, StagedJob
-from ..subscriptions.subscriber import all_subscribers
+from .log.reader import LogReader, reads_by_time
+from .log.registry import all_logs
+from .log.requirements import violations
+from .subscriptions.subscriber import all_subscribers
 
 
 def check_logs(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:

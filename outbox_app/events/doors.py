@@ -28,7 +28,6 @@ from ..capability import (
     Subject,
 )
 from ..conf import outbox_settings
-from ..eventlog.registry import all_logs
 from ..exceptions import InvalidArgument
 from ..models import Event, EventLog, Gap, Subscription, counting
 from ..models.counting import shown_count
@@ -36,14 +35,15 @@ from ..monitoring.diagnosis import counted, named
 from ..monitoring.long_transactions import LongTransactions, open_writers
 from ..monitoring.status import Question
 from ..retention.rows import prune
-from ..subscriptions import lag
-from ..subscriptions.lag import SubscriptionLag
 from ..text import duration, one_line
 from . import series
+from .log.registry import all_logs
 from .loops import loops
 from .retention import chosen_events, prune_events
 from .series import EventsPerMinute
 from .sinking import SinkStatus, sink_status
+from .subscriptions import lag
+from .subscriptions.lag import SubscriptionLag
 
 if TYPE_CHECKING:
     from django.db.models import Model

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from functools import partial
 
 from ..capability import Loop
-from ..eventlog.registry import sinks
 from ..process.foreground import Listen, prepare
 from ..retention.run import retain_here
-from ..subscriptions.run import run_here
-from ..subscriptions.runner import ANSWER_SECONDS
-from ..subscriptions.subscriber import Subscriber, all_subscribers
 from ..supervisor import Part, join, start
 from ..text import get_logger
+from .log.registry import sinks
 from .sink import Sink
+from .subscriptions.run import run_here
+from .subscriptions.runner import ANSWER_SECONDS
+from .subscriptions.subscriber import Subscriber, all_subscribers
 
 logger = get_logger("outbox_app.process")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..eventlog.publish import publish
 from ..exceptions import InvalidEvent
 from ..mixin import OutboxMixin, alias_of, key_of
 from ..models import EventLog
+from .log.publish import publish
 
 
 class PublishingMixin(OutboxMixin):
@@ -25,15 +25,15 @@ class PublishingMixin(OutboxMixin):
         Its stream is ``app_label.model:pk``.
 
         Args:
-            type, data: As for ``outbox_app.publish``.
-            **options: Further options of ``outbox_app.publish``, for example ``expected_version``.
+            type, data: As for ``outbox_app.events.publish``.
+            **options: Further options of ``publish()``, for example ``expected_version``.
 
         Returns:
             The row, not committed yet.
 
         Raises:
             InvalidEvent: The instance has no primary key yet.
-            OutboxError: The errors of ``outbox_app.publish``.
+            OutboxError: The errors of ``outbox_app.events.publish``.
         """
         options.setdefault("using", alias_of(self))
         without = "its events have no stream. Save it before you publish."

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..aliases import log_alias
-from ..eventlog.registry import sinks
 from ..exceptions import OutboxError
 from ..models import EventLog
 from ..process.backoff import described
 from ..retention.rows import BATCH_SIZE
 from ..retention.run import Retention, logger
 from .archives import open_archive
+from .log.registry import sinks
 from .retention import prune_steps
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..aliases import log_alias
-from ..eventlog.registry import sinks
 from ..models import DatabaseNow, Process
 from ..process.lease import alive
 from ..text import without_passwords
+from .log.registry import sinks
 
 DAY = 86400.0
 NOT_RUN = "a process of run_subscriptions or run_outbox; none is running"

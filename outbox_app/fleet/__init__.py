@@ -15,11 +15,8 @@ if TYPE_CHECKING:
     from .cluster import KnownServer as KnownServer
     from .cluster import Service as Service
     from .cluster import servers as servers
-    from .key_index import KeyIndex as KeyIndex
-    from .key_index import find_by_key as find_by_key
     from .registry import Member as Member
     from .registry import Registry as Registry
-    from .sharded_table import ShardedTable as ShardedTable
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(
@@ -27,8 +24,6 @@ if not TYPE_CHECKING:
         {
             ".announcing": ["announce"],
             ".cluster": ["KnownServer", "Service", "servers"],
-            ".key_index": ["KeyIndex", "find_by_key"],
             ".registry": ["Member", "Registry"],
-            ".sharded_table": ["ShardedTable"],
         },
     )

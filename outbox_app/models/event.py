@@ -2,7 +2,7 @@
 
 A row is there if and only if the transaction that published it committed. ``id`` is the position;
 positions commit out of order and leave gaps, so a reader that remembers only the last id it saw
-loses rows; ``eventlog`` reads without a loss. Versions of a stream are contiguous and commit in
+loses rows; ``events.log`` reads without a loss. Versions of a stream are contiguous and commit in
 order, because a transaction that assigns one holds a lock on the stream's ``StreamHead``.
 """
 
@@ -22,7 +22,7 @@ from .transaction import CurrentTransaction
 
 class EventLog(models.Model):
     """Base of every log. Derive a concrete model from it for a log of your own. Fields that you
-    add need a default, or null. Write to it with ``outbox_app.publish(…, log=YourLog)`` only."""
+    add need a default, or null. Write to it by ``publish(…, log=YourLog)`` only."""
 
     #: The position, which cursors refer to.
     id = models.BigAutoField(primary_key=True)

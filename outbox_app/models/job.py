@@ -189,7 +189,7 @@ class Incident(models.Model):
         return f"{self.get_kind_display()}: {self.first_id}-{self.last_id}"
 
 
-#: The Celery task that runs the tasks of ``django.tasks``: see ``outbox_app.tasks``.
+#: The Celery task that runs the tasks of ``django.tasks``: see ``outbox_app.django_tasks``.
 RUN_TASK = "outbox_app.run_task"
 
 

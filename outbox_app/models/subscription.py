@@ -2,7 +2,7 @@
 
 A cursor is updated in the same transaction as the effects of the page that it passes, by compare
 and set on ``revision``: of two processes that handle the same page, only one commits. Only the
-log's window reads the state of a cursor (``eventlog.state``); nothing here does.
+log's window reads the state of a cursor (``events.log.state``); nothing here does.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Cursor(models.Model):
     log = CharField(_("log"), max_length=128)
     #: Each move adds 1. A process moves the cursor only if the number is the one that it has read.
     revision = models.BigIntegerField(_("revision"), default=0)
-    #: The cursor in JSON, as ``eventlog.state`` reads it.
+    #: The cursor in JSON, as ``events.log.state`` reads it.
     state = TextField(_("state"))
     #: The highest position handled. The admin shows it, and pruning respects it.
     position = models.BigIntegerField(_("position"), default=0)

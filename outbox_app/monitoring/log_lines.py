@@ -12,7 +12,7 @@ from django.dispatch import receiver
 from .. import signals
 from ..text import get_logger
 
-events = get_logger("outbox_app.subscriptions")
+events = get_logger("outbox_app.events.subscriptions")
 logger = get_logger("outbox_app.drain")
 
 

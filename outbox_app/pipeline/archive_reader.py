@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ..eventlog.filter import EventFilter
+from ..events.log.filter import EventFilter
 from ..exceptions import ReadRefused
 from ..text import get_logger
 from .database import columns_of, conformed, connect

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.core.rdd import portable_hash
 
-from ..eventlog.filter import EventFilter
+from ..events.log.filter import EventFilter
 from .archive_reader import Part, frame, read
 from .database import columns_of
 from .options import Options

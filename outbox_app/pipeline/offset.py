@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..eventlog.scan import LogScan
-from ..eventlog.state import WindowState
+from ..events.log.scan import LogScan
+from ..events.log.state import WindowState
 from ..exceptions import DamagedCursor, ForeignCursor, UnknownLog
 from .database import Database
 
@@ -31,7 +31,7 @@ class Offset:
     #: Position and message id of a row that was committed when the offset was made; 0 if none was.
     position: int
     message_id: str
-    #: The cursor, as ``eventlog.state`` writes it.
+    #: The cursor, as ``events.log.state`` writes it.
     state: str
     version: int = VERSION
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from ..eventlog.filter import EventFilter
+from ..events.log.filter import EventFilter
 from ..exceptions import InvalidOption, Unreachable
 
 #: The log that every project has.

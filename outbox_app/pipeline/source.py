@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ..eventlog.filter import EventFilter
+from ..events.log.filter import EventFilter
 from ..exceptions import InvalidOption, ReadRefused
 from .archive_reader import ALL, Part, file_batches, planned
 from .database import columns_of, connect

@@ -23,10 +23,10 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, connections, transaction
 from django.db.models import DurationField, Model
 
-from ..eventlog.insert import CHUNK_ROWS, chunks
-from ..eventlog.newevent import NewEvent, checked
-from ..eventlog.publish import publish_checked
-from ..eventlog.registry import log_named
+from ..events.log.insert import CHUNK_ROWS, chunks
+from ..events.log.newevent import NewEvent, checked
+from ..events.log.publish import publish_checked
+from ..events.log.registry import log_named
 from ..exceptions import MessageIdConflict, NotAtomic, PreparedError
 from ..failpoints import failpoint
 from ..jobs.drain.incidents import record_incident

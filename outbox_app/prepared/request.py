@@ -20,10 +20,10 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from ..aliases import log_alias
 from ..conf import outbox_settings
-from ..eventlog.newevent import NewEvent, canonical, checked_name, checked_uuid, comparable
-from ..eventlog.newevent import checked as checked_event
-from ..eventlog.publish import require_log
-from ..eventlog.registry import log_named
+from ..events.log.newevent import NewEvent, canonical, checked_name, checked_uuid, comparable
+from ..events.log.newevent import checked as checked_event
+from ..events.log.publish import require_log
+from ..events.log.registry import log_named
 from ..exceptions import InvalidEvent, InvalidPrepared, UnknownLog, WrittenByCommands
 from ..jobs.staging.declarations import named
 from ..models import Event, EventLog, PreparedEvent

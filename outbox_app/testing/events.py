@@ -12,13 +12,13 @@ from typing import Any
 from django.db import transaction
 
 from ..aliases import log_alias
-from ..eventlog.filter import EventFilter
-from ..eventlog.record import RecordedEvent, recorded
-from ..eventlog.state import SqliteState
-from ..eventlog.window import TOMBSTONE
+from ..events.log.filter import EventFilter
+from ..events.log.record import RecordedEvent, recorded
+from ..events.log.state import SqliteState
+from ..events.log.window import TOMBSTONE
+from ..events.subscriptions.handling import call_handler
+from ..events.subscriptions.subscriber import Subscriber, all_subscribers, subscriber_named
 from ..models import Cursor, Event, EventLog
-from ..subscriptions.handling import call_handler
-from ..subscriptions.subscriber import Subscriber, all_subscribers, subscriber_named
 
 #: The most jobs, events or commands that a failure message lists.
 LISTED = 20

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_app import views
 from outbox_app.capability import kinds
+from outbox_app.events.subscriptions.subscriber import _subscribers
 from outbox_app.metrics import exposition
 from outbox_app.models import (
     Cursor,
@@ -36,7 +37,6 @@ from outbox_app.models.clock import DatabaseNow
 from outbox_app.monitoring import diagnosis
 from outbox_app.monitoring import status as status_module
 from outbox_app.process import counters
-from outbox_app.subscriptions.subscriber import _subscribers
 from tests.patience import eventually
 
 from .pages import OVERVIEW, body, text

@@ -10,8 +10,8 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app import publish
 from outbox_app.entities import series as entities_series
+from outbox_app.events import publish
 from outbox_app.jobs.drain import status
 from outbox_app.models import (
     DatabaseNow,

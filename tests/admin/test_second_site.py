@@ -9,7 +9,7 @@ from django.contrib import admin
 from django.db import transaction
 from django.urls import path
 
-from outbox_app import publish
+from outbox_app.events import publish
 from outbox_app.models import Cursor, DeadJob, Event, Gap, Overview, ParkedStream, Subscription
 from tests.jobs.dead.rows import dead_jobs
 

@@ -15,13 +15,13 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from outbox_app import NewEvent, publish_many
-from outbox_app.eventlog.newevent import slice_of
-from outbox_app.eventlog.registry import all_logs
+from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.log.newevent import slice_of
+from outbox_app.events.log.registry import all_logs
+from outbox_app.events.subscriptions import control
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import _subscribers, subscriber, subscriber_named
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
-from outbox_app.subscriptions import control
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import _subscribers, subscriber, subscriber_named
 
 from .pages import OVERVIEW, body, hidden, page, said, selection, text
 from .test_display import CODES, SCRIPT, VISIBLE

@@ -28,8 +28,8 @@ def main() -> dict[str, Any]:
     from benchmarks import losses, naive
     from benchmarks.books import Book, note
     from benchmarks.models import TimedEvent
-    from outbox_app.subscriptions.runner import Runner
-    from outbox_app.subscriptions.subscriber import subscriber, subscriber_named
+    from outbox_app.events.subscriptions.runner import Runner
+    from outbox_app.events.subscriptions.subscriber import subscriber, subscriber_named
 
     naive.BEHIND = 0  # the commit is late by a whole page: no need to wait for a second
 

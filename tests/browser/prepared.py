@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.db import transaction
 from django.utils.timezone import now
 
-from outbox_app import publish
+from outbox_app.events import publish
 from outbox_app.models import (
     Event,
     Gap,

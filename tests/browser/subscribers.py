@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_app import subscriber
+from outbox_app.events import subscriber
 
 from .poison import POISON
 

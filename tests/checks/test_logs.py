@@ -10,13 +10,13 @@ from django.core import checks
 from django.db import connections, models
 from django.test.utils import isolate_apps
 
-from outbox_app import subscriber
 from outbox_app.checks.databases import check_databases
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import subscriber
 from outbox_app.events.checks import check_log_tables, check_logs, check_sinks
+from outbox_app.events.log.reader import LogReader
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.models import Cursor, Event, EventLog
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import alias_for, on
 from tests.servers import MariaDB, PostgreSQL
 from tests.servers.transfer import Standby
@@ -41,7 +41,7 @@ class TestModels:
         with isolate_apps("tests") as apps:
             found = lambda **options: [Event, *apps.get_models(**options)]  # noqa: E731
             monkeypatch.setattr("outbox_app.events.checks.apps.get_models", found)
-            monkeypatch.setattr("outbox_app.eventlog.registry.apps.get_models", found)
+            monkeypatch.setattr("outbox_app.events.log.registry.apps.get_models", found)
             yield
 
     def test_a_log_as_it_should_be(self):

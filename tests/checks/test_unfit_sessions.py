@@ -9,8 +9,8 @@ from django.db import connections, transaction
 from django.db.backends.sqlite3.base import DatabaseWrapper
 from django.db.utils import ConnectionHandler
 
-from outbox_app import publish, subscriber
 from outbox_app.checks.databases import check_databases, check_sqlite, check_sqlite_settings
+from outbox_app.events import publish, subscriber
 from outbox_app.models import StagedJob
 from outbox_app.process import preflight
 from outbox_app.transactions import own_connection

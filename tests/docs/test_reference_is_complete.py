@@ -20,7 +20,6 @@ import outbox_app
 from outbox_app import (
     celery,
     entities,
-    eventlog,
     events,
     exceptions,
     fields,
@@ -33,9 +32,10 @@ from outbox_app import (
     prepared,
     retention,
     signals,
-    subscriptions,
     testing,
 )
+from outbox_app.events import log as eventlog
+from outbox_app.events import subscriptions
 
 #: What is public is exported here, and nowhere below.
 PUBLIC = (

@@ -17,8 +17,8 @@ from django.utils import timezone, translation
 
 from outbox_app.entities import Rejected, remote, service, views
 from outbox_app.entities.declaration import spec_of
-from outbox_app.eventlog.newevent import NO_STREAM
 from outbox_app.events import prune_events
+from outbox_app.events.log.newevent import NO_STREAM
 from outbox_app.exceptions import (
     AnswerArchived,
     AnswerGone,

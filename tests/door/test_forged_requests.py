@@ -19,8 +19,8 @@ from django.db import connections, transaction
 from django.test import Client
 from django.utils import timezone
 
-from outbox_app import publish
 from outbox_app.door.messages import MessageRefused, cloudevent, prepared_fields
+from outbox_app.events import publish
 from outbox_app.models import Event, Peer, PreparedEvent, StagedJob
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.request import checked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from outbox_app import Projection
+from outbox_app.events import Projection
 from tests.entities.models import AccountVersion
 from tests.projections.models import Status
 

@@ -12,8 +12,8 @@ from django.db import connections, transaction
 from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app import ANY, NO_STREAM, publish
 from outbox_app.entities import Command, Rejected, Rejection
+from outbox_app.events import ANY, NO_STREAM, publish
 from outbox_app.exceptions import (
     CommandIdConflict,
     DamagedEntity,

@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from outbox_app import NO_STREAM
 from outbox_app.entities import Command, attempt, execution
 from outbox_app.entities.attempt import Moved
+from outbox_app.events import NO_STREAM
 from outbox_app.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StreamHead

@@ -7,8 +7,8 @@ from contextlib import nullcontext, suppress
 import pytest
 from django.db import transaction
 
-from outbox_app import publish
 from outbox_app.entities import Command, Rejected
+from outbox_app.events import publish
 from outbox_app.exceptions import InvalidCommand, InvalidEvent, WrittenByCommands
 from outbox_app.models import Event, StagedJob
 from tests import tasks

@@ -12,10 +12,10 @@ from django.core.management import call_command
 from django.db import IntegrityError, connections, models
 from django.test.utils import isolate_apps
 
-from outbox_app import subscriber
 from outbox_app.entities import Command, Entity, EntityVersion, command
 from outbox_app.entities.verification import verify
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import subscriber
+from outbox_app.events.log.reader import LogReader
 from outbox_app.testing import run_subscribers
 from tests.entities.models import Account, AccountVersion
 from tests.entities.test_rules import tables

@@ -17,11 +17,11 @@ from django.db import OperationalError, connections, models, transaction
 from django.db.models import QuerySet
 from django.utils.timezone import make_aware
 
-from outbox_app import subscriber
 from outbox_app.entities import Command, operations, verification
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.handling import columns_of
 from outbox_app.entities.operations import erase
+from outbox_app.events import subscriber
 from outbox_app.exceptions import (
     CommandIdConflict,
     DamagedEntity,

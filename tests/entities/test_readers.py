@@ -10,14 +10,14 @@ from django.core.management import call_command
 from django.db import connections, transaction
 from django.db.models import F
 
-from outbox_app import subscriber
 from outbox_app.entities import Command, Outcome
 from outbox_app.entities.verification import differences
-from outbox_app.eventlog.window import TOMBSTONE
-from outbox_app.eventlog.windows.time import TimeWindow
+from outbox_app.events import subscriber
+from outbox_app.events.log.window import TOMBSTONE
+from outbox_app.events.log.windows.time import TimeWindow
+from outbox_app.events.subscriptions import control
+from outbox_app.events.subscriptions import subscriber as module
 from outbox_app.models import Cursor, StreamHead
-from outbox_app.subscriptions import control
-from outbox_app.subscriptions import subscriber as module
 from outbox_app.testing import published_events
 from tests.entities.models import Account, AccountVersion, Stock, StockVersion
 from tests.entities.projected import StateOf

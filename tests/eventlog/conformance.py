@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from outbox_app import NewEvent, publish, publish_many
-from outbox_app.eventlog.filter import EventFilter
-from outbox_app.eventlog.reader import LogReader
-from outbox_app.eventlog.window import TOMBSTONE
+from outbox_app.events import NewEvent, publish, publish_many
+from outbox_app.events.log.filter import EventFilter
+from outbox_app.events.log.reader import LogReader
+from outbox_app.events.log.window import TOMBSTONE
 from outbox_app.models import Event, StreamHead
 
 from .sessions import Session, truncate
@@ -329,7 +329,7 @@ class WindowConformance:
     def test_a_hole_is_passed_at_once(self, alias, monkeypatch):
         """As where the rows of another database were loaded, with their positions."""
         for module in ("postgres", "sqlite"):
-            monkeypatch.setattr(f"outbox_app.eventlog.windows.{module}.MAX_POSITIONS", 5)
+            monkeypatch.setattr(f"outbox_app.events.log.windows.{module}.MAX_POSITIONS", 5)
         commit(alias, "a", "b")
         loaded = Event.objects.using(alias).get(stream="b")
         Event.objects.using(alias).filter(pk=loaded.pk).delete()
@@ -346,8 +346,8 @@ class WindowConformance:
 
     def test_few_wanted_rows_do_not_make_a_page_long(self, alias, monkeypatch):
         for module in ("postgres", "sqlite"):
-            monkeypatch.setattr(f"outbox_app.eventlog.windows.{module}.MAX_POSITIONS", 10)
-        monkeypatch.setattr("outbox_app.eventlog.windows.mysql.MIN_ROWS", 10)
+            monkeypatch.setattr(f"outbox_app.events.log.windows.{module}.MAX_POSITIONS", 10)
+        monkeypatch.setattr("outbox_app.events.log.windows.mysql.MIN_ROWS", 10)
         with reading(alias, types=["rare"]) as reader:
             commit(alias, "first")
             state = reader.window.start(None)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events.log.reader import LogReader
 from outbox_app.models import Event
 
 from .sessions import truncate
 
 SCANS = {
-    "postgresql": "outbox_app.eventlog.scans.postgres.PostgresScan",
-    "mysql": "outbox_app.eventlog.scans.mysql.MysqlScan",
-    "sqlite": "outbox_app.eventlog.scans.sqlite.SqliteScan",
+    "postgresql": "outbox_app.events.log.scans.postgres.PostgresScan",
+    "mysql": "outbox_app.events.log.scans.mysql.MysqlScan",
+    "sqlite": "outbox_app.events.log.scans.sqlite.SqliteScan",
 }
 
 
@@ -20,7 +20,7 @@ SCANS = {
 def reader(alias, settings, monkeypatch):
     """A reader that uses scans as its window, and that splits even the smallest scan into parts."""
     settings.OUTBOX = {**settings.OUTBOX, "WINDOWS": SCANS}
-    monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 1)
+    monkeypatch.setattr("outbox_app.events.log.scan.MIN_POSITIONS", 1)
     truncate(alias)
     reader = LogReader(Event, using=alias)
     yield reader

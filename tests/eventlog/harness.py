@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from django.db import connections, transaction
 
-from outbox_app import NewEvent, publish, publish_many
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import NewEvent, publish, publish_many
+from outbox_app.events.log.reader import LogReader
 from outbox_app.models import Event, StreamHead
 from tests.patience import patience
 

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import DateTimeField, Func
 
-from outbox_app import NewEvent, publish_many
+from outbox_app.events import NewEvent, publish_many
 from outbox_app.models import Event
 from tests.patience import patience
 

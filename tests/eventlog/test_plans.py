@@ -12,10 +12,10 @@ import re
 import pytest
 from django.db import connections
 
-from outbox_app.eventlog.filter import EventFilter
-from outbox_app.eventlog.state import BEGINNING, MysqlState, PostgresState
-from outbox_app.eventlog.windows.mysql import MysqlWindow
-from outbox_app.eventlog.windows.postgres import PostgresWindow
+from outbox_app.events.log.filter import EventFilter
+from outbox_app.events.log.state import BEGINNING, MysqlState, PostgresState
+from outbox_app.events.log.windows.mysql import MysqlWindow
+from outbox_app.events.log.windows.postgres import PostgresWindow
 from tests.faults.tools import on
 from tests.mysql import numbers
 

@@ -14,9 +14,9 @@ from django.db.models import TextField
 from django.db.models.functions import Cast
 from django.test.utils import isolate_apps
 
-from outbox_app import ANY, NO_STREAM, NewEvent, publish, publish_many
-from outbox_app.eventlog import publish as publishing
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import ANY, NO_STREAM, NewEvent, publish, publish_many
+from outbox_app.events.log import publish as publishing
+from outbox_app.events.log.reader import LogReader
 from outbox_app.exceptions import (
     InvalidEvent,
     MessageIdConflict,

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from outbox_app import ANY, NO_STREAM, NewEvent, publish, publish_many
-from outbox_app.eventlog import heads
+from outbox_app.events import ANY, NO_STREAM, NewEvent, publish, publish_many
+from outbox_app.events.log import heads
 from outbox_app.exceptions import MessageIdConflict, VersionConflict
 from outbox_app.models import Event, StreamHead
 from tests.faults.tools import on
@@ -181,7 +181,7 @@ def test_two_that_expect_no_stream_where_there_is_one(alias, isolated, level, mo
             refused.wait(0.3)
         return look(*args, **options)
 
-    monkeypatch.setattr("outbox_app.eventlog.publish.current_version", current_version)
+    monkeypatch.setattr("outbox_app.events.log.publish.current_version", current_version)
 
     def create():
         try:

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connections
 
-from outbox_app.eventlog.reader import LogReader
-from outbox_app.eventlog.record import RecordedEvent, recorded
+from outbox_app.events.log.reader import LogReader
+from outbox_app.events.log.record import RecordedEvent, recorded
 from outbox_app.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -10,9 +10,9 @@ import pytest
 from django.db import connections, transaction
 from django.db.models import F
 
-from outbox_app import NewEvent, publish_many
-from outbox_app.eventlog.state import MysqlState
-from outbox_app.eventlog.windows.mysql import without
+from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.log.state import MysqlState
+from outbox_app.events.log.windows.mysql import without
 from outbox_app.exceptions import ForeignCursor, TooManyGaps, UnsafeLog
 from outbox_app.models import Event
 from tests.faults.tools import on
@@ -121,8 +121,8 @@ class TestMysql:
 
     def test_what_is_missing_far_back_was_never_used(self, alias, scan, monkeypatch):
         """Rows above it are older than the settle time: there is nothing to wait for."""
-        monkeypatch.setattr("outbox_app.eventlog.windows.mysql.MAX_RUNS", 10)
-        monkeypatch.setattr("outbox_app.eventlog.scans.mysql.MAX_RUNS", 10)
+        monkeypatch.setattr("outbox_app.events.log.windows.mysql.MAX_RUNS", 10)
+        monkeypatch.setattr("outbox_app.events.log.scans.mysql.MAX_RUNS", 10)
         with Session(alias) as slow:
             [late] = slow.begin().publish("slow")
             self.holes(alias, 5000, after=late)
@@ -153,8 +153,8 @@ class TestMysql:
         self, alias, scan, seed, monkeypatch
     ):
         chance = random.Random(seed)
-        monkeypatch.setattr("outbox_app.eventlog.scans.mysql.BLOCK", chance.choice([2, 5, 10]))
-        monkeypatch.setattr("outbox_app.eventlog.scans.mysql.COUNTED", 7)
+        monkeypatch.setattr("outbox_app.events.log.scans.mysql.BLOCK", chance.choice([2, 5, 10]))
+        monkeypatch.setattr("outbox_app.events.log.scans.mysql.COUNTED", 7)
         commit(alias, *("a" for _ in range(60)))
         gone = {id for id in range(1, 60) if chance.random() < chance.choice([0, 0.1, 0.6])}
         Event.objects.using(alias).filter(pk__in=gone).delete()
@@ -231,7 +231,7 @@ class TestMysql:
     @pytest.mark.parametrize("end", ["commit", "rollback"])
     def test_too_many_gaps(self, alias, scan, monkeypatch, end):
         """It stops, and continues by itself."""
-        monkeypatch.setattr("outbox_app.eventlog.scans.mysql.MAX_RUNS", 3)
+        monkeypatch.setattr("outbox_app.events.log.scans.mysql.MAX_RUNS", 3)
         scan.settle = 0
         with Session(alias) as slow:
             slow.begin()

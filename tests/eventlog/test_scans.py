@@ -10,9 +10,9 @@ import random
 
 import pytest
 
-from outbox_app import NewEvent, publish_many
-from outbox_app.eventlog.scan import dealt, ranges
-from outbox_app.eventlog.state import MysqlState
+from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.log.scan import dealt, ranges
+from outbox_app.events.log.state import MysqlState
 from outbox_app.exceptions import DamagedCursor
 from outbox_app.models import Event
 
@@ -205,7 +205,7 @@ class TestScans:
         commit(alias, *"abcdefgh")
         end = scan.end(scan.beginning())
         assert [len(scan.parts(scan.beginning(), end, n)) for n in (1, 2, 7)] == [1, 2, 7]
-        monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 10**9)
+        monkeypatch.setattr("outbox_app.events.log.scan.MIN_POSITIONS", 10**9)
         assert len(scan.parts(scan.beginning(), end, 7)) == 1
 
 
@@ -265,7 +265,7 @@ def test_naive_batches_are_caught(alias):
 
 
 def test_ranges(monkeypatch):
-    monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 10)
+    monkeypatch.setattr("outbox_app.events.log.scan.MIN_POSITIONS", 10)
     assert ranges(5, 5, 3) == ranges(9, 5, 3) == []
     assert ranges(0, 9, 3) == [(0, 9)]
     assert ranges(0, 30, 2) == [(0, 15), (15, 30)]

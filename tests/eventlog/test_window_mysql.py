@@ -9,11 +9,11 @@ from datetime import timedelta
 import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
 
-from outbox_app import NewEvent, publish, publish_many
-from outbox_app.eventlog.reader import LogReader
-from outbox_app.eventlog.state import MysqlState
-from outbox_app.eventlog.window import TOMBSTONE
-from outbox_app.eventlog.windows import mysql
+from outbox_app.events import NewEvent, publish, publish_many
+from outbox_app.events.log.reader import LogReader
+from outbox_app.events.log.state import MysqlState
+from outbox_app.events.log.window import TOMBSTONE
+from outbox_app.events.log.windows import mysql
 from outbox_app.exceptions import DamagedCursor, ForeignCursor, TooManyGaps
 from outbox_app.models import Event
 from tests.eventlog.own_log.models import Ledger

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from django.db import connections, transaction
 
-from outbox_app.eventlog.state import BEGINNING, PostgresState, Snapshot
+from outbox_app.events.log.state import BEGINNING, PostgresState, Snapshot
 from outbox_app.exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from outbox_app.models import Event
 from tests.faults.tools import on
@@ -134,7 +134,7 @@ def test_the_first_window_of_a_scan_does_not_look_at_each_row(alias):
 
 def test_late_rows_beyond_a_page_that_is_short(alias, monkeypatch):
     """Where a page ends by its reach, the late transactions' rows keep to it too."""
-    monkeypatch.setattr("outbox_app.eventlog.windows.postgres.MAX_POSITIONS", 5)
+    monkeypatch.setattr("outbox_app.events.log.windows.postgres.MAX_POSITIONS", 5)
     with reading(alias) as reader, Session(alias) as slow:
         state = reader.window.start(None)
         slow.begin().publish("slow", 4)
@@ -151,7 +151,7 @@ def test_late_rows_beyond_a_page_that_is_short(alias, monkeypatch):
 
 
 def test_a_hole_is_passed_at_once(alias, monkeypatch):
-    monkeypatch.setattr("outbox_app.eventlog.windows.postgres.MAX_POSITIONS", 5)
+    monkeypatch.setattr("outbox_app.events.log.windows.postgres.MAX_POSITIONS", 5)
     with reading(alias) as reader:
         state = reader.window.start(None)
         with transaction.atomic(using=alias):

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.checks.databases import check_sessions
-from outbox_app.ids import Snowflakes
+from outbox_app.ids.generator import Snowflakes
 from outbox_app.models import Process, StagedJob
 from outbox_app.process import background
 from outbox_app.testing import at_once

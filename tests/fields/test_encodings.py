@@ -9,9 +9,13 @@ from django.core.management import call_command
 from django.db import connections, transaction
 from django.utils import timezone
 
-from outbox_app import cancel, publish, reschedule, stage, subscriber
+from outbox_app import cancel, reschedule, stage
 from outbox_app.checks.databases import check_databases
 from outbox_app.entities import Rejected
+from outbox_app.events import publish, subscriber
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.skips import skip_gap
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import InvalidCommand, InvalidEvent, InvalidJob, InvalidPrepared
 from outbox_app.jobs.staged import move_to_dead_for
 from outbox_app.models import (
@@ -25,9 +29,6 @@ from outbox_app.models import (
 )
 from outbox_app.models.encoding import replaced, unstorable
 from outbox_app.prepared import operations, prepare
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.skips import skip_gap
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.entities import models
 from tests.entities.models import Account
 from tests.one_database import no_statement

@@ -41,7 +41,7 @@ import django
 django.setup()
 from django.db import transaction
 from bank.models import Bill, Purse
-from outbox_app import publish
+from outbox_app.events import publish
 from outbox_app.models import DeadJob
 for key in {keys}:
     Purse.execute(key, "open", {{"owner": key}}, command_id="open")

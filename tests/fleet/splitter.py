@@ -46,7 +46,7 @@ def order_model():
 
 def main(alias: str) -> None:
     from outbox_app.failpoints import set_failpoint
-    from outbox_app.fleet import KeyIndex, ShardedTable, table_copy
+    from outbox_app.sharding import KeyIndex, ShardedTable, table_copy
     from tests.splitting import run_operation
 
     table_copy.BATCH, table_copy.FEW = 300, 30

@@ -16,11 +16,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from outbox_app.exceptions import InvalidArgument, OutboxError
-from outbox_app.fleet import KeyIndex, ShardedTable, find_by_key, table_copy
-from outbox_app.fleet.key_index import index_table
-from outbox_app.fleet.partitions import PostgresPartitions
-from outbox_app.fleet.table_copy import TableCopy
 from outbox_app.process.lock_wait import is_conflict
+from outbox_app.sharding import KeyIndex, ShardedTable, find_by_key, table_copy
+from outbox_app.sharding.key_index import index_table
+from outbox_app.sharding.partitions import PostgresPartitions
+from outbox_app.sharding.table_copy import TableCopy
 from outbox_app.transactions import own_connection
 from tests import forking
 from tests.eventlog.sessions import Session
@@ -1044,8 +1044,8 @@ def test_sqlite_has_no_partitions(alias, order):
 
 
 def test_fields_that_may_be_null_and_several_keys_are_refused():
-    from outbox_app.fleet.sharded_table import field_of
     from outbox_app.models import PreparedEvent, StreamHead
+    from outbox_app.sharding.sharded_table import field_of
 
     with pytest.raises(InvalidArgument, match="decided_at may be null"):
         field_of(PreparedEvent, "decided_at")

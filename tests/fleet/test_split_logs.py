@@ -11,9 +11,9 @@ from django.db import connections
 from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app import subscriber
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import subscriber
 from outbox_app.events.checks import check_log_tables
+from outbox_app.events.log.reader import LogReader
 from outbox_app.exceptions import InvalidArgument, UnsafeLog
 from outbox_app.models import Event, PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from outbox_app.ids import Snowflakes
+from outbox_app.ids.generator import Snowflakes
 from outbox_app.models import Node
 from outbox_app.models.fleet import DATACENTRES, NODES
 from tests.patience import patience

@@ -28,7 +28,7 @@ def write(file: Path, count: int) -> None:
 
 
 def main(folder: Path, processes: int, count: int) -> None:
-    from outbox_app.ids import _ids
+    from outbox_app.ids.generator import _ids
 
     write(folder / "preloaded", 1000)
     children = []

@@ -11,16 +11,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from outbox_app.exceptions import InvalidArgument
-from outbox_app.ids import (
-    EPOCH,
-    IdParts,
-    Snowflakes,
-    _Reserved,
-    parts_of,
-    shard_of,
-    snowflake,
-    snowflakes,
-)
+from outbox_app.ids import IdParts, parts_of, shard_of, snowflake, snowflakes
+from outbox_app.ids.generator import EPOCH, Snowflakes, _Reserved
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

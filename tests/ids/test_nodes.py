@@ -8,7 +8,7 @@ from django.db.models import F
 
 from outbox_app.aliases import chosen
 from outbox_app.exceptions import NoNode
-from outbox_app.ids import Snowflakes
+from outbox_app.ids.generator import Snowflakes
 from outbox_app.models import Node
 from outbox_app.models.clock import Milliseconds
 from outbox_app.transactions import own_connection
@@ -166,7 +166,7 @@ def test_no_millisecond_above_the_reservation_is_used(alias, process, clock):
 def test_a_database_that_does_not_answer_is_not_waited_for_again_and_again(
     alias, process, monkeypatch
 ):
-    monkeypatch.setattr("outbox_app.ids.WAIT", 0.05)
+    monkeypatch.setattr("outbox_app.ids.generator.WAIT", 0.05)
     ids = process()
     asked = []
     ids._answer = lambda using, future: asked.append(future)
@@ -238,7 +238,7 @@ def test_of_two_who_see_a_node_as_free_one_has_it(alias, process, monkeypatch):
             made.append(second.make())  # between the look of the first one and its UPDATE
         return free[0]
 
-    monkeypatch.setattr("outbox_app.ids.SystemRandom.choice", choice)
+    monkeypatch.setattr("outbox_app.ids.generator.SystemRandom.choice", choice)
     assert first.make() >> 12 & 255 != made[1] >> 12 & 255
 
 
@@ -345,11 +345,11 @@ def test_no_thread_can_be_started(alias, process, clock, monkeypatch):
 
     ids = process()
     with monkeypatch.context() as patch:
-        patch.setattr("outbox_app.ids.Thread.start", start)
+        patch.setattr("outbox_app.ids.generator.Thread.start", start)
         with pytest.raises(NoNode, match="can't start new thread"):
             ids.make()
     first = ids.make()
     with monkeypatch.context() as patch:
-        patch.setattr("outbox_app.ids.Thread.start", start)
+        patch.setattr("outbox_app.ids.generator.Thread.start", start)
         clock.seconds += 8
         assert ids.make() > first  # there is time for three seconds more

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from django.db import transaction
 
-from outbox_app import NO_STREAM
+from outbox_app.events import NO_STREAM
 from outbox_app.exceptions import InvalidEvent, InvalidJob, VersionConflict
 from outbox_app.models import Event
 from tests.mixin.models import Order, Seat

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.entities import doors as entities_doors
 from outbox_app.entities import series as entities_series
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events.log.reader import LogReader
 from outbox_app.events.series import EventsPerMinute
 from outbox_app.management.commands.outbox_status import table
 from outbox_app.models import (

@@ -10,6 +10,7 @@ import pytest
 from outbox_app.capability import kinds
 from outbox_app.events.doors import EventsSection
 from outbox_app.events.sinking import SinkStatus
+from outbox_app.events.subscriptions.lag import SubscriptionLag
 from outbox_app.jobs.dead_summary import DeadMatrix, DeadRow
 from outbox_app.jobs.drain.status import Backlog, DrainerStatus, Held
 from outbox_app.models import Process
@@ -17,7 +18,6 @@ from outbox_app.models.counting import MANY
 from outbox_app.monitoring.diagnosis import Limits, is_healthy, problems
 from outbox_app.monitoring.long_transactions import LongTransaction, LongTransactions
 from outbox_app.monitoring.status import OutboxStatus
-from outbox_app.subscriptions.lag import SubscriptionLag
 
 
 def drainer(pid, *, owned=(), silent=1, trouble=""):

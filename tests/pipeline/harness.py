@@ -19,8 +19,8 @@ import pyarrow as pa
 from django.db import connections, transaction
 from pyarrow import parquet
 
-from outbox_app import NewEvent, publish_many
-from outbox_app.eventlog.window import TOMBSTONE
+from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.log.window import TOMBSTONE
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event, EventLog
 from outbox_app.pipeline.archiver import Archiver

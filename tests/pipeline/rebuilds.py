@@ -7,13 +7,14 @@ from random import Random
 import pytest
 from django.db import connections, transaction
 
-from outbox_app import NewEvent, failpoints, publish_many
+from outbox_app import failpoints
+from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.projections.rebuild import rebuild
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.models import Event
 from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
-from outbox_app.projections.rebuild import rebuild
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.pipeline.here import Here
 from tests.projections.models import Sold, Status
 
@@ -43,7 +44,7 @@ def projection(name):
 @pytest.fixture
 def options(alias, monkeypatch):
     """The log, which even so small is read in parts."""
-    monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 7)
+    monkeypatch.setattr("outbox_app.events.log.scan.MIN_POSITIONS", 7)
     password = connections[alias].settings_dict.get("PASSWORD") or ""
     return log_options(Event, using=alias, password=password, partitions="4")
 

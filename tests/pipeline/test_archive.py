@@ -20,7 +20,7 @@ from pyarrow import parquet
 from pyspark.errors import PySparkException
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
-from outbox_app.eventlog.window import TOMBSTONE
+from outbox_app.events.log.window import TOMBSTONE
 from outbox_app.exceptions import ArchiveRefused, InvalidOption, InvalidSchema
 from outbox_app.models import Event
 from outbox_app.pipeline import parquet as writing

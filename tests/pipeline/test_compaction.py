@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import parquet
 
-from outbox_app.eventlog.filter import EventFilter
+from outbox_app.events.log.filter import EventFilter
 from outbox_app.exceptions import ArchiveRefused
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archive_reader import file_batches

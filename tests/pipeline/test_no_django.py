@@ -11,9 +11,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 WITHOUT_DJANGO = """
 import importlib, pkgutil, sys
-import outbox_app.eventlog.scans, outbox_app.eventlog.windows, outbox_app.pipeline, pyspark_outbox
+import outbox_app.events.log.scans, outbox_app.events.log.windows
+import outbox_app.pipeline, pyspark_outbox
 count = 0
-for package in (outbox_app.pipeline, outbox_app.eventlog.scans, outbox_app.eventlog.windows):
+for package in (outbox_app.pipeline, outbox_app.events.log.scans, outbox_app.events.log.windows):
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if info.name.startswith(("outbox_app.pipeline.driver", "outbox_app.pipeline.doors")):
             continue
@@ -44,7 +45,7 @@ for info in pkgutil.iter_modules(outbox_app.__path__, "outbox_app."):
     if info.name not in ("outbox_app.pipeline", "outbox_app.pytest_plugin"):
         importlib.import_module(info.name)
         count += 1
-WITHOUT = ("jobs", "eventlog", "process", "subscriptions", "projections", "monitoring")
+WITHOUT = "jobs", "process", "monitoring", "events", "sharding", "shadow", "ids"
 NEED_EXTRAS = "door.signing", "prepared.remote", "fleet.registries.tooz"
 WITHOUT += "entities", "prepared", "fleet", "door"
 for package in ("admin", "checks", "management.commands", *WITHOUT):

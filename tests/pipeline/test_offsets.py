@@ -136,7 +136,7 @@ def test_a_log_that_was_pruned(alias, offsets):
 
 @on("mariadb")
 def test_counting_of_a_large_log_has_connections_of_its_own(alias, offsets, monkeypatch):
-    monkeypatch.setattr("outbox_app.eventlog.scans.mysql.COUNTED", 2)
+    monkeypatch.setattr("outbox_app.events.log.scans.mysql.COUNTED", 2)
     commit(alias, *"abcdef")
     database = offsets.database
     options = replace(database.options, partitions=1000)

@@ -11,7 +11,7 @@ import MySQLdb
 import pytest
 from django.db import connections
 
-from outbox_app.eventlog.filter import EventFilter
+from outbox_app.events.log.filter import EventFilter
 from outbox_app.exceptions import InvalidOption, Unreachable
 from outbox_app.models import Event
 from outbox_app.pipeline import archive_reader

@@ -12,7 +12,7 @@ import pytest
 from django.db import connections, transaction
 from pyarrow import parquet
 
-from outbox_app import publish
+from outbox_app.events import publish
 from outbox_app.exceptions import ArchiveRefused, InvalidSchema
 from outbox_app.pipeline.archive_reader import file_batches, planned, read
 from outbox_app.pipeline.archiver import Archiver

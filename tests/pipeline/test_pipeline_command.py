@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connections, transaction
 from pyarrow import parquet
 
-from outbox_app import publish
+from outbox_app.events import publish
 from outbox_app.models import Event, Gap, InboxEntry, Statistic, StreamHead
 from outbox_app.pipeline.driver import run
 from outbox_app.pipeline.offset import Offsets

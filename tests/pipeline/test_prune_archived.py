@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from outbox_app import publish
-from outbox_app.eventlog.window import TOMBSTONE
+from outbox_app.events import publish
+from outbox_app.events.log.window import TOMBSTONE
 from outbox_app.models import DatabaseNow, Event
 from outbox_app.pipeline import compaction, parquet
 from outbox_app.pipeline.archiver import Archiver

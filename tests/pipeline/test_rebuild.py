@@ -8,9 +8,13 @@ import threading
 import pytest
 from django.db import connections, transaction
 
-from outbox_app import NewEvent, publish_many
-from outbox_app.eventlog.filter import EventFilter
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.log.filter import EventFilter
+from outbox_app.events.log.reader import LogReader
+from outbox_app.events.projections.rebuild import rebuild
+from outbox_app.events.projections.rows import ProjectionTable
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.fields import exact_collation
@@ -20,10 +24,6 @@ from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver.rebuild import SparkRebuild, log_of
 from outbox_app.pipeline.driver.rebuild_fold import ViewFold
 from outbox_app.pipeline.folding import fold
-from outbox_app.projections.rebuild import rebuild
-from outbox_app.projections.rows import ProjectionTable
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import forking
 from tests.emptying import cut_off
 from tests.eventlog.own_log.models import Ledger
@@ -350,8 +350,8 @@ def test_more_gaps_than_a_cursor_may_keep(alias, settings, spark_rebuilds, monke
     """All gaps of the log come at once. The rebuild skips none."""
     from tests.pipeline.rebuilt import declared
 
-    monkeypatch.setattr("outbox_app.eventlog.windows.mysql.MAX_RUNS", 3)
-    monkeypatch.setattr("outbox_app.eventlog.scans.mysql.MAX_RUNS", 3)
+    monkeypatch.setattr("outbox_app.events.log.windows.mysql.MAX_RUNS", 3)
+    monkeypatch.setattr("outbox_app.events.log.scans.mysql.MAX_RUNS", 3)
     declared("spark_sold")
     work(alias, 60)
     settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 0.001}

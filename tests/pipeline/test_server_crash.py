@@ -8,8 +8,8 @@ import signal
 import pytest
 from django.db import connections, transaction
 
-from outbox_app import publish
-from outbox_app.eventlog.scans.postgres import PostgresScan
+from outbox_app.events import publish
+from outbox_app.events.log.scans.postgres import PostgresScan
 from outbox_app.models import Event
 from outbox_app.pipeline.archive_reader import Part
 from outbox_app.pipeline.database import connect

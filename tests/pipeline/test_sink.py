@@ -14,12 +14,12 @@ from django.core.management import call_command
 from django.db import ProgrammingError, connections
 from django.db.models import QuerySet
 
-from outbox_app import subscriber, supervisor
+from outbox_app import supervisor
 from outbox_app.checks.values import check_settings
-from outbox_app.eventlog import registry
-from outbox_app.eventlog.registry import sinks
-from outbox_app.events import prune_events
+from outbox_app.events import prune_events, subscriber
 from outbox_app.events import sink as events_sink
+from outbox_app.events.log import registry
+from outbox_app.events.log.registry import sinks
 from outbox_app.events.loops import sinking
 from outbox_app.events.sink import Sink
 from outbox_app.events.sinking import sink_status

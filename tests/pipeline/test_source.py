@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 from pyspark.sql.worker import lookup_data_sources
 
-from outbox_app import NewEvent, publish_many
+from outbox_app.events import NewEvent, publish_many
 from outbox_app.exceptions import (
     ForeignCursor,
     InvalidOption,
@@ -57,7 +57,7 @@ TRICKY = 'it\'s "quoted" back\\slash %s 100% ä日本語🚀\n\ttab'
 
 @pytest.fixture(autouse=True)
 def small_parts(request, monkeypatch):
-    monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 1)
+    monkeypatch.setattr("outbox_app.events.log.scan.MIN_POSITIONS", 1)
     if "alias" in request.fixturenames:
         truncate(request.getfixturevalue("alias"))
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
-from outbox_app.eventlog.newevent import slice_of
+from outbox_app.events.log.newevent import slice_of
 from outbox_app.pipeline import statistics as module
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES
 from outbox_app.pipeline.statistics import (

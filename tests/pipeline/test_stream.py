@@ -14,7 +14,7 @@ from django.db import transaction
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from outbox_app import NewEvent, publish_many
+from outbox_app.events import NewEvent, publish_many
 from outbox_app.exceptions import DamagedCursor, ForeignCursor
 from outbox_app.models import Event
 from outbox_app.pipeline.offset import Offset
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def small_parts(alias, monkeypatch):
-    monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 1)
+    monkeypatch.setattr("outbox_app.events.log.scan.MIN_POSITIONS", 1)
     truncate(alias)
 
 

@@ -13,6 +13,7 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from outbox_app.entities.operations import erase
+from outbox_app.events.projections.rebuild import rebuild
 from outbox_app.exceptions import InvalidSchema
 from outbox_app.pipeline import folding
 from outbox_app.pipeline.driver.pipeline import Pipeline, log_options
@@ -20,7 +21,6 @@ from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
 from outbox_app.pipeline.driver.run import run_audit
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA
 from outbox_app.pipeline.source import OutboxDataSource
-from outbox_app.projections.rebuild import rebuild
 from tests.entities.models import Account, AccountVersion
 from tests.entities.projected import StateOf
 from tests.eventlog.own_log.models import Ledger

@@ -11,7 +11,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, OperationalError, connections, transaction
 
-from outbox_app.eventlog.publish import publish
+from outbox_app.events.log.publish import publish
 from outbox_app.exceptions import NotAtomic
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event, Incident, PreparedEvent

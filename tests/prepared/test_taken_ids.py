@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 from django.db import connections, transaction
 
-from outbox_app.eventlog.publish import publish
+from outbox_app.events.log.publish import publish
 from outbox_app.exceptions import PreparedConflict, PreparedError
 from outbox_app.models import Event, EventLog, PreparedEvent
 from outbox_app.prepared import (

@@ -12,14 +12,14 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider, sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.door.messages import cloudevent, prepared_fields
+from outbox_app.events import NewEvent, publish_many, subscriber
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.models import Event, PreparedEvent
 from outbox_app.prepared import NewPrepared, prepare, prepared
 from outbox_app.prepared.request import checked
 from outbox_app.process.tracing import current_trace
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
 

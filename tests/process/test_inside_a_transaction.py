@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from outbox_app import publish
+from outbox_app.events import publish
 from outbox_app.exceptions import UnfitSession
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import Process, StagedJob

@@ -12,15 +12,16 @@ from django.apps import apps
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from outbox_app import stage_many, subscriber
+from outbox_app import stage_many
 from outbox_app.entities import Command
-from outbox_app.eventlog.reader import LogReader
-from outbox_app.eventlog.registry import all_logs
+from outbox_app.events import subscriber
+from outbox_app.events.log.reader import LogReader
+from outbox_app.events.log.registry import all_logs
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import UnsafeLog
 from outbox_app.models import Cursor, DatabaseNow, DeadJob, Event, StagedJob
 from outbox_app.monitoring.status import outbox_status
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import tasks
 from tests.entities.models import Account
 from tests.faults.tools import on

@@ -15,9 +15,10 @@ from django.core.management import call_command
 from django.db import OperationalError, connections, transaction
 from django.utils.timezone import now
 
-from outbox_app import publish, subscriber, supervisor
+from outbox_app import supervisor
 from outbox_app.aliases import inbox_alias, log_alias
 from outbox_app.capability import Loop
+from outbox_app.events import publish, subscriber
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import (
     DatabaseNow,

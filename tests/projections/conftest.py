@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from outbox_app import failpoints
-from outbox_app.subscriptions import subscriber as declared
+from outbox_app.events.subscriptions import subscriber as declared
 from tests.patience import patience
 from tests.projections.models import Sold, Status
 

@@ -14,7 +14,7 @@ import django
 if __name__ == "__main__":
     django.setup()
 
-from outbox_app import Projection
+from outbox_app.events import Projection
 from tests.projections.models import Sold, Status
 
 

@@ -12,12 +12,12 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from outbox_app import NewEvent, Projection, publish_many, subscriber
-from outbox_app.eventlog.record import recorded
+from outbox_app.events import NewEvent, Projection, publish_many, subscriber
+from outbox_app.events.log.record import recorded
+from outbox_app.events.projections.rows import PendingEvent, ProjectionTable
 from outbox_app.exceptions import InvalidSubscriber
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
-from outbox_app.projections.rows import PendingEvent, ProjectionTable
 from tests.projections.declared import SoldOf, StatusOf, declare
 from tests.projections.models import Bare, Hourly, Numbered, Seat, Sold, Stamped, Status
 

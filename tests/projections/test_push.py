@@ -9,10 +9,10 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 
-from outbox_app import NewEvent, publish, publish_many
+from outbox_app.events import NewEvent, publish, publish_many
+from outbox_app.events.projections import push
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
-from outbox_app.projections import push
 from tests import forking
 from tests.eventlog.own_log.models import Visit
 from tests.faults.tools import ROOT, on
@@ -241,7 +241,7 @@ def test_a_writer_killed_before_its_push_loses_nothing(alias, environment, run, 
     code = (
         "import django; django.setup()\n"
         "from django.db import transaction\n"
-        "from outbox_app import publish\n"
+        "from outbox_app.events import publish\n"
         "from tests.projections.declared import StatusOf, declare\n"
         "declare(StatusOf, 'status', push=True)\n"
         f"with transaction.atomic(using={alias!r}): publish('a', 'made')\n"

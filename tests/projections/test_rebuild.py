@@ -12,16 +12,16 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connections, models, transaction
 from django.test.utils import isolate_apps
 
-from outbox_app import NewEvent, publish_many, subscriber
+from outbox_app.events import NewEvent, publish_many, subscriber
+from outbox_app.events.projections.rebuild import Rebuild, rebuild
+from outbox_app.events.projections.shadow_table import shadow_table
+from outbox_app.events.subscriptions import control
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.process.lock_wait import atomic_with_lock_wait
-from outbox_app.projections.rebuild import Rebuild, rebuild
-from outbox_app.projections.shadow_table import shadow_table
-from outbox_app.subscriptions import control
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import forking
 from tests.eventlog.sessions import Session, execute
 from tests.faults.tools import ROOT, eventually, on
@@ -118,7 +118,7 @@ def test_a_subscription_that_never_ran(alias, run, sold):
 @on("mariadb")
 def test_it_waits_where_too_many_gaps_are_open(alias, sold, settings, monkeypatch):
     settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 0.5}
-    monkeypatch.setattr("outbox_app.eventlog.windows.mysql.MAX_RUNS", 3)
+    monkeypatch.setattr("outbox_app.events.log.windows.mysql.MAX_RUNS", 3)
     declare(SoldOf, "sold", batch_size=7)
     sell(alias, 30)
     rebuild("sold")
@@ -339,8 +339,8 @@ def test_gaps_that_nothing_waits_for_any_more_are_closed(alias, published, run, 
 def test_the_takeover_waits_for_locks_and_gives_up_with_everything_as_it_was(
     alias, run, sold, in_thread, monkeypatch
 ):
-    monkeypatch.setattr("outbox_app.projections.rebuild.LOCK_WAIT", 1)
-    monkeypatch.setattr("outbox_app.projections.rebuild.ATTEMPTS", 2)
+    monkeypatch.setattr("outbox_app.events.projections.rebuild.LOCK_WAIT", 1)
+    monkeypatch.setattr("outbox_app.events.projections.rebuild.ATTEMPTS", 2)
     declare(SoldOf, "sold")
     sell(alias, 4)
     run("sold")
@@ -388,8 +388,8 @@ def test_other_subscriptions_go_on_during_the_takeover(
     alias, run, sold, seen_by, in_thread, monkeypatch
 ):
     """MySQL walks a small table from its beginning, and locks each row that it comes by."""
-    monkeypatch.setattr("outbox_app.projections.rebuild.LOCK_WAIT", 1)
-    monkeypatch.setattr("outbox_app.projections.rebuild.ATTEMPTS", 1)
+    monkeypatch.setattr("outbox_app.events.projections.rebuild.LOCK_WAIT", 1)
+    monkeypatch.setattr("outbox_app.events.projections.rebuild.ATTEMPTS", 1)
     seen = seen_by("other", partitions=4)
     declare(SoldOf, "sold", partitions=4)
     sell(alias, 3)

@@ -10,8 +10,7 @@ from django.core.management import call_command
 from django.db import transaction
 from django.db.models import QuerySet
 
-from outbox_app import publish, subscriber
-from outbox_app.events import prune_events
+from outbox_app.events import prune_events, publish, subscriber
 from outbox_app.models import DatabaseNow, Event, PrunedCommand
 from tests.entities.models import Account, AccountVersion
 

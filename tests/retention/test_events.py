@@ -14,9 +14,13 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app import publish, subscriber
-from outbox_app.eventlog.newevent import slice_of
+from outbox_app.events import publish, subscriber
 from outbox_app.events import retention as event_retention
+from outbox_app.events.log.newevent import slice_of
+from outbox_app.events.subscriptions import control
+from outbox_app.events.subscriptions.lag import lags
+from outbox_app.events.subscriptions.partition import Partition
+from outbox_app.events.subscriptions.subscriber import register, subscriber_named
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
@@ -25,10 +29,6 @@ from outbox_app.models import (
     StreamHead,
     Subscription,
 )
-from outbox_app.subscriptions import control
-from outbox_app.subscriptions.lag import lags
-from outbox_app.subscriptions.partition import Partition
-from outbox_app.subscriptions.subscriber import register, subscriber_named
 from tests.eventlog.own_log.models import Ledger
 from tests.eventlog.sessions import Session
 from tests.faults.tools import on
@@ -61,7 +61,7 @@ def old(alias, published):
 def test_positions_that_are_sealed_after_a_prune_hold_nothing_up(
     alias, old, left, settings, monkeypatch
 ):
-    monkeypatch.setattr("outbox_app.subscriptions.partition.STORE_SECONDS", -1.0)
+    monkeypatch.setattr("outbox_app.events.subscriptions.partition.STORE_SECONDS", -1.0)
     settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 0.0, "TOMBSTONES": True}
     old("a", "b", "c", days=100)
     kept = old("a", "b", days=50)

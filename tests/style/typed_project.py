@@ -8,18 +8,11 @@ from uuid import uuid4
 
 from django.db import models, transaction
 
-from outbox_app import (
-    Projection,
-    RecordedEvent,
-    cancel,
-    idempotent,
-    publish,
-    stage,
-    subscriber,
-)
 from outbox_app import Projektion as _Typo  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
+from outbox_app import cancel, idempotent, stage
 from outbox_app.celery import OutboxCelery
 from outbox_app.entities import Entity, EntityVersion, Rejected, command
+from outbox_app.events import Projection, RecordedEvent, publish, subscriber
 from outbox_app.fields import CharField
 from outbox_app.prepared import prepaired as _Typo2  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
 from outbox_app.prepared import prepared

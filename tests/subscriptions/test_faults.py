@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
-from outbox_app import subscriber
+from outbox_app.events import subscriber
+from outbox_app.events.subscriptions import control
+from outbox_app.events.subscriptions import subscriber as module
+from outbox_app.events.subscriptions.control import release
+from outbox_app.events.subscriptions.cursors import CursorConflict, StoredRows
+from outbox_app.events.subscriptions.partition import Partition
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import OutboxError
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import (
@@ -28,13 +35,6 @@ from outbox_app.models import (
 )
 from outbox_app.process.enclosure import SwallowedError
 from outbox_app.process.lease import LeaseHolder
-from outbox_app.subscriptions import control
-from outbox_app.subscriptions import subscriber as module
-from outbox_app.subscriptions.control import release
-from outbox_app.subscriptions.cursors import CursorConflict, StoredRows
-from outbox_app.subscriptions.partition import Partition
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import forking
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
@@ -378,7 +378,7 @@ def test_more_partitions_take_over_where_the_old_ones_stand(alias, published, ru
     streams = [f"s{i}" for i in range(30)]
 
     def declare(partitions):
-        from outbox_app.subscriptions import subscriber as module
+        from outbox_app.events.subscriptions import subscriber as module
 
         module._subscribers.pop("noted", None)
 

@@ -10,12 +10,12 @@ import pytest
 from django.core.management import call_command
 from django.db import transaction
 
-from outbox_app import NewEvent, publish_many
+from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.subscriptions import control
+from outbox_app.events.subscriptions.lag import lags
+from outbox_app.events.subscriptions.rebase import rebase_outbox
 from outbox_app.exceptions import ForeignCursor, ReplayRefused
 from outbox_app.models import Event
-from outbox_app.subscriptions import control
-from outbox_app.subscriptions.lag import lags
-from outbox_app.subscriptions.rebase import rebase_outbox
 
 EVERY = ["default", "postgres", "mariadb"]
 pytestmark = [

@@ -9,9 +9,9 @@ from django.contrib.auth.models import Permission
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 
-from outbox_app import subscriber
+from outbox_app.events import subscriber
+from outbox_app.events.subscriptions.control import release
 from outbox_app.models import Cursor, ParkedStream
-from outbox_app.subscriptions.control import release
 from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -7,12 +7,12 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox_app import subscriber
+from outbox_app.events import subscriber
+from outbox_app.events.subscriptions.control import release
+from outbox_app.events.subscriptions.handling import Attempt, narrowed
+from outbox_app.events.subscriptions.skips import discard_stream, skip_event
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream, Subscription
-from outbox_app.subscriptions.control import release
-from outbox_app.subscriptions.handling import Attempt, narrowed
-from outbox_app.subscriptions.skips import discard_stream, skip_event
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

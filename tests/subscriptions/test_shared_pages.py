@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from outbox_app import subscriber
-from outbox_app.eventlog.newevent import slice_of
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import subscriber
+from outbox_app.events.log.newevent import slice_of
+from outbox_app.events.log.reader import LogReader
+from outbox_app.events.subscriptions import control
+from outbox_app.events.subscriptions.cursors import SharedPages
+from outbox_app.events.subscriptions.partition import Partition
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, Incident, ParkedStream, Subscription
-from outbox_app.subscriptions import control
-from outbox_app.subscriptions.cursors import SharedPages
-from outbox_app.subscriptions.partition import Partition
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.sessions import Session
 from tests.faults.tools import on
 
@@ -338,7 +338,7 @@ def test_one_without_events_waits_where_nothing_was_stored(handled, published):
 def test_a_filter_that_drops_all_is_passed(handled, published, alias, monkeypatch):
     """Nobody has an event in a page that has more after it: all are moved, and written."""
     for name in ("sqlite.MAX_POSITIONS", "postgres.MAX_POSITIONS", "mysql.MAX_ROWS"):
-        monkeypatch.setattr(f"outbox_app.eventlog.windows.{name}", 10)
+        monkeypatch.setattr(f"outbox_app.events.log.windows.{name}", 10)
     shared = handled(types=["wanted"], batch_size=1)
     published(*ALL * 10)
     published(*ALL, type="wanted")
@@ -456,7 +456,7 @@ def test_pages_grow_while_they_are_full_and_small(handled, published, monkeypatc
     shared.turn(3)
     grown = held._limits["outbox_event"]
     assert grown > 2 * 4
-    monkeypatch.setattr("outbox_app.subscriptions.cursors.MAX_SIZE", 100)
+    monkeypatch.setattr("outbox_app.events.subscriptions.cursors.MAX_SIZE", 100)
     shared.turn()
     assert held._limits["outbox_event"] < grown
     shared.finish()
@@ -513,7 +513,7 @@ def test_a_backlog_of_small_events_is_stored_in_few_pages(handled, published, pa
 
 
 def test_large_events_are_read_by_short_pages(handled, published, pages_read, alias, monkeypatch):
-    monkeypatch.setattr("outbox_app.subscriptions.cursors.MAX_SIZE", 1000)
+    monkeypatch.setattr("outbox_app.events.subscriptions.cursors.MAX_SIZE", 1000)
     shared = handled(batch_size=8)
     published(*ALL * 4, data={"text": "x" * 200})
     shared.turn()

@@ -8,17 +8,17 @@ import pytest
 from django.core.management import call_command
 from django.db import OperationalError
 
-from outbox_app import subscriber
-from outbox_app.eventlog.newevent import slice_of
+from outbox_app.events import subscriber
+from outbox_app.events.log.newevent import slice_of
+from outbox_app.events.subscriptions import control
+from outbox_app.events.subscriptions import subscriber as module
+from outbox_app.events.subscriptions.counting import count_events
+from outbox_app.events.subscriptions.parking import Parking
+from outbox_app.events.subscriptions.skips import discard_stream, skip_event, skip_gap
+from outbox_app.events.subscriptions.version_gaps import give_up
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream, Subscription
-from outbox_app.subscriptions import control
-from outbox_app.subscriptions import subscriber as module
-from outbox_app.subscriptions.counting import count_events
-from outbox_app.subscriptions.parking import Parking
-from outbox_app.subscriptions.skips import discard_stream, skip_event, skip_gap
-from outbox_app.subscriptions.version_gaps import give_up
 from tests.eventlog.sessions import Session
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -9,7 +9,11 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app import publish, subscriber
+from outbox_app.events import publish, subscriber
+from outbox_app.events.subscriptions import control
+from outbox_app.events.subscriptions import subscriber as declared
+from outbox_app.events.subscriptions.cursors import fail
+from outbox_app.events.subscriptions.lag import lags
 from outbox_app.exceptions import ReplayRefused
 from outbox_app.models import (
     Cursor,
@@ -21,10 +25,6 @@ from outbox_app.models import (
     StagedJob,
     Subscription,
 )
-from outbox_app.subscriptions import control
-from outbox_app.subscriptions import subscriber as declared
-from outbox_app.subscriptions.cursors import fail
-from outbox_app.subscriptions.lag import lags
 from tests import tasks
 from tests.eventlog.own_log.models import Ledger
 

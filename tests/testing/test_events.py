@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_app import publish, subscriber
+from outbox_app.events import publish, subscriber
 from outbox_app.exceptions import OutboxError
 from outbox_app.testing import assert_published, published_events, run_subscribers
 

@@ -7,8 +7,9 @@ from celery import chord, group
 from django.db import transaction
 from django.test import TestCase
 
-from outbox_app import publish, stage, stage_many
+from outbox_app import stage, stage_many
 from outbox_app.celery import OutboxCelery
+from outbox_app.events import publish
 from outbox_app.exceptions import NotAtomic
 from outbox_app.models import StagedJob
 from outbox_app.testing import assert_not_staged, assert_staged, run_staged, staged_jobs

@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 from django.db import transaction
 
-from outbox_app import NewEvent, publish_many
+from outbox_app.events import NewEvent, publish_many
 from tests.projections.declared import SoldOf, declare
 from tests.projections.models import Sold
 

@@ -15,8 +15,8 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.test.utils import override_system_checks
 
-from outbox_app import publish, subscriber
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import publish, subscriber
+from outbox_app.events.log.reader import LogReader
 from outbox_app.management.teaching import TeachingCommand
 from outbox_app.models import (
     Cursor,

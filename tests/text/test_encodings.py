@@ -16,8 +16,8 @@ import pytest
 from django.core.management import call_command, get_commands, load_command_class
 from django.db import transaction
 
-from outbox_app import publish
-from outbox_app.eventlog.reader import LogReader
+from outbox_app.events import publish
+from outbox_app.events.log.reader import LogReader
 from outbox_app.management.teaching import escaping
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 from tests.jobs.dead.rows import dead_jobs, staged_jobs

@@ -22,8 +22,8 @@ from ...admin.base import address, column, given
 from ...admin.filters import column_filter
 from ...admin.tables import link
 from ...models import Event, Gap, counting
-from ...subscriptions.skips import skip_gap
 from ...text import one_line, shown
+from ..subscriptions.skips import skip_gap
 
 
 def _skip(row: Any, values: Any, options: Any) -> str:

@@ -26,10 +26,10 @@ from ...aliases import log_alias
 from ...capability import kinds
 from ...exceptions import ReplayRefused
 from ...models import Cursor, Event, ParkedStream, Subscription
-from ...subscriptions import control, lag
-from ...subscriptions.skips import discard_stream, skip_event
-from ...subscriptions.start_point import parse_start_point
 from ...text import duration, one_line, shown
+from ..subscriptions import control, lag
+from ..subscriptions.skips import discard_stream, skip_event
+from ..subscriptions.start_point import parse_start_point
 from .tables import failed_event
 
 

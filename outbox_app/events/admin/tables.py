@@ -20,10 +20,10 @@ from ...admin.tables import SHORT, WORDS, Group, Table, link, pairs
 from ...aliases import log_alias
 from ...models import Event, Gap
 from ...models.statistic import label_of
-from ...subscriptions.lag import SubscriptionLag
 from ...text import duration, one_line, shown
 from .. import series
 from ..sinking import DAY, SinkStatus
+from ..subscriptions.lag import SubscriptionLag
 
 
 def subscriptions(site: str, lags: list[SubscriptionLag]) -> Table:

@@ -33,9 +33,9 @@ from ...process.lease import LeaseHolder
 from ...process.lock_wait import is_conflict
 from ...process.loop import ONCE_FAILURES, ProcessLoop, collection_paused
 from ...process.wakeup import JOBS
+from ...shadow.comparison import ShadowComparison
 from ...signals import drainer_started, drainer_stopped
 from ...text import get_logger
-from ..shadow_comparison import ShadowComparison
 from ..staging.sending import staging_apps
 from .app_drain import AppDrain
 from .batch import Row, apps_with_rows

@@ -33,6 +33,7 @@ from django.db import connections
 from ...aliases import outbox_alias
 from ...conf import outbox_settings
 from ...exceptions import NotAtomic, StagingRefused
+from ...shadow.producer import ShadowProducer, is_expected
 from ...text import get_logger
 from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from ..context import let
@@ -41,7 +42,6 @@ from . import validation
 from .modes import Mode, is_by_hand, loaded_task, mode_of
 from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
 from .results import is_chord_part, remember_staged, wrap_backend
-from .shadow import ShadowProducer, is_expected
 
 logger = get_logger("outbox_app.shadow")
 

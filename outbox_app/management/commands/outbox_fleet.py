@@ -25,7 +25,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import fleet_settings
-from ...eventlog.newevent import slice_of
+from ...events.log.newevent import slice_of
 from ...exceptions import InvalidArgument
 from ...fleet.registry import Registry, new_registry
 from ...fleet.topology import leaders_of, slices

@@ -19,7 +19,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...subscriptions.rebase import rebase_outbox
+from ...events.subscriptions.rebase import rebase_outbox
 from ..teaching import TeachingCommand
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...projections.rebuild import rebuild
+from ...events.projections.rebuild import rebuild
 from ..teaching import TeachingCommand
 
 

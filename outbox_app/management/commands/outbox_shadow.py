@@ -21,9 +21,9 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...aliases import outbox_alias
-from ...jobs.shadow_comparison import report
 from ...models import ShadowJob, ShadowResult
 from ...process.preflight import require_migrated
+from ...shadow.comparison import report
 from ...text import one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand
 

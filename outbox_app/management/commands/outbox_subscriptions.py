@@ -42,14 +42,14 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...aliases import log_alias
+from ...events.subscriptions import control, counting
+from ...events.subscriptions.lag import SubscriptionLag, in_flight, lags
+from ...events.subscriptions.skips import discard_stream, skip_event, skip_gap
+from ...events.subscriptions.start_point import parse_start_point
 from ...exceptions import InvalidArgument, OutboxError
 from ...models import Event, Gap
 from ...models.counting import LISTED
 from ...process.preflight import require_migrated
-from ...subscriptions import control, counting
-from ...subscriptions.lag import SubscriptionLag, in_flight, lags
-from ...subscriptions.skips import discard_stream, skip_event, skip_gap
-from ...subscriptions.start_point import parse_start_point
 from ...text import one_line
 from ..teaching import TeachingCommand, when
 

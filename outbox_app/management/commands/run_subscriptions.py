@@ -28,7 +28,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...events.loops import sinking
-from ...subscriptions.run import run
+from ...events.subscriptions.run import run
 from ..teaching import TeachingCommand
 
 

@@ -15,7 +15,7 @@ import MySQLdb
 import MySQLdb.cursors
 import pyarrow as pa
 
-from ...eventlog.scans.mysql import MysqlScan
+from ...events.log.scans.mysql import MysqlScan
 from ..database import Database, batches_of, connected
 from ..options import Options
 

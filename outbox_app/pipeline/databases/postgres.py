@@ -15,7 +15,7 @@ import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
-from ...eventlog.scans.postgres import PostgresScan
+from ...events.log.scans.postgres import PostgresScan
 from .. import database
 from ..database import Database, conformed, connected
 from ..options import Options

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...eventlog.scans.sqlite import SqliteScan
+from ...events.log.scans.sqlite import SqliteScan
 from ...exceptions import Unreachable
 from ..database import Database, batches_of
 from ..options import Options

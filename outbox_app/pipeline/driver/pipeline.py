@@ -19,7 +19,7 @@ from django.db import connections
 
 from ...aliases import log_alias
 from ...conf import outbox_settings
-from ...eventlog.registry import log_named
+from ...events.log.registry import log_named
 from ...exceptions import InvalidOption, PipelineError
 from ...models import Event, EventLog
 from ...process.preflight import require_alias

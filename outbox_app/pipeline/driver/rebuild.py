@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, models, transaction
 
-from ...eventlog.filter import EventFilter
-from ...eventlog.state import WindowState
+from ...events.log.filter import EventFilter
+from ...events.log.state import WindowState
+from ...events.projections.comparison import compare
+from ...events.projections.projection import Projection
+from ...events.projections.rebuild import Rebuild, failing_as_one, rebuildable, require_whole
+from ...events.projections.shadow_table import shadow_table
 from ...exceptions import PipelineError, RebuildRefused
 from ...failpoints import failpoint
 from ...models import EventLog
-from ...projections.comparison import compare
-from ...projections.projection import Projection
-from ...projections.rebuild import Rebuild, failing_as_one, rebuildable, require_whole
-from ...projections.shadow_table import shadow_table
 from ...text import Write, get_logger
 from ..session import reason
 from .pipeline import disconnect

@@ -20,8 +20,8 @@ from zoneinfo import ZoneInfo
 from ...exceptions import PipelineError
 
 if TYPE_CHECKING:
-    from ...eventlog.record import RecordedEvent
-    from ...projections.rows import ProjectionTable
+    from ...events.log.record import RecordedEvent
+    from ...events.projections.rows import ProjectionTable
     from ..folding import Row
 
 
@@ -40,9 +40,9 @@ def load_fold(
 
         django.setup()
         import_module(module)
-        from ...projections.projection import Projection
-        from ...projections.rows import ProjectionTable
-        from ...subscriptions.subscriber import subscriber_named
+        from ...events.projections.projection import Projection
+        from ...events.projections.rows import ProjectionTable
+        from ...events.subscriptions.subscriber import subscriber_named
 
         found: Any = subscriber_named(projection).handle
         assert isinstance(found, Projection)
@@ -61,9 +61,9 @@ class ViewFold:
     def __init__(self, view: ProjectionTable) -> None:
         from django.db import connections
 
-        from ...eventlog.record import record_of
-        from ...projections.projection import Projection
-        from ...projections.rows import PendingEvent
+        from ...events.log.record import record_of
+        from ...events.projections.projection import Projection
+        from ...events.projections.rows import PendingEvent
 
         self.record, self.turn = record_of, PendingEvent
         #: Whether the projection defines key(). Else the stream is the key, and no data is parsed.

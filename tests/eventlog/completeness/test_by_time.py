@@ -11,18 +11,18 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app import publish, publish_many, subscriber
-from outbox_app.eventlog.filter import EventFilter
-from outbox_app.eventlog.newevent import NewEvent, slice_of
-from outbox_app.eventlog.reader import LogReader
-from outbox_app.eventlog.windows.time import TimeState, TimeWindow
+from outbox_app.events import publish, publish_many, subscriber
+from outbox_app.events.log.filter import EventFilter
+from outbox_app.events.log.newevent import NewEvent, slice_of
+from outbox_app.events.log.reader import LogReader
+from outbox_app.events.log.windows.time import TimeState, TimeWindow
+from outbox_app.events.subscriptions import subscriber as declared
+from outbox_app.events.subscriptions.control import repartition
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.skips import skip_event
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import DamagedCursor, InvalidSubscriber
 from outbox_app.models import Cursor, DatabaseNow, DeliveredVersion, Event
-from outbox_app.subscriptions import subscriber as declared
-from outbox_app.subscriptions.control import repartition
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.skips import skip_event
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.conformance import read_all
 from tests.eventlog.sessions import Session
 from tests.faults.tools import on

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connections, transaction
 
-from outbox_app.eventlog.newevent import slice_of
+from outbox_app.events.log.newevent import slice_of
 from outbox_app.models import Event
 from tests.eventlog.sessions import execute
 from tests.mysql import explain, numbers, plan_of

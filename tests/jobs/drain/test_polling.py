@@ -6,11 +6,11 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app import subscriber
+from outbox_app.events import subscriber
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.process import wakeup
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,7 +14,8 @@ from django.contrib.auth.models import Permission
 from django.core.mail import send_mail
 from django.db import IntegrityError, connections, transaction
 
-from outbox_app import idempotent, publish
+from outbox_app import idempotent
+from outbox_app.events import publish
 from outbox_app.exceptions import CallbackFailed, UnsafeCallback
 from outbox_app.jobs.staging import detector
 from outbox_app.models import InboxEntry, StagedJob

@@ -10,8 +10,9 @@ from celery import group
 from django.contrib.auth.models import Group
 from django.db import connections, transaction
 
-from outbox_app import cancel, idempotent, publish, stage
+from outbox_app import cancel, idempotent, stage
 from outbox_app.checks.aliases import check_autocommit
+from outbox_app.events import publish
 from outbox_app.exceptions import InboxError, NotAtomic
 from outbox_app.models import Event, InboxEntry
 from tests.jobs.staging.test_rules import FORMS

@@ -17,7 +17,7 @@ from celery.utils.nodenames import gethostname
 from django.db import connections, transaction
 from kombu.utils.objects import cached_property
 
-from outbox_app import publish
+from outbox_app.events import publish
 from outbox_app.jobs.staging import declarations, fork
 from outbox_app.models import StagedJob
 from outbox_app.signals import events_published, jobs_staged

@@ -28,12 +28,12 @@ from kombu.exceptions import OperationalError
 
 from outbox_app import stage
 from outbox_app.celery import OutboxCelery
-from outbox_app.jobs import shadow_comparison
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.jobs.shadow_comparison import compare, report
-from outbox_app.jobs.staging import shadow
 from outbox_app.models import DatabaseNow, ShadowJob, ShadowNote, ShadowResult, StagedJob
 from outbox_app.process import background
+from outbox_app.shadow import comparison as shadow_comparison
+from outbox_app.shadow import producer as shadow
+from outbox_app.shadow.comparison import compare, report
 from tests import forking
 from tests.jobs.staging import tasks, twins
 from tests.jobs.staging.test_rules import FORMS

@@ -9,7 +9,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 
-from outbox_app import publish
+from outbox_app.events import publish
 from outbox_app.process import wakeup
 from tests.jobs.staging.transactions import rolled_back
 

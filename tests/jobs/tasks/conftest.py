@@ -11,7 +11,7 @@ from celery import _state
 from outbox_app.celery import OutboxCelery
 from tests.jobs.inbox.worker import Delivery, deliver
 
-BACKEND = {"BACKEND": "outbox_app.tasks.OutboxBackend", "QUEUES": ["default", "mails"]}
+BACKEND = {"BACKEND": "outbox_app.django_tasks.OutboxBackend", "QUEUES": ["default", "mails"]}
 
 
 @pytest.fixture

@@ -2,4 +2,6 @@
 
 from tests.settings import *  # noqa: F403
 
-TASKS = {"default": {"BACKEND": "outbox_app.tasks.OutboxBackend", "QUEUES": ["default", "mails"]}}
+TASKS = {
+    "default": {"BACKEND": "outbox_app.django_tasks.OutboxBackend", "QUEUES": ["default", "mails"]}
+}

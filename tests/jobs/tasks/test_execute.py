@@ -249,7 +249,7 @@ def test_a_queue_that_is_gone_from_the_settings(
     alias: str, enqueue: Any, run: Any, settings: Any
 ) -> None:
     result = enqueue(add.using(queue_name="mails"), 1, 2)
-    settings.TASKS = {"default": {"BACKEND": "outbox_app.tasks.OutboxBackend"}}
+    settings.TASKS = {"default": {"BACKEND": "outbox_app.django_tasks.OutboxBackend"}}
     run(result)
     assert add.get_result(result.id).return_value == 3
 

@@ -101,14 +101,14 @@ def test_from_enqueue_to_the_result(
 
 WITHOUT = """
 import sys
-sys.modules["django_tasks"] = sys.modules["outbox_app.tasks.backend"] = None
+sys.modules["django_tasks"] = sys.modules["outbox_app.django_tasks.backend"] = None
 import django
 django.setup()
 from celery import current_app
-import outbox_app.tasks
+import outbox_app.django_tasks
 assert "outbox_app.run_task" in current_app.tasks
 try:
-    outbox_app.tasks.OutboxBackend
+    outbox_app.django_tasks.OutboxBackend
 except ImportError:
     print("done")
 """

@@ -7,10 +7,10 @@ import json
 import pytest
 from django.core.management import call_command
 
-from outbox_app import subscriber
+from outbox_app.events import subscriber
+from outbox_app.events.subscriptions import subscriber as declared
 from outbox_app.models import Cursor, Event, Gap, Lease, ParkedStream, Subscription
 from outbox_app.process.lease import LeaseHolder
-from outbox_app.subscriptions import subscriber as declared
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -8,15 +8,15 @@ from contextlib import closing
 import pytest
 from django.db import connections
 
-from outbox_app import subscriber
-from outbox_app.eventlog.newevent import slice_of
+from outbox_app.events import subscriber
+from outbox_app.events.log.newevent import slice_of
+from outbox_app.events.subscriptions import control
+from outbox_app.events.subscriptions import subscriber as module
+from outbox_app.events.subscriptions.cursors import PartitionsDiffer
+from outbox_app.events.subscriptions.repartition import adopt_partitions, replace_cursors
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.models import Cursor, ParkedStream, Subscription
-from outbox_app.subscriptions import control
-from outbox_app.subscriptions import subscriber as module
-from outbox_app.subscriptions.cursors import PartitionsDiffer
-from outbox_app.subscriptions.repartition import adopt_partitions, replace_cursors
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.sessions import Session
 from tests.faults.tools import eventually, on
 from tests.patience import patience

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 from django.db import OperationalError, connections
 
-from outbox_app import subscriber
+from outbox_app.events import subscriber
+from outbox_app.events.subscriptions import control
 from outbox_app.exceptions import ReplayRefused, UnknownSubscription
 from outbox_app.models import Cursor, Subscription
-from outbox_app.subscriptions import control
 from tests.emptying import cut_off
 from tests.eventlog.sessions import Session
 from tests.faults.tools import eventually, on
@@ -115,10 +115,10 @@ def test_pause_waits_for_the_page_that_is_being_handled(alias, published, runnin
 
 def test_pause_between_the_read_of_a_page_and_its_transaction(alias, published, seen_by):
     """The interleaving by hand: the page was read, then it is paused, then it is handled."""
-    from outbox_app.subscriptions.cursors import Paused
-    from outbox_app.subscriptions.partition import Partition
-    from outbox_app.subscriptions.repartition import adopt_partitions
-    from outbox_app.subscriptions.subscriber import subscriber_named
+    from outbox_app.events.subscriptions.cursors import Paused
+    from outbox_app.events.subscriptions.partition import Partition
+    from outbox_app.events.subscriptions.repartition import adopt_partitions
+    from outbox_app.events.subscriptions.subscriber import subscriber_named
 
     seen = seen_by("all", batch_size=1)
     published("a", "b")

@@ -11,10 +11,13 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app.eventlog.filter import EventFilter
-from outbox_app.eventlog.reader import LogReader
-from outbox_app.eventlog.unread import count_unread
-from outbox_app.eventlog.windows.time import TimeWindow
+from outbox_app.events.log.filter import EventFilter
+from outbox_app.events.log.reader import LogReader
+from outbox_app.events.log.unread import count_unread
+from outbox_app.events.log.windows.time import TimeWindow
+from outbox_app.events.subscriptions import control, lag
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import Subscriber, register, subscriber_named
 from outbox_app.management.commands.outbox_subscriptions import Command
 from outbox_app.models import (
     Cursor,
@@ -28,9 +31,6 @@ from outbox_app.models import (
     counting,
 )
 from outbox_app.monitoring import outbox_status, problems
-from outbox_app.subscriptions import control, lag
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import Subscriber, register, subscriber_named
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import eventually, on
 

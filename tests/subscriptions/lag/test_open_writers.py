@@ -11,11 +11,11 @@ from uuid import uuid4
 import pytest
 from django.db import connections
 
-from outbox_app.eventlog import registry
+from outbox_app.events.log import registry
+from outbox_app.events.subscriptions import lag
 from outbox_app.models import Event
 from outbox_app.monitoring import outbox_status
 from outbox_app.monitoring.long_transactions import open_writers
-from outbox_app.subscriptions import lag
 from tests.faults.tools import eventually, on
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]

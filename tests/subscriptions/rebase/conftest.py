@@ -134,7 +134,7 @@ def publish_now(databases: Databases) -> Callable[..., None]:
     """``publish_now("a", "b")``: commit one transaction in the outbox's present database."""
     from django.db import transaction
 
-    from outbox_app import NewEvent, publish_many
+    from outbox_app.events import NewEvent, publish_many
 
     def make(*streams: str, **options: Any) -> None:
         with transaction.atomic(using=databases.alias):

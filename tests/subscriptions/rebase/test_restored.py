@@ -14,13 +14,13 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from outbox_app import subscriber
+from outbox_app.events import subscriber
 from outbox_app.events.checks import check_log_tables
+from outbox_app.events.subscriptions.partition import Partition
+from outbox_app.events.subscriptions.rebase import rebase_outbox
+from outbox_app.events.subscriptions.runner import Runner
+from outbox_app.events.subscriptions.subscriber import all_subscribers, subscriber_named
 from outbox_app.models import Cursor, Event, StreamHead, Subscription
-from outbox_app.subscriptions.partition import Partition
-from outbox_app.subscriptions.rebase import rebase_outbox
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import all_subscribers, subscriber_named
 
 
 def rebase(*arguments: str, **options) -> str:
@@ -254,7 +254,7 @@ def test_killed_in_between_nothing_has_changed(
         return list(rows), list(Cursor.objects.using(alias).values_list("state", "revision"))
 
     before = state()
-    monkeypatch.setattr("outbox_app.eventlog.transaction_ids.BATCH", 3)
+    monkeypatch.setattr("outbox_app.events.log.transaction_ids.BATCH", 3)
     lines = []
 
     def dies(line):

@@ -12,12 +12,11 @@ from django.db import connections, transaction
 from django.db.backends.sqlite3.base import DatabaseWrapper
 from django.db.models import F
 
-from outbox_app import subscriber
-from outbox_app.events import prune_events
+from outbox_app.events import prune_events, subscriber
 from outbox_app.events.checks import check_log_tables
+from outbox_app.events.subscriptions import rebase_outbox, skip_event
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import Cursor, Event, StagedJob
-from outbox_app.subscriptions import rebase_outbox, skip_event
 from tests.faults.tools import eventually, on
 from tests.patience import patience
 
@@ -291,7 +290,7 @@ def test_a_cursor_that_moves_meanwhile(alias, published, run, seen, monkeypatch)
         Cursor.objects.using(alias).update(state=before + " ")
         return None
 
-    monkeypatch.setattr("outbox_app.subscriptions.rebase.require_unwritten", move)
+    monkeypatch.setattr("outbox_app.events.subscriptions.rebase.require_unwritten", move)
     with pytest.raises(CommandError, match="moved meanwhile; nothing was changed"):
         rebase()
     assert Cursor.objects.using(alias).get().state == before + " "

@@ -1,0 +1,46 @@
+"""What the backend of ``django.tasks`` adds to the core: the retention of results.
+
+A result is kept as long as its job is staged or dead, however old it is. The age counts from
+``kept_from``, which moves when the task begins and when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from ..aliases import outbox_alias
+from ..capability import Doors
+from ..models import TaskResult
+from ..retention.rows import Kept, prune
+
+
+class TasksDoors(Doors):
+    name = "tasks"
+    admin = "outbox_app.django_tasks.admin"
+
+    def kept(self) -> Mapping[str, Kept]:
+        results = (
+            "remove results of django.tasks (table outbox_taskresult), except those whose job is "
+            "still staged or dead"
+        )
+        return {
+            "results": Kept(
+                *(TaskResult, "kept_from", outbox_alias, "TASK_RESULT_RETENTION_DAYS", results),
+                parts=_in_two,
+            )
+        }
+
+    def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
+        return {"results": partial(prune, "results", using)}
+
+
+def _in_two(rows: Any, before: datetime, *, dry_run: bool) -> Iterable[Any]:
+    """In one query PostgreSQL would scan the jobs for each row."""
+    ready = rows.filter(status=TaskResult.Status.READY)
+    return [rows.exclude(status=TaskResult.Status.READY), ready.settled()]
+
+
+DOORS = TasksDoors()

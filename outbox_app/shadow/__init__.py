@@ -1,0 +1,1 @@
+"""Shadow mode: what staging would do, recorded and compared before it is switched on."""
