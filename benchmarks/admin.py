@@ -60,13 +60,14 @@ def _pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the URL of every page."""
     from django.urls import reverse
 
-    from outbox_app.models import DeadJob, Event, StagedJob
+    from outbox_app.events.models import Event
+    from outbox_app.models import DeadJob, StagedJob
 
     yield from lists()
     for model in (StagedJob, DeadJob, Event):
         row = model._default_manager.order_by("id")[1000:1001].get()
         name = model._meta.model_name
-        yield f"{name} page", reverse(f"admin:outbox_app_{name}_change", args=[row.pk])
+        yield f"{name} page", reverse(f"admin:{model._meta.app_label}_{name}_change", args=[row.pk])
 
 
 def lists() -> Iterator[tuple[str, str]]:
@@ -76,8 +77,9 @@ def lists() -> Iterator[tuple[str, str]]:
 
     rare = planted.RARE
     models = [model._meta for model in admin.site._registry]
+    labels = {each.model_name: each.app_label for each in models}
     queries_of = {
-        **{each.model_name: [""] for each in models if each.app_label == "outbox_app"},
+        **{each.model_name: [""] for each in models if each.app_label.startswith("outbox_")},
         "stagedjob": ["", "state=ready", "state=held", "state=due", "shard=7", f"task={rare}",
                       f"queue={rare}", "ordering_key=key-7", f"q={rare}", "q=task-77777",
                       "before=200000", "p=900", "o=1"],
@@ -94,7 +96,7 @@ def lists() -> Iterator[tuple[str, str]]:
     yield "index", reverse("admin:app_list", args=["outbox_app"])
     for name, queries in queries_of.items():
         for query in queries:
-            address = reverse(f"admin:outbox_app_{name}_changelist")
+            address = reverse(f"admin:{labels[name]}_{name}_changelist")
             yield f"{name} {query}".strip(), f"{address}?{query}"
 
 

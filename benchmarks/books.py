@@ -130,7 +130,7 @@ def gaps(reader: str) -> dict[str, int]:
     """Return how many gaps a subscription has noticed in streams, by their states."""
     from django.db.models import Count
 
-    from outbox_app.models import Gap
+    from outbox_app.events.models import Gap
 
     found = Gap.objects.filter(subscription=reader, kind=Gap.Kind.VERSION)
     return dict(found.values_list("state").annotate(Count("id")))

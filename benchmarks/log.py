@@ -126,7 +126,7 @@ def fill(events: int) -> None:
     """Write a log of so many events."""
     from django.db import connection, transaction
 
-    from outbox_app.models import Event
+    from outbox_app.events.models import Event
 
     with connection.cursor() as cursor:
         cursor.execute(f"TRUNCATE TABLE {Event._meta.db_table}, {', '.join(_OF_WRITERS)}")
@@ -204,7 +204,7 @@ def _insert(aggregate: UUID, version: int) -> None:
     from django.db import connection, transaction
 
     from outbox_app.events.log.newevent import slice_of
-    from outbox_app.models import Event
+    from outbox_app.events.models import Event
 
     stream = f"free-{aggregate}"
     with transaction.atomic(), connection.cursor() as cursor:

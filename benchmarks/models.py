@@ -12,7 +12,7 @@ from typing import Any
 from django.db import models
 
 from outbox_app.entities import Entity, EntityVersion, command
-from outbox_app.models import EventLog
+from outbox_app.events.models import EventLog
 
 #: Seconds of CPU time that ``Hot.work`` takes.
 WORK = 0.0002

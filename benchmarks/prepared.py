@@ -84,7 +84,7 @@ def prepare(open_events: int) -> None:
     """Create the table with many open events, and the rows that the transactions change."""
     from django.db import connection
 
-    from outbox_app.models import PreparedEvent
+    from outbox_app.prepared.models import PreparedEvent
 
     from .models import Row
 
@@ -116,8 +116,9 @@ def plant(events: int) -> None:
     """Prepare events that are due for a check-back, without a confirm or a cancel."""
     from datetime import timedelta
 
-    from outbox_app.models import DatabaseNow, PreparedEvent
+    from outbox_app.models import DatabaseNow
     from outbox_app.prepared import NewPrepared
+    from outbox_app.prepared.models import PreparedEvent
     from outbox_app.prepared.request import checked
 
     rows = []
@@ -210,7 +211,7 @@ def over_http(events: int) -> Callable[[float], dict[str, float]]:
         prepare_many(new, using=SENDER, to="shop")
 
     def contest(seconds: float) -> dict[str, float]:
-        from outbox_app.models import PreparedEvent
+        from outbox_app.prepared.models import PreparedEvent
 
         found = threaded(ask, seconds, THREADS)
         PreparedEvent.objects.filter(sender="sender").delete()  # this sender cannot be asked
@@ -254,7 +255,7 @@ def business(fenced: bool) -> Callable[[str, int], None]:
 @contextmanager
 def large_table() -> Iterator[None]:
     """Exchange the keeper's table for the one with many open events."""
-    from outbox_app.models import PreparedEvent
+    from outbox_app.prepared.models import PreparedEvent
 
     table, aside = PreparedEvent._meta.db_table, f"{LARGE}_aside"
     rename((table, aside), (LARGE, table))
@@ -274,8 +275,8 @@ def rename(*tables: tuple[str, str]) -> None:
 
 def check(_: float) -> dict[str, float]:
     """Plant ``DECIDED`` events, create their fences, and time the check-back."""
-    from outbox_app.models import Fence, PreparedEvent
     from outbox_app.prepared.asking import CheckBack
+    from outbox_app.prepared.models import Fence, PreparedEvent
 
     plant(DECIDED)
     due = PreparedEvent.objects.due(f"alias:{SENDER}").values_list("event_id", flat=True)

@@ -41,7 +41,7 @@ def keyset(page: int) -> int:
     from django.db import connection, transaction
 
     from outbox_app.events.log.record import COLUMNS
-    from outbox_app.models import Event
+    from outbox_app.events.models import Event
 
     from .models import Place
 
@@ -103,7 +103,8 @@ def projection() -> int:
 
 def in_processes(partitions: int, events: int) -> float:
     """Return events per second of four processes, which share the partitions before they begin."""
-    from outbox_app.models import Lease, Subscription
+    from outbox_app.events.models import Subscription
+    from outbox_app.models import Lease
 
     from . import losses
 

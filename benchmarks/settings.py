@@ -22,6 +22,8 @@ USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = [
     "outbox_app",
+    *(f"outbox_app.{name}" for name in ("events", "entities", "prepared", "door", "fleet", "ids")),
+    *(f"outbox_app.{name}" for name in ("django_tasks", "shadow", "pipeline")),
     "benchmarks",
     *(f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "messages")),
     "django.contrib.sessions",

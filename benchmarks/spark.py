@@ -193,7 +193,7 @@ def _archive_readers(session: Any, folder: Path) -> dict[str, Callable[[], None]
 
 
 def _archive(session: Any, folder: Path) -> Callable[[], None]:
-    from outbox_app.models import Event
+    from outbox_app.events.models import Event
     from outbox_app.pipeline.archiver import Archiver
     from outbox_app.pipeline.driver.pipeline import log_options
 

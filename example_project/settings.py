@@ -28,6 +28,15 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "outbox_app",
+    "outbox_app.events",
+    "outbox_app.entities",
+    "outbox_app.prepared",
+    "outbox_app.door",
+    "outbox_app.fleet",
+    "outbox_app.ids",
+    "outbox_app.django_tasks",
+    "outbox_app.shadow",
+    "outbox_app.pipeline",
     "example_project.shop",
 ]
 MIDDLEWARE = [

@@ -14,7 +14,11 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.apps import apps
+from django.apps import AppConfig, apps
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.dispatch import receiver
+from django.utils.functional import cached_property
 
 from .text import one_line
 
@@ -24,8 +28,10 @@ if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
     from .admin.tables import Table
+    from .models import StagedJob
     from .monitoring.long_transactions import LongTransactions
     from .monitoring.status import Question
+    from .process.lease import LeaseHolder
     from .retention.rows import Kept
 
 BAD, WARNING = "bad", "warning"
@@ -61,7 +67,7 @@ class Kind(NamedTuple):
     #: What to do.
     action: Any
     #: Where it is fixed: a model of the admin and a filter of its list, or a table of the overview.
-    place: tuple[str, Mapping[str, str]] | str = ("process", {})
+    place: tuple[str, Mapping[str, str]] | str = ("outbox_app.process", {})
     #: If its subjects keep rows waiting: what a subject is, and the effect.
     blocks: tuple[Any, Any] | None = None
     #: The sentence if ``n`` is 0; without one, that is no problem.
@@ -164,8 +170,8 @@ class Doors:
     """What a capability adds. A class attribute or method that is left out adds nothing."""
 
     name = ""
-    #: Module of its admin pages.
-    admin = ""
+    #: Pages show the doors in this order.
+    rank = 0
     kinds: Mapping[str, Kind] = {}
     metrics: Mapping[str, Metric] = {}
     #: Names that it writes to the table of statistics, beside the counters of processes.
@@ -224,6 +230,16 @@ class Doors:
         """Return the addresses that it adds to those of the door."""
         return ()
 
+    def cancel(self, task_id: str, *, using: str) -> None:
+        """Follow a job that is being cancelled, in the transaction that deletes its rows."""
+
+    def postpone(self, jobs: Iterable[StagedJob], moment: Any, *, using: str) -> None:
+        """Follow jobs that get another time, in its transaction: requeued or rescheduled ones."""
+
+    def chores(self, holder: LeaseHolder) -> Iterable[Callable[[], None]]:
+        """Return what a drainer calls at each turn, beside draining. It raises nothing."""
+        return ()
+
     def loops(self, using: str, *, only: str | None) -> Mapping[str, Loop]:
         """Return loops of ``run_outbox``, by name.
 
@@ -234,14 +250,49 @@ class Doors:
         return {}
 
 
+class Capability(AppConfig):
+    """The app of a capability. Its module ``apps`` imports this module, and not this class:
+    Django would take the class for a second app."""
+
+    default_auto_field = "django.db.models.BigAutoField"
+    #: Names of the apps that it needs beside ``outbox_app``.
+    needs: tuple[str, ...] = ()
+
+    @cached_property
+    def doors(self) -> Doors:
+        found: Doors = import_module(f"{self.name}.doors").DOORS
+        return found
+
+    @property
+    def missing(self) -> list[str]:
+        """Return the names of needed apps that are not installed."""
+        return [name for name in ("outbox_app", *self.needs) if not apps.is_installed(name)]
+
+
+def require_app(name: str) -> None:
+    """Refuse to import models of an app that is not installed: they would have no tables.
+
+    Raises:
+        ImproperlyConfigured: It is not in INSTALLED_APPS.
+    """
+    if not apps.is_installed(name):
+        raise ImproperlyConfigured(f"{name!r} is needed: add it to INSTALLED_APPS, and migrate.")
+
+
+def capabilities() -> list[Capability]:
+    """Return the installed apps of the package that can work, in the order of pages."""
+    ours = [app for app in apps.get_app_configs() if isinstance(app, Capability)]
+    found = [app for app in ours if not app.missing]  # a check reports the others
+    return sorted(found, key=lambda app: app.doors.rank)
+
+
 @lru_cache(maxsize=1)
 def all_doors() -> tuple[Doors, ...]:
     """Return the doors of the core and of all capabilities, in the order in which pages show them.
 
     Django's apps must be loaded.
     """
-    app: Any = apps.get_app_config("outbox_app")
-    return tuple(import_module(f"{name}.doors").DOORS for name in app.capabilities)
+    return tuple(app.doors for app in capabilities())
 
 
 @lru_cache(maxsize=1)
@@ -254,3 +305,10 @@ def kinds() -> dict[str, Kind]:
 def all_metrics() -> dict[str, Metric]:
     """Return all metrics by name."""
     return {name: metric for doors in all_doors() for name, metric in doors.metrics.items()}
+
+
+@receiver(setting_changed, dispatch_uid="outbox_app.capability")
+def _forget_doors(setting: str, **kwargs: Any) -> None:
+    if setting == "INSTALLED_APPS":
+        all_doors.cache_clear()
+        kinds.cache_clear()

@@ -18,9 +18,8 @@ from django.db import connections, transaction
 
 from .aliases import outbox_alias
 from .conf import require_celery
-from .jobs.staging.modes import is_by_hand, mode_of
+from .jobs.staging.modes import is_by_hand, mode_of, shadow_mode
 from .jobs.staging.sending import StagingMixin, celery_app
-from .shadow.producer import expecting
 
 __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
 
@@ -70,7 +69,7 @@ class OutboxTask(_DjangoTask):
         is_sent = is_by_hand(options) or self.app.conf.task_always_eager
         if alias is None or mode != "stage" or not connections[alias].in_atomic_block:
             if alias and mode == "shadow" and not is_sent:
-                call = expecting(call, self.name, using=options.get("using") or alias)
+                call = shadow_mode().expecting(call, self.name, using=options.get("using") or alias)
             transaction.on_commit(call)
         elif is_sent:
             transaction.on_commit(call, using=alias)

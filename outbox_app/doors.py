@@ -44,7 +44,7 @@ KINDS = {
         "%(count)s job has been ready for %(age)s.",
         "%(count)s jobs are ready, the oldest for %(age)s.", "n"),
         _("No job was published in the last minute: read the log of the drainers."),
-        place=("stagedjob", {"state": "ready"})),
+        place=("outbox_app.stagedjob", {"state": "ready"})),
     "unowned_shards": Kind(
         40, BAD, ngettext_lazy(
         "%(count)s shard has no owner: its jobs do not leave until a drainer takes it.",
@@ -73,7 +73,7 @@ KINDS = {
         "%(count)s job has been ready for %(age)s.",
         "%(count)s jobs are ready, the oldest for %(age)s.", "n"),
         _("Start more drainers, or find out what slows them down."),
-        place=("stagedjob", {"state": "ready"})),
+        place=("outbox_app.stagedjob", {"state": "ready"})),
     "drainer_silent": Kind(
         120, WARNING, ngettext_lazy(
         "%(count)s drainer is silent beyond its lease: its jobs wait for another drainer.",
@@ -91,7 +91,7 @@ KINDS = {
         "%(count)s job has died in the last hour.",
         "%(count)s jobs have died in the last hour.", "n"),
         _("Remove the cause, then requeue or discard them."),
-        place=("deadjob", {"died": "1h"})),
+        place=("outbox_app.deadjob", {"died": "1h"})),
     "transaction": Kind(
         230, WARNING, _("A transaction that writes has been open for %(age)s."),
         _("Its jobs and events wait for its commit. End the transaction if it hangs."),

@@ -1,7 +1,8 @@
 """The pytest fixture ``outbox``, and a report of what the detector found in the tests.
 
-The fixture is the module ``outbox_app.testing``. pytest loads this module in every run, before
-Django is configured, so it imports nothing but pytest. A test's marks decide whether it may use the
+The fixture has the names of ``outbox_app.testing`` and of the module ``testing`` of each installed
+app. pytest loads this module in every run, before Django is configured, so it imports nothing but
+pytest. A test's marks decide whether it may use the
 database. With pytest-xdist the findings of the workers are reported together.
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import import_module
-from types import ModuleType
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +24,15 @@ _of_workers: list[Any] = []
 
 
 @pytest.fixture
-def outbox() -> Iterator[ModuleType]:
+def outbox() -> Iterator[SimpleNamespace]:
     """``outbox.assert_staged(…)``, ``outbox.run_staged()``: see ``outbox_app.testing``."""
-    testing = import_module("outbox_app.testing")
-    with testing.in_one_thread():
-        yield testing
+    names: dict[str, Any] = {}
+    for app in import_module("outbox_app.capability").capabilities():
+        if find_spec(f"{app.name}.testing"):
+            module = import_module(f"{app.name}.testing")
+            names |= {name: getattr(module, name) for name in module.__all__}
+    with names.get("in_one_thread", nullcontext)():
+        yield SimpleNamespace(**names)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

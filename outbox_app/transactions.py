@@ -156,7 +156,7 @@ def _end(using: str, **kwargs: Any) -> None:
     _migrating.discard(using)
 
 
-def require_table(model: type[Model], migration: str, *, using: str) -> None:
+def require_table(model: type[Model], *, using: str, migration: str = "0001_initial") -> None:
     """Raise ``NotMigrated`` in a data migration that runs before the migration of the table.
 
     A failed INSERT would break the transaction, and its error would not say what to do.

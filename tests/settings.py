@@ -28,6 +28,15 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 INSTALLED_APPS = [
     "outbox_app",
+    "outbox_app.events",
+    "outbox_app.entities",
+    "outbox_app.prepared",
+    "outbox_app.door",
+    "outbox_app.fleet",
+    "outbox_app.ids",
+    "outbox_app.django_tasks",
+    "outbox_app.shadow",
+    "outbox_app.pipeline",
     "tests",
     "tests.mixin",
     "tests.eventlog.own_log",

@@ -14,7 +14,8 @@ from .world import World
 
 def read(world: World) -> Books:
     """Return the books for the judge."""
-    from outbox_app.models import DeadJob, Event, Incident
+    from outbox_app.events.models import Event
+    from outbox_app.models import DeadJob, Incident
 
     from .models import Committed, Executed, Handled, Staged
 

@@ -185,7 +185,8 @@ def progress(world: World) -> Counter[str]:
     from django.db import connection
     from django.db.models import Count
 
-    from outbox_app.models import DeadJob, Event, StagedJob
+    from outbox_app.events.models import Event
+    from outbox_app.models import DeadJob, StagedJob
 
     from .models import Committed, Handled
 

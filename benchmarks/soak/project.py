@@ -13,7 +13,7 @@ from benchmarks.settings import DATABASES, DEFAULT_AUTO_FIELD, SECRET_KEY, USE_T
 
 __all__ = ["DATABASES", "DEFAULT_AUTO_FIELD", "SECRET_KEY", "USE_TZ"]
 
-INSTALLED_APPS = ["outbox_app", "benchmarks.soak"]
+INSTALLED_APPS = ["outbox_app", "outbox_app.events", "benchmarks.soak"]
 DATABASES = {"default": {**DATABASES["default"], "OPTIONS": {"connect_timeout": 5}}}
 if DATABASES["default"]["ENGINE"].endswith("mysql"):
     level = os.environ.get("SOAK_ISOLATION", "read committed")

@@ -15,7 +15,8 @@ from django.core.management import call_command
 from example_project import demo_user
 from example_project.processes import DRAINER, PYTHON, SUBSCRIPTIONS, WORKER, Child, stop
 from example_project.shop.models import Execution, Shelf
-from outbox_app.models import Cursor, Incident, StagedJob
+from outbox_app.events.models import Cursor
+from outbox_app.models import Incident, StagedJob
 
 from . import ledger, sale
 from .counting import Count, Start, compare_views, total

@@ -5,8 +5,13 @@ import os
 from example_project.settings import *  # noqa: F403
 from example_project.settings import OUTBOX
 
-INSTALLED_APPS = ["outbox_app", "example_project.fleet_demo"]
-INSTALLED_APPS += ["django.contrib.auth", "django.contrib.contenttypes"]
+INSTALLED_APPS = ["outbox_app"]
+INSTALLED_APPS += [f"outbox_app.{name}" for name in ("events", "entities", "door", "fleet")]
+INSTALLED_APPS += [
+    "example_project.fleet_demo",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+]
 MIDDLEWARE = []
 ROOT_URLCONF = "example_project.prepared_demo.urls"
 WSGI_APPLICATION = "example_project.fleet_demo.wsgi.application"

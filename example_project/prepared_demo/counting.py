@@ -5,7 +5,8 @@ from collections import Counter
 
 from django.conf import settings
 
-from outbox_app.models import Event, PreparedEvent
+from outbox_app.events.models import Event
+from outbox_app.prepared.models import PreparedEvent
 
 
 def open_events():

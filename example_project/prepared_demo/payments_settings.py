@@ -5,8 +5,8 @@ import os
 from example_project.settings import *  # noqa: F403
 from example_project.settings import DATA_DIR, DATABASES, OUTBOX
 
-INSTALLED_APPS = ["outbox_app", "example_project.payments"]
-INSTALLED_APPS += ["django.contrib.auth", "django.contrib.contenttypes"]
+INSTALLED_APPS = ["outbox_app", "outbox_app.events", "outbox_app.prepared", "outbox_app.door"]
+INSTALLED_APPS += ["example_project.payments", "django.contrib.auth", "django.contrib.contenttypes"]
 MIDDLEWARE = []
 ROOT_URLCONF = "example_project.prepared_demo.urls"
 DATABASES["default"]["NAME"] = str(DATA_DIR / "payments.sqlite3")

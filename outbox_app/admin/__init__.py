@@ -5,16 +5,9 @@ discard dead jobs; cancel, release and move to dead staged jobs. The pages of a 
 its own ``admin``, on the mechanism of this package.
 """
 
-from importlib import import_module
-
-from ..capability import all_doors
 from .dead import DeadJobAdmin
 from .process import IncidentAdmin, OverviewAdmin, ProcessAdmin, StatisticAdmin
 from .staged import StagedJobAdmin
 
 __all__ = ["DeadJobAdmin", "IncidentAdmin", "OverviewAdmin", "ProcessAdmin", "StagedJobAdmin",
            "StatisticAdmin"]  # fmt: skip
-
-for _doors in all_doors():
-    if _doors.admin:
-        import_module(_doors.admin)

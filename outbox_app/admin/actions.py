@@ -238,7 +238,9 @@ class ConfirmedActionsAdmin(OutboxAdmin):
 
     def _permitted(self, request: HttpRequest) -> list[BulkAction]:
         may = request.user.has_perm
-        return [each for each in self.bulk_actions if may(f"outbox_app.{each.permission}")]
+        return [
+            each for each in self.bulk_actions if may(f"{self.opts.app_label}.{each.permission}")
+        ]
 
 
 def asked_at(request: HttpRequest) -> datetime | DatabaseNow:

@@ -26,9 +26,9 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
-from ..aliases import chosen, log_alias, outbox_alias
+from ..aliases import chosen, outbox_alias
 from ..conf import outbox_settings
-from ..models import Event, counting
+from ..models import counting
 from ..text import shown
 from .masking import masked_text
 from .row_range import RowRange, number, row_range
@@ -182,9 +182,7 @@ class OutboxAdmin(DatabaseAdmin):
     ordering: ClassVar[Any] = ("-id",)
     #: Columns that a list does not fetch.
     not_listed: ClassVar[tuple[str, ...]] = MESSAGE
-    #: Whether the rows are on the alias of the log, not on the alias of the jobs.
-    of_the_log: ClassVar[bool] = False
-    #: Codename of the permission to see the rows' payload. Empty: they have none.
+    #: The permission to see the rows' payload, with its app. Empty: they have none.
     payload_permission: ClassVar[str] = ""
     #: Query parameter whose rows an index returns in the order of the list. Empty: there is none.
     indexed_by: ClassVar[str] = ""
@@ -196,11 +194,11 @@ class OutboxAdmin(DatabaseAdmin):
         return super().get_queryset(request).using(self.alias())
 
     def alias(self) -> str:
-        return log_alias(Event) if self.of_the_log else outbox_alias()
+        """Return the alias that has the rows."""
+        return outbox_alias()
 
     def address(self, key: Any = None, **filters: str) -> str:
-        site, app, model = self.admin_site.name, self.opts.app_label, str(self.opts.model_name)
-        return address(site, model, key, app=app, **filters)
+        return address(self.admin_site.name, self.opts.label_lower, key, **filters)
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
         """Return the range that a list reads, or None if its query is bounded without one."""
@@ -219,7 +217,7 @@ class OutboxAdmin(DatabaseAdmin):
         if row:
             escaped_copy(row)
             self.measure([row])
-            row.may_be_seen = request.user.has_perm(f"outbox_app.{self.payload_permission}")
+            row.may_be_seen = request.user.has_perm(self.payload_permission)
         return row
 
     def measure(self, rows: list[Any]) -> None:
@@ -254,13 +252,14 @@ class OutboxAdmin(DatabaseAdmin):
         return False
 
 
-def address(
-    site: str, model: str, key: Any = None, *, app: str = "outbox_app", **filters: str
-) -> str:
-    """Return the address of a list, or of a row's page; empty if the site does not have it."""
+def address(site: str, model: str, key: Any = None, **filters: str) -> str:
+    """Return the address of a list, or of a row's page; empty if the site does not have it.
+
+    ``model`` is a label such as ``outbox_app.deadjob``.
+    """
     page, args = ("changelist", []) if key is None else ("change", [quote(key)])
     try:
-        found = reverse(f"admin:{app}_{model}_{page}", args=args, current_app=site)
+        found = reverse(f"admin:{model.replace('.', '_')}_{page}", args=args, current_app=site)
     except NoReverseMatch:
         return ""
     return f"{found}?{urlencode(filters)}" if filters else found

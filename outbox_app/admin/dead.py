@@ -57,7 +57,7 @@ class DeadJobAdmin(JobAdmin):
         column_filter("queue", _("queue")),
     ]
     sortable_by = ["id"]  # ids follow the order in which jobs died
-    payload_permission = "view_payload_deadjob"
+    payload_permission = "outbox_app.view_payload_deadjob"
     short_reason = column(_("reason"), lambda job: shown(job.reason, 120))
     bulk_actions = (REQUEUE, DISCARD)
     fieldsets = [
@@ -96,16 +96,16 @@ def matrix_table(site: str, matrix: DeadMatrix) -> Table:
         )
     ]
     note = _more(matrix.complete)
-    return Table(gettext("Dead jobs"), groups, address(site, "deadjob"), note=note)
+    return Table(gettext("Dead jobs"), groups, address(site, "outbox_app.deadjob"), note=note)
 
 
 def _dead_row(site: str, row: DeadRow, column: str) -> tuple[Any, ...]:
     every = {column: row.name}
     counts = [
-        link(address(site, "deadjob", **every, died=window), count) if count else 0
+        link(address(site, "outbox_app.deadjob", **every, died=window), count) if count else 0
         for window, count in zip(WINDOWS, row.counts, strict=True)
     ]
-    total = link(address(site, "deadjob", **every), row.total)
+    total = link(address(site, "outbox_app.deadjob", **every), row.total)
     return one_line(row.name, 100), *counts, total, masked_line(row.reason, 200)
 
 

@@ -55,7 +55,7 @@ class JobAdmin(ConfirmedActionsAdmin):
             request.outbox_by_id = True  # type: ignore[attr-defined]
             return few(request, queryset, ids), False
         asked = Q(task__contains=term) | Q(ordering_key=term) | Q(task_id__startswith=term)
-        if request.user.has_perm(f"outbox_app.{self.payload_permission}"):
+        if request.user.has_perm(self.payload_permission):
             queryset, in_message = in_messages(queryset, term)
             asked |= in_message
         return queryset.filter(asked), False
@@ -75,7 +75,7 @@ class JobAdmin(ConfirmedActionsAdmin):
 def carried(model_admin: OutboxAdmin, row: Any, part: Part) -> SafeString:
     """Return a part of a row's payload as HTML, or for other users the permission it needs."""
     if not getattr(row, "may_be_seen", False):
-        words = gettext("Hidden: this needs the permission outbox_app.%(permission)s.")
+        words = gettext("Hidden: this needs the permission %(permission)s.")
         return format_html("<p>{}</p>", words % {"permission": model_admin.payload_permission})
     note = format_html("<p>{}</p>", part.note) if part.note else SafeString()
     if part.text is None:

@@ -184,7 +184,7 @@ def figures(
 ) -> Iterator[tuple[str, str, str, str]]:
     """Yield the figures at the top: name, value, note, and the address of the list behind them."""
     if "jobs" in parts:
-        ready = address(site, "stagedjob", state="ready")
+        ready = address(site, "outbox_app.stagedjob", state="ready")
         oldest = duration(facts.backlog.oldest_seconds) if facts.waiting else "-"
         p95 = facts.delay.p95
         delay = "-" if p95 is None else duration(p95, fine=True)
@@ -194,8 +194,13 @@ def figures(
     note = _("last minute")
     if immediate:
         note = _("last minute; %(jobs)s immediately") % {"jobs": number(immediate)}
-    yield _("Published per minute"), number(facts.published), note, address(site, "process")
+    yield (
+        _("Published per minute"),
+        number(facts.published),
+        note,
+        address(site, "outbox_app.process"),
+    )
     if "dead" in parts:
-        yield _("Dead"), shown_count(facts.dead.total), "", address(site, "deadjob")
+        yield _("Dead"), shown_count(facts.dead.total), "", address(site, "outbox_app.deadjob")
     for section in facts.sections.values():
         yield from section.figures(site)

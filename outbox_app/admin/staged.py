@@ -79,7 +79,7 @@ class StagedJobAdmin(JobAdmin):
         column_filter("shard", _("shard")),
     ]
     sortable_by = ["id"]
-    payload_permission = "view_payload_stagedjob"
+    payload_permission = "outbox_app.view_payload_stagedjob"
     bulk_actions = (CANCEL, RELEASE, BURY)
     blocked_reason = column(_("what it waits for"), lambda job: blocked_reason(job))
     fieldsets = [
@@ -142,6 +142,6 @@ def held_table(site: str, held: Held) -> Table:
         (gettext("due within the hour"), counting.shown_count(held.within_the_hour)),
         (gettext("due later"), counting.shown_count(held.later)),
     ]
-    every = address(site, "stagedjob", state="held")
+    every = address(site, "outbox_app.stagedjob", state="held")
     group = Group({gettext("Due"): "", gettext("Jobs"): ""}, rows)
     return Table(gettext("Held jobs, by when they are due"), [group], every)

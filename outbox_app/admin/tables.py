@@ -82,7 +82,7 @@ def drainers(site: str, facts: OutboxStatus) -> Table:
     ]
     unowned = (_("Unowned shards"), "", _shards(facts.unowned_shards), *[""] * 4)
     group = Group(columns, [*rows, unowned], [each.is_silent for each in facts.drainers])
-    return Table(_("Drainers"), [group], address(site, "process"))
+    return Table(_("Drainers"), [group], address(site, "outbox_app.process"))
 
 
 def _heartbeat(drainer: DrainerStatus) -> str:
@@ -128,4 +128,6 @@ def incidents(site: str, found: Iterable[Incident]) -> Table:
         )
         for incident in found
     ]
-    return Table(_("Latest incidents"), [Group(columns, rows)], address(site, "incident"))
+    return Table(
+        _("Latest incidents"), [Group(columns, rows)], address(site, "outbox_app.incident")
+    )

@@ -14,7 +14,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
 
 from ..aliases import inbox_alias, outbox_alias
-from ..capability import all_doors
+from ..capability import Capability, all_doors
 from .messages import listed
 
 
@@ -43,7 +43,7 @@ def check_business(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _is_foreign(config: AppConfig | None) -> bool:
-    return config is None or config.name == "outbox_app" or config.name.startswith("django.")
+    return config is None or isinstance(config, Capability) or config.name.startswith("django.")
 
 
 def check_autocommit(**kwargs: Any) -> list[CheckMessage]:

@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, models, router
 from django.db.migrations.executor import MigrationExecutor
 
-from ..capability import all_doors
+from ..capability import all_doors, capabilities
 from ..fields import CharField, TextField, exact_collation
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
@@ -37,7 +37,7 @@ STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_o
 
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    models = {*apps.get_app_config("outbox_app").get_models(), *_of_the_project()}
+    models = {*(m for app in capabilities() for m in app.get_models()), *_of_the_project()}
     for doors in all_doors():
         if doors.checks_engines:
             models.difference_update(doors.models())

@@ -1,14 +1,8 @@
-"""``OutboxBackend`` for the setting TASKS, and the Celery task that runs the enqueued tasks.
-
-Celery loads this module in every worker, even if neither Django 6 nor ``django-tasks`` is
-installed: code that needs one of them is imported at first use.
-"""
+"""``OutboxBackend`` for the setting TASKS of Django 6, or of the package ``django-tasks``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from celery import shared_task
+from typing import TYPE_CHECKING
 
 from ..exports import lazy
 
@@ -16,18 +10,3 @@ if TYPE_CHECKING:
     from .backend import OutboxBackend as OutboxBackend
 else:
     __getattr__, __dir__, __all__ = lazy(__name__, {".backend": ["OutboxBackend"]})
-
-
-# The worker acknowledges a message after its task: if the worker dies, the broker redelivers it.
-@shared_task(
-    name="outbox_app.run_task",
-    bind=True,
-    acks_late=True,
-    reject_on_worker_lost=True,
-    ignore_result=True,
-)
-def run_task(self: Any, task_id: str) -> None:
-    """Run the task of ``django.tasks`` that has this id."""
-    from .backend import execute
-
-    execute(task_id, self)

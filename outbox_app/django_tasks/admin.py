@@ -16,8 +16,8 @@ from ..admin.filters import column_filter
 from ..admin.job import carried_column
 from ..admin.masking import masked_text
 from ..admin.payload import Part, json_of, parsed
-from ..models import TaskResult
 from ..text import LIMIT, shown
+from .models import TaskResult
 
 
 def _workers(row: Any) -> str:
@@ -46,7 +46,7 @@ class TaskResultAdmin(OutboxAdmin):
     search_fields = ["task_id"]
     search_help_text = _("The whole id of the result.")
     indexed_by = "q"
-    payload_permission = "view_payload_taskresult"
+    payload_permission = "outbox_django_tasks.view_payload_taskresult"
     fields = ["task", "task_id", "status", "attempts", "enqueued_at", "started_at",
               "last_attempted_at", "finished_at", "called", "returned", "raised"]  # fmt: skip
     attempts = column(_("workers"), _workers)

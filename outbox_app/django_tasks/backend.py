@@ -39,12 +39,12 @@ from ..jobs.idempotent import retry_later
 from ..jobs.staging.insert import chunk_bytes
 from ..jobs.staging.sending import alias_outside, force_staging, make_stageable
 from ..jobs.staging.validation import check_name, check_size, speaks_amqp
-from ..models import TaskResult as Row
 from ..models.clock import stored
-from ..models.job import RUN_TASK
 from ..process.enclosure import LOST
 from ..text import get_logger, storable
 from ..transactions import is_atomic, send_inside
+from .models import RUN_TASK
+from .models import TaskResult as Row
 
 if TYPE_CHECKING or django.VERSION >= (6,):
     from django.tasks import DEFAULT_TASK_QUEUE_NAME, TaskContext, TaskResult, TaskResultStatus

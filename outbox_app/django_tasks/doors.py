@@ -13,13 +13,24 @@ from typing import Any
 
 from ..aliases import outbox_alias
 from ..capability import Doors
-from ..models import TaskResult
+from ..models import StagedJob
 from ..retention.rows import Kept, prune
+from .models import TaskResult
 
 
 class TasksDoors(Doors):
     name = "tasks"
-    admin = "outbox_app.django_tasks.admin"
+    rank = 70
+
+    def cancel(self, task_id: str, *, using: str) -> None:
+        """Delete the result: without it a worker does not run the task."""
+        rows = TaskResult.objects.using(using)
+        # Read first: on MySQL a DELETE that finds no row would lock the gap.
+        for row in rows.filter(task_id=task_id, status=TaskResult.Status.READY):
+            rows.filter(pk=row.pk, status=TaskResult.Status.READY)._raw_delete(using)
+
+    def postpone(self, jobs: Iterable[StagedJob], moment: Any, *, using: str) -> None:
+        TaskResult.objects.using(using).keep_from(moment, jobs)
 
     def kept(self) -> Mapping[str, Kept]:
         results = (

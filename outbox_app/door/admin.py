@@ -15,7 +15,7 @@ from django.utils.translation import gettext
 
 from ..admin.base import DatabaseAdmin
 from ..aliases import outbox_alias
-from ..models import Peer
+from .models import Peer
 from .peers import FIELDS, peer_faults
 
 

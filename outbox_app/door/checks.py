@@ -16,8 +16,8 @@ from django.core.checks import CheckMessage, Error, Warning
 
 from ..aliases import outbox_alias
 from ..conf import outbox_settings
-from ..models import Peer
 from .clocks import wrong_clocks
+from .models import Peer
 from .peers import FIELDS, SIGNS, VERIFIES, peer_faults, valid_keys
 
 HINT = "docs/reference/door.md lists the fields of a peer."

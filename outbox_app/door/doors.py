@@ -14,10 +14,10 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from ..capability import WARNING, Doors, Kind, Problem, Section, Subject
-from ..models import Peer
 from ..monitoring.diagnosis import named
 from ..monitoring.status import Question
 from .clocks import wrong_clocks
+from .models import Peer
 
 # fmt: off
 KINDS = {
@@ -26,7 +26,7 @@ KINDS = {
         "The clock of %(count)s peer is wrong by more than a minute.",
         "The clocks of %(count)s peers are wrong by more than a minute.", "n"),
         _("Set the clock of the peer, or of this host: requests and answers are refused."),
-        place=("peer", {})),
+        place=("outbox_door.peer", {})),
 }
 # fmt: on
 
@@ -42,7 +42,7 @@ class DoorSection(Section):
 
 class DoorDoors(Doors):
     name = "door"
-    admin = "outbox_app.door.admin"
+    rank = 40
     kinds = KINDS
 
     def parts(self) -> Mapping[str, Any]:

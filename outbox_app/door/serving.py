@@ -26,11 +26,11 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
 
 from ..exceptions import InvalidPeer
-from ..models import Peer
 from ..text import get_logger
 from ..transactions import without_transaction
 from . import messages, peers
 from .messages import MessageRefused
+from .models import Peer
 
 logger = get_logger("outbox_app.door")
 

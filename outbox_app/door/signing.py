@@ -15,9 +15,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..exceptions import InvalidPeer, OutboxError
-from ..models import Peer
 from ..text import get_logger, one_line
 from .clocks import CLOCKS, note_clock
+from .models import Peer
 from .peers import Key
 
 try:

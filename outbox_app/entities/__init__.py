@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from ..exports import lazy
 
 if TYPE_CHECKING:
-    from ..models import EntityVersion as EntityVersion
     from .declaration import Rejected as Rejected
     from .declaration import command as command
     from .declaration import rule as rule
     from .entity import Entity as Entity
+    from .models import EntityVersion as EntityVersion
     from .remote import CommandService as CommandService
     from .remote import service as service
     from .request import Command as Command
@@ -25,7 +25,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            "..models": ["EntityVersion"],
+            ".models": ["EntityVersion"],
             ".declaration": ["Rejected", "command", "rule"],
             ".entity": ["Entity"],
             ".remote": ["CommandService", "service"],

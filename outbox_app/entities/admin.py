@@ -21,9 +21,10 @@ from ..admin.base import OutboxAdmin, column, given
 from ..admin.job import carried, carried_column
 from ..admin.payload import data_of, difference_of
 from ..admin.tables import link
-from ..aliases import log_alias
 from ..events.admin.event import EventAdmin, stream_of
-from ..models import EntityRow, EntityVersion, counting
+from ..events.aliases import log_alias
+from ..models import counting
+from .models import EntityRow, EntityVersion
 from .operations import entity_types
 
 
@@ -34,7 +35,7 @@ class EntityAdmin(OutboxAdmin):
     actions = None
     search_fields = ["id"]
     search_help_text = _("The whole id.")
-    payload_permission = "view_payload_event"
+    payload_permission = "outbox_events.view_payload_event"
     fieldsets = [
         (None, {"fields": ["id", "version", "changed_at", "all_versions"]}),
         (_("Content"), {"fields": ["shown_state"]}),

@@ -28,8 +28,8 @@ from django.db.models.base import ModelState
 
 from .. import exceptions as errors
 from ..events.log.heads import add_versions, bump_versions, current_version
+from ..events.models import StreamHead
 from ..failpoints import failpoint
-from ..models import StreamHead
 from ..process.lock_wait import is_conflict, is_lock_timeout
 from .declaration import REJECTED, CommandSpec, Rejected, spec_of
 from .handling import Gifts, Handled, handle, stored_rejection

@@ -17,11 +17,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.models import CheckConstraint
 
-from ..aliases import log_alias
 from ..checks.messages import listed
 from ..conf import fleet_settings
-from ..models import EntityVersion
+from ..events.aliases import log_alias
 from .declaration import TypeSpec
+from .models import EntityVersion
 from .operations import declared_types, entity_types
 from .request import MAX_TIMEOUT
 

@@ -18,7 +18,7 @@ from django.db.models import CheckConstraint, Field, UniqueConstraint
 
 from ..events.log.newevent import checked_name
 from ..exceptions import InvalidCommand
-from ..models import EntityRow
+from .models import EntityRow
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 _MARK, _RULE = "outbox_command", "outbox_rule"

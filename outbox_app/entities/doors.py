@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from django.urls import path
 
-from ..aliases import log_alias, outbox_alias
+from ..aliases import outbox_alias
 from ..capability import Doors, Metric, Sample, Section
 from ..conf import outbox_settings
+from ..events.aliases import log_alias
 from ..events.log.registry import all_logs
 from ..exceptions import InvalidArgument
-from ..models import EntityVersion, PrunedCommand
 from ..monitoring.samples import percentiles
 from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
 from . import series
+from .models import EntityVersion, PrunedCommand
 from .operations import declared_types, entity_types
 from .pruned import day_of, keep_commands
 from .series import Commands
@@ -74,7 +75,7 @@ class EntitiesSection(Section):
 
 class EntitiesDoors(Doors):
     name = "entities"
-    admin = "outbox_app.entities.admin"
+    rank = 20
     metrics = METRICS
 
     def parts(self) -> Mapping[str, Any]:

@@ -17,13 +17,14 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.db.models import QuerySet
 
-from ..aliases import log_alias
+from ..events.aliases import log_alias
 from ..events.log.newevent import ANY, ExpectedVersion, NewEvent
+from ..events.models import Event, EventLog
 from ..exceptions import AnswerArchived, InvalidArgument, UnknownEntity
 from ..jobs.staging.stage import stage
-from ..models import CommandsOnly, EntityRow, EntityVersion, Event, EventLog
 from ..pipeline.driver.archive_lookup import archived_versions
 from .handling import require_running
+from .models import CommandsOnly, EntityRow, EntityVersion
 from .pruned import ArchivedAnswers
 from .queue import aask, ask, ask_many
 from .request import Command, Outcome, raised

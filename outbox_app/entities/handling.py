@@ -22,13 +22,13 @@ from django.db.backends.utils import format_number
 from django.db.models import DateTimeField, DecimalField, JSONField
 from django.utils.timezone import is_aware
 
-from ..aliases import log_alias
+from ..events.aliases import log_alias
 from ..events.log.newevent import CheckedEvent, NewEvent, canonical, checked, require_storable
 from ..events.log.publish import publish_checked, require_log
+from ..events.models import EventLog
 from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused
 from ..jobs.staging.detector import watching_callbacks
 from ..jobs.staging.insert import StagedBatch, collect_in
-from ..models import EventLog
 from ..models.encoding import unstorable
 from ..process.callbacks import named
 from ..process.enclosure import enclosed, require_same

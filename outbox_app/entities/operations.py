@@ -23,12 +23,12 @@ from .. import exceptions as errors
 from ..events.log.heads import bump_versions
 from ..events.log.newevent import NewEvent, checked, require_storable
 from ..events.log.publish import publish_checked
-from ..models import EntityRow, EntityVersion
 from ..models.counting import LISTED, counted
 from ..process.enclosure import LOST
 from ..process.foreground import throttled
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..text import Write, get_logger
+from .models import EntityRow, EntityVersion
 
 logger = get_logger("outbox_app.entities")
 

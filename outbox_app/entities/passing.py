@@ -18,14 +18,14 @@ from zoneinfo import ZoneInfo
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from ..aliases import log_alias
 from ..conf import fleet_settings
 from ..door import client, peers
 from ..door.messages import written
+from ..door.models import Peer
+from ..events.aliases import log_alias
 from ..events.log.newevent import slice_of
 from ..exceptions import Overloaded, PeerError
 from ..fleet import topology
-from ..models import Peer
 from ..process.counters import ELSEWHERE, PASSED
 from .execution import scope_of
 from .request import Call, Outcome, Rejection

@@ -19,11 +19,10 @@ from django.db.models import QuerySet
 
 from ..conf import outbox_settings
 from ..exceptions import AnswerArchived, AnswerGone, ArchiveRefused
-from ..models import PrunedCommand
-from ..models.entity import command_key, log_number
 from ..models.upsert import upsert
 from ..pipeline.driver.archive_lookup import archived_versions
 from ..text import without_passwords
+from .models import PrunedCommand, command_key, log_number
 from .operations import ERASED
 from .request import Call, Command, Outcome, stored_answer
 

@@ -16,11 +16,11 @@ from django.utils.encoding import escape_uri_path
 
 from .. import exceptions as errors
 from ..door import client
+from ..door.models import Peer
 from ..door.peers import LIMITS, peer_named, service_of
 from ..events.log.newevent import ANY, ExpectedVersion
 from ..fleet.cluster import Service
 from ..fleet.cluster import service as of_the_fleet
-from ..models import Peer
 from .request import Call, Command, Outcome, Rejection, deadline_after, raised
 from .views import KEY, PROBLEMS
 

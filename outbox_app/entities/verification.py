@@ -18,7 +18,7 @@ from django.db import OperationalError, transaction
 from django.db.models import OuterRef, QuerySet, Subquery
 
 from ..events.log.window import TOMBSTONE
-from ..models import StreamHead
+from ..events.models import StreamHead
 from ..process.foreground import throttled
 from ..text import Write
 from .declaration import spec_of

@@ -21,12 +21,13 @@ from .. import exceptions as errors
 from ..conf import fleet_settings
 from ..door import messages, peers
 from ..door.messages import MessageRefused
+from ..door.models import Peer
 from ..door.serving import SENDER, Said, door, seconds_left
 from ..events.log.newevent import ANY, NO_STREAM
-from ..models import EntityRow, Peer
 from ..process.enclosure import LOST
 from ..text import get_logger
 from .declaration import CommandSpec, spec_of
+from .models import EntityRow
 from .operations import entity_named, entity_types
 from .passing import answered_here
 from .request import Call, Command, Outcome

@@ -23,10 +23,11 @@ from ..checks.aliases import written_aliases
 from ..checks.messages import LISTED
 from ..conf import outbox_settings
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
-from ..models import Cursor, EventLog, StagedJob
+from ..models import StagedJob
 from .log.reader import LogReader, reads_by_time
 from .log.registry import all_logs
 from .log.requirements import violations
+from .models import Cursor, EventLog
 from .subscriptions.subscriber import all_subscribers
 
 
@@ -44,7 +45,7 @@ def _check_meta(log: type[EventLog]) -> Iterator[CheckMessage]:
         yield Error(
             "The log is derived from a model that has a table of its own: each event would be "
             "split between two tables.",
-            hint="Derive the log from outbox_app.models.EventLog, or from an abstract subclass.",
+            hint="Derive it from outbox_app.events.models.EventLog, or from an abstract subclass.",
             obj=log,
             id="outbox.E019",
         )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from ..aliases import log_alias
 from ..capability import (
     BAD,
     WARNING,
@@ -29,7 +28,7 @@ from ..capability import (
 )
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
-from ..models import Event, EventLog, Gap, Subscription, counting
+from ..models import counting
 from ..models.counting import shown_count
 from ..monitoring.diagnosis import counted, named
 from ..monitoring.long_transactions import LongTransactions, open_writers
@@ -37,8 +36,10 @@ from ..monitoring.status import Question
 from ..retention.rows import prune
 from ..text import duration, one_line
 from . import series
+from .aliases import log_alias
 from .log.registry import all_logs
 from .loops import loops
+from .models import Event, EventLog, Gap, Subscription
 from .retention import chosen_events, prune_events
 from .series import EventsPerMinute
 from .sinking import SinkStatus, sink_status
@@ -63,14 +64,14 @@ KINDS = {
         50, BAD, ngettext_lazy(
         "%(count)s subscription has stopped.", "%(count)s subscriptions have stopped.", "n"),
         _("Remove the cause that its error names, or start manage.py run_subscriptions."),
-        place=("subscription", {}),
+        place=("outbox_events.subscription", {}),
         blocks=(_("Subscription stopped"), _EVENTS)),
     "paused": Kind(
         140, WARNING, ngettext_lazy(
         "%(count)s subscription is paused, and behind.",
         "%(count)s subscriptions are paused, and behind.", "n"),
         _("Resume the subscription when the reason for its pause is gone."),
-        place=("subscription", {}),
+        place=("outbox_events.subscription", {}),
         blocks=(_("Subscription paused"), _EVENTS)),
     "undeclared": Kind(
         145, WARNING, ngettext_lazy(
@@ -79,18 +80,18 @@ KINDS = {
         _("If it was removed from the code, forget it (manage.py outbox_subscriptions forget NAME, "
           "or the admin): it keeps events from being pruned. If other code declares it, start "
           "run_subscriptions there."),
-        place=("subscription", {}),
+        place=("outbox_events.subscription", {}),
         blocks=(_("Subscription not declared"), _EVENTS)),
     "parked": Kind(
         150, WARNING, ngettext_lazy(
         "%(count)s stream is parked.", "%(count)s streams are parked.", "n"),
         _("Correct the handler, then release the streams. Streams with a gap wait for it."),
-        place=("parkedstream", {})),
+        place=("outbox_events.parkedstream", {})),
     "gaps": Kind(
         210, WARNING, ngettext_lazy(
         "%(count)s gap is open.", "%(count)s gaps are open.", "n"),
         _("Look for the missing events; skip the gaps that remain."),
-        place=("gap", {"state": "open"})),
+        place=("outbox_events.gap", {"state": "open"})),
     "sink": Kind(
         220, WARNING, ngettext_lazy(
         "%(count)s log does not sink.", "%(count)s logs do not sink.", "n"),
@@ -198,10 +199,10 @@ class EventsSection(Section):
         if "subscriptions" in self.parts:
             read = (each for each in self.subscriptions if each.state != "undeclared")
             late = max((each.oldest_seconds for each in read), default=0.0)
-            link = address(site, "subscription")
+            link = address(site, "outbox_events.subscription")
             yield str(_("Subscriptions behind")), duration(late), str(_("the slowest")), link
         if "gaps" in self.parts:
-            link = address(site, "gap", state="open")
+            link = address(site, "outbox_events.gap", state="open")
             yield str(_("Open gaps")), shown_count(self.gaps), "", link
 
     def charts(self) -> Iterator[SafeString]:
@@ -255,7 +256,7 @@ def _parked(each: SubscriptionLag) -> Subject:
 
 class EventsDoors(Doors):
     name = "events"
-    admin = "outbox_app.events.admin"
+    rank = 10
     kinds = KINDS
     metrics = METRICS
     checks_engines = True

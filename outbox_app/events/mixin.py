@@ -9,8 +9,8 @@ from typing import Any
 
 from ..exceptions import InvalidEvent
 from ..mixin import OutboxMixin, alias_of, key_of
-from ..models import EventLog
 from .log.publish import publish
+from .models import EventLog
 
 
 class PublishingMixin(OutboxMixin):

@@ -21,20 +21,20 @@ import django.db
 from django.db import connections
 from django.db.models import F
 
-from ..aliases import log_alias
 from ..capability import all_doors
 from ..conf import outbox_settings
 from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused, Unreachable
-from ..models import Cursor, Event, EventLog, ParkedStream, Subscription
 from ..models.clock import database_time
 from ..process.lock_wait import atomic_with_lock_wait
 from ..process.preflight import require_migrated
 from ..retention.rows import BATCH_SIZE, check_arguments, deleting_by_key, remove
 from ..text import Write, get_logger
+from .aliases import log_alias
 from .archives import Lookup, open_archive
 from .log.reader import LogReader, reads_by_time
 from .log.registry import all_logs, log_named, sinks
 from .log.window import TOMBSTONE
+from .models import Cursor, Event, EventLog, ParkedStream, Subscription
 from .subscriptions.counting import drop_pruned
 from .subscriptions.lag import still_read
 from .subscriptions.subscriber import all_subscribers

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..aliases import log_alias
 from ..exceptions import OutboxError
-from ..models import EventLog
 from ..process.backoff import described
 from ..retention.rows import BATCH_SIZE
 from ..retention.run import Retention, logger
+from .aliases import log_alias
 from .archives import open_archive
 from .log.registry import sinks
+from .models import EventLog
 from .retention import prune_steps
 
 

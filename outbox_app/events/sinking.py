@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..aliases import log_alias
 from ..models import DatabaseNow, Process
 from ..process.lease import alive
 from ..text import without_passwords
+from .aliases import log_alias
 from .log.registry import sinks
 
 DAY = 86400.0

@@ -13,7 +13,7 @@ from django.utils.translation import ngettext_lazy
 
 from ..admin.actions import BulkAction, ConfirmedActionsAdmin, Reason
 from ..admin.filters import column_filter
-from ..models import Server
+from .models import Server
 from .registries.database import change
 
 

@@ -16,7 +16,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import FleetSettings, fleet_settings, outbox_settings
 from ..door.peers import address_fault, is_name, is_this_host
-from ..models.fleet import DATACENTRES
+from ..ids.models import DATACENTRES
 from .cluster import CHOICES
 from .registry import Registry
 

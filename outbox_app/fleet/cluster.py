@@ -19,9 +19,9 @@ from typing import Any, get_args, get_type_hints
 
 from ..conf import FleetSettings, fleet_settings
 from ..door import client
+from ..door.models import Peer
 from ..door.peers import is_name, service_of
 from ..exceptions import InvalidArgument, PeerUnavailable
-from ..models import Peer
 from .announcing import join_as
 from .balance import Balance, Failing
 from .registry import CLIENT, Member

@@ -15,8 +15,8 @@ from django.utils.translation import gettext as _
 
 from ..capability import Doors, Metric, Sample, Section
 from ..conf import fleet_settings
-from ..models import Server
 from ..monitoring.status import Question
+from .models import Server
 from .topology import live_servers, slices
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class FleetSection(Section):
 
 class FleetDoors(Doors):
     name = "fleet"
-    admin = "outbox_app.fleet.admin"
+    rank = 50
     metrics = METRICS
 
     def parts(self) -> Mapping[str, Any]:

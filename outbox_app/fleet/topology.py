@@ -16,10 +16,10 @@ from functools import lru_cache, partial
 from hashlib import blake2b
 
 from ..conf import SLICES, fleet_settings
-from ..models import Server
 from ..process.lease import alive
 from ..text import get_logger
 from .cluster import known_of
+from .models import Server
 from .registry import SERVER, Member
 
 logger = get_logger("outbox_app.fleet")

@@ -33,13 +33,12 @@ from django.db import connections, models
 from ..aliases import chosen, outbox_alias
 from ..conf import fleet_settings
 from ..exceptions import InvalidArgument, NoNode
-from ..models import Node
 from ..models.clock import Milliseconds
-from ..models.fleet import DATACENTRES, NODES
 from ..process.background import at_end
 from ..process.foreground import set_timeouts
 from ..process.lease import elapsed
 from ..transactions import after_commit, is_in_test, lacks_autocommit, own_connection, require_table
+from .models import DATACENTRES, NODES, Node
 
 __all__ = ["IdParts", "SnowflakeField", "parts_of", "shard_of", "snowflake", "snowflakes"]
 
@@ -265,7 +264,7 @@ class Snowflakes:
 
     def _request(self, using: str) -> _Reserved:
         """Reserve time of the node that this process owns, or else of a free one."""
-        require_table(Node, "0011_nodes_of_ids", using=using)
+        require_table(Node, using=using)
         wanted = fleet_settings().DATACENTRE
         if wanted not in (None, *range(DATACENTRES)):
             raise ImproperlyConfigured(f"OUTBOX['FLEET']['DATACENTRE'] is {wanted!r}, not 0 to 7.")

@@ -19,8 +19,9 @@ from celery import current_app
 from django.db.models import Max, Min, QuerySet
 
 from ..aliases import outbox_alias
+from ..capability import all_doors
 from ..conf import outbox_settings
-from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult
+from ..models import DatabaseNow, DeadJob, StagedJob
 from ..models.counting import counted
 from ..process.lock_wait import atomic_with_lock_wait
 from ..text import get_logger
@@ -122,7 +123,8 @@ def _requeue_batch(
             job.available_at = _held_until(job, using=using)
         insert.write(staged, using=using, with_ids=True)  # wakes the drainers after the commit
         ready = [job for job in staged if job.available_at is None]
-        TaskResult.objects.using(using).keep_from(DatabaseNow(), ready)
+        for doors in all_doors():
+            doors.postpone(ready, DatabaseNow(), using=using)
         incident = record_requeue(
             shards={job.shard for job in staged},
             ids=_written(staged, using=using),

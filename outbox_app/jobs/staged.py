@@ -23,8 +23,9 @@ from django.db.models import QuerySet
 from django.utils.timezone import is_naive
 
 from ..aliases import outbox_alias
+from ..capability import all_doors
 from ..exceptions import InvalidJob, NotAtomic
-from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult, counting
+from ..models import DatabaseNow, DeadJob, StagedJob, counting
 from ..models.clock import due_at
 from ..models.encoding import replaced, unstorable
 from ..process.lock_wait import atomic_with_lock_wait
@@ -87,14 +88,14 @@ def cancel(
         )
     in_transaction = is_atomic(using)
     found, dead = _of_task(task_id, ordering_key, using), DeadJob.objects.using(using)
-    ready = TaskResult.objects.using(using).filter(status=TaskResult.Status.READY)
     # Read first: on MySQL a DELETE that finds no row would lock the gap.
-    died, results = (list(rows.filter(task_id=task_id)[:FEW]) for rows in (dead, ready))
+    died = list(dead.filter(task_id=task_id)[:FEW])
     with transaction.atomic(using=using):
         taken = _taken(StagedJob.objects.using(using), found)
         leave_out((job.pk for job in taken), using=using)
         taken += _taken(dead, died)
-        _taken(ready, results)  # a worker skips a task of django.tasks without this row
+        for doors in all_doors():
+            doors.cancel(task_id, using=using)
     names = {job.app for job in taken}
     apps = [app] if app else [celery_app(name) or current_app for name in names] or [current_app]
 
@@ -150,7 +151,8 @@ def reschedule(
             changed += held.update(available_at=until or DatabaseNow(), envelope=envelope)
         if changed:
             kept_from = due_at(max(eta, datetime.now(UTC)), using=using)
-            TaskResult.objects.using(using).keep_from(kept_from, jobs)
+            for doors in all_doors():
+                doors.postpone(jobs, kept_from, using=using)
         wake_after_commit(using, JOBS)
     return bool(changed)
 

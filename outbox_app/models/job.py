@@ -1,23 +1,22 @@
-"""Jobs: staged ones wait for the broker, dead ones for a person; inbox, incidents, task results.
+"""Jobs: staged ones wait for the broker, dead ones for a person; inbox and incidents.
 
 A row of ``StagedJob`` exists if and only if the transaction that staged it committed and the broker
-has not taken it yet. The row holds the finished message as bytes; nothing here decodes it. A row of
-``TaskResult`` is inserted with each job of ``django.tasks``, and updated by the worker.
+has not taken it yet. The row holds the finished message as bytes; nothing here decodes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
-from uuid import uuid4
 
 from django.db import models
-from django.db.models import Exists, OuterRef
 from django.utils.translation import gettext_lazy as _
 
+from ..capability import require_app
 from ..conf import SHARDS
 from ..fields import CharField, TextField
 from .clock import DatabaseNow
+
+require_app("outbox_app")
 
 
 class JobMessage(models.Model):
@@ -80,6 +79,7 @@ class StagedJob(JobMessage):
     objects = StagedJobQuerySet.as_manager()
 
     class Meta:
+        app_label = "outbox_app"
         db_table = "outbox_stagedjob"
         verbose_name = _("staged job")
         verbose_name_plural = _("staged jobs")
@@ -117,6 +117,7 @@ class DeadJob(JobMessage):
     reason = TextField(_("reason"))
 
     class Meta:
+        app_label = "outbox_app"
         db_table = "outbox_deadjob"
         verbose_name = _("dead job")
         verbose_name_plural = _("dead jobs")
@@ -149,6 +150,7 @@ class InboxEntry(models.Model):
     callbacks = TextField(_("callbacks"), blank=True, default="")
 
     class Meta:
+        app_label = "outbox_app"
         db_table = "outbox_inbox"
         verbose_name = _("inbox entry")
         verbose_name_plural = _("inbox entries")
@@ -181,140 +183,10 @@ class Incident(models.Model):
     detail = TextField(_("detail"), blank=True, default="")
 
     class Meta:
+        app_label = "outbox_app"
         db_table = "outbox_incident"
         verbose_name = _("incident")
         verbose_name_plural = _("incidents")
 
     def __str__(self) -> str:
         return f"{self.get_kind_display()}: {self.first_id}-{self.last_id}"
-
-
-#: The Celery task that runs the tasks of ``django.tasks``: see ``outbox_app.django_tasks``.
-RUN_TASK = "outbox_app.run_task"
-
-
-class TaskResultQuerySet(models.QuerySet["TaskResult"]):
-    def keep_from(self, moment: Any, jobs: Iterable[StagedJob]) -> None:
-        """Let the retention of results whose task has not begun count from this time."""
-        ids = [job.task_id for job in jobs if job.task == RUN_TASK]
-        if ids:
-            waiting = self.filter(status=TaskResult.Status.READY, task_id__in=ids)
-            waiting.update(kept_from=moment)
-
-    def settled(self) -> TaskResultQuerySet:
-        """Results whose job is neither staged nor dead: it was published, or discarded."""
-        jobs = (each.objects.filter(task_id=OuterRef("task_id")) for each in (StagedJob, DeadJob))
-        return self.filter(*(~Exists(rows) for rows in jobs))
-
-
-class TaskResult(models.Model):
-    """A call of a task of ``django.tasks``, and its result."""
-
-    class Status(models.TextChoices):
-        """The states of ``django.tasks``, which Django 5.2 does not have."""
-
-        READY = "READY", _("ready")
-        RUNNING = "RUNNING", _("running")
-        FAILED = "FAILED", _("failed")
-        SUCCESSFUL = "SUCCESSFUL", _("successful")
-
-    id = models.BigAutoField(primary_key=True)
-    #: The id of the result and of the job, which is Celery's task id.
-    task_id = CharField(_("task id"), max_length=36, unique=True)
-    #: Module and name of the function.
-    task = CharField(_("task"), max_length=255)
-    #: JSON of the backend's alias in TASKS, the queue, priority, time to run after, and arguments.
-    call = TextField(_("call"))
-    status = CharField(_("status"), max_length=10, choices=Status.choices)
-    enqueued_at = models.DateTimeField(_("enqueued at"))
-    started_at = models.DateTimeField(_("started at"), null=True)
-    last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)
-    finished_at = models.DateTimeField(_("finished at"), null=True)
-    #: When the task is due, last began, or finished. The retention counts from this time.
-    kept_from = models.DateTimeField(_("kept from"), db_index=True)
-    return_value = TextField(_("return value"), default="null")
-    errors = TextField(_("errors"), default="[]")
-    #: JSON list with the worker of each attempt.
-    worker_ids = TextField(_("workers"), default="[]")
-
-    objects = TaskResultQuerySet.as_manager()
-
-    class Meta:
-        db_table = "outbox_taskresult"
-        verbose_name = _("task result")
-        verbose_name_plural = _("task results")
-        permissions = [("view_payload_taskresult", _("Can see arguments and results of tasks"))]
-
-    def __str__(self) -> str:
-        return f"{self.task}[{self.task_id}]"
-
-    @property
-    def size(self) -> int:
-        return len(self.call) + len(self.return_value)
-
-
-class ShadowHalf(models.Model):
-    """One half of what shadow mode compares: see ``jobs.staging.shadow``."""
-
-    id = models.BigAutoField(primary_key=True)
-    #: The two halves of a comparison have the same key.
-    key = models.UUIDField(_("key"), unique=True, default=uuid4, editable=False)
-    task = CharField(_("task"), max_length=255)
-    #: Empty if ``delay_on_commit`` wrote the row, before its task had an id.
-    task_id = CharField(_("task id"), max_length=255, blank=True, default="")
-    at = models.DateTimeField(_("at"), db_default=DatabaseNow(), db_index=True, editable=False)
-
-    class Meta:
-        abstract = True
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return f"{self.task}[{self.task_id}]"
-
-
-class ShadowJob(ShadowHalf):
-    """A row in place of a staged job: it exists if and only if its transaction committed."""
-
-    class Meta(ShadowHalf.Meta):
-        db_table = "outbox_shadowjob"
-
-
-class ShadowNote(ShadowHalf):
-    """A task that the broker has taken. Its own connection writes the row, so rollbacks keep it."""
-
-    in_transaction = models.BooleanField(_("in a transaction"), default=False)
-    #: Why staging would have refused the call; empty if it would have accepted it.
-    refused = CharField(_("refused"), max_length=255, blank=True, default="")
-
-    class Meta(ShadowHalf.Meta):
-        db_table = "outbox_shadownote"
-
-
-class ShadowResult(models.Model):
-    """How often the comparison of a task had a certain outcome."""
-
-    class Outcome(models.TextChoices):
-        MATCHED = "matched", _("sent after its commit")
-        EARLY = "early", _("sent before its commit")
-        NEVER_SENT = "never_sent", _("committed and never sent")
-        ROLLED_BACK = "rolled_back", _("sent for a rollback")
-        REFUSED = "refused", _("staging would refuse the call")
-
-    id = models.BigAutoField(primary_key=True)
-    task = CharField(_("task"), max_length=255)
-    outcome = CharField(_("outcome"), max_length=20, choices=Outcome.choices)
-    count = models.BigIntegerField(_("count"))
-    last_at = models.DateTimeField(_("last at"))
-    last_task_id = CharField(_("last task id"), max_length=255, blank=True, default="")
-
-    class Meta:
-        db_table = "outbox_shadowresult"
-        verbose_name = _("shadow result")
-        verbose_name_plural = _("shadow results")
-        default_permissions = ("view",)
-        constraints = [
-            models.UniqueConstraint(fields=["task", "outcome"], name="outbox_shadow_outcome"),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.task} {self.outcome}: {self.count}"

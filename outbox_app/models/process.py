@@ -34,6 +34,7 @@ class Process(models.Model):
     trouble = TextField(_("trouble"), blank=True, default="")
 
     class Meta:
+        app_label = "outbox_app"
         db_table = "outbox_process"
         verbose_name = _("process")
         verbose_name_plural = _("processes")
@@ -47,6 +48,7 @@ class Overview(Process):
     """The overview's entry in the menu of the admin. It has no table and no permissions."""
 
     class Meta:
+        app_label = "outbox_app"
         proxy = True
         default_permissions = ()
         verbose_name = verbose_name_plural = _("overview")
@@ -61,6 +63,7 @@ class Lease(models.Model):
     owner = models.UUIDField(_("owner"), null=True)
 
     class Meta:
+        app_label = "outbox_app"
         db_table = "outbox_lease"
         verbose_name = _("lease")
         verbose_name_plural = _("leases")

@@ -49,6 +49,7 @@ class Statistic(models.Model):
     written_at = models.DateTimeField(_("written at"), db_default=DatabaseNow(), editable=False)
 
     class Meta:
+        app_label = "outbox_app"
         db_table = "outbox_statistic"
         verbose_name = _("statistic")
         verbose_name_plural = _("statistics")

@@ -12,6 +12,7 @@ from .statistic_names import NAMES
 
 class PipelineDoors(Doors):
     name = "pipeline"
+    rank = 90
     statistics = NAMES
 
 

@@ -19,9 +19,9 @@ from ..admin.base import column
 from ..admin.filters import AgeFilter, ColumnFilter, by_index, column_filter
 from ..admin.job import carried_column
 from ..admin.payload import data_of
-from ..models import PreparedEvent
 from ..text import shown
 from . import operations
+from .models import PreparedEvent
 
 State = PreparedEvent.State
 
@@ -132,7 +132,7 @@ class PreparedEventAdmin(ConfirmedActionsAdmin):
     not_listed = ("content",)
     search_fields = ["event_id"]
     search_help_text = _("The whole event id.")
-    payload_permission = "view_payload_preparedevent"
+    payload_permission = "outbox_prepared.view_payload_preparedevent"
     short_answer = column(_("last answer"), lambda row: shown(row.last_answer, 120))
     short_reason = column(_("reason"), lambda row: shown(row.reason, 120))
     shown_content = carried_column(_("content"), lambda row: data_of(row.content))

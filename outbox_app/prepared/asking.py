@@ -26,7 +26,7 @@ from django.db.models.functions import Least
 
 from ..exceptions import UnknownPrepared
 from ..failpoints import failpoint
-from ..models import DatabaseNow, PreparedEvent
+from ..models import DatabaseNow
 from ..models.clock import aware, stored
 from ..models.encoding import replaced
 from ..process.backoff import Backoff, described
@@ -36,6 +36,7 @@ from ..text import get_logger, storable
 from . import keeper
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question, outcomes
 from .local import PREFIX
+from .models import PreparedEvent
 
 logger = get_logger("outbox_app.prepared")
 

@@ -16,10 +16,11 @@ from django.db import connections
 from django.db.migrations.recorder import MigrationRecorder
 
 from ..conf import outbox_settings
+from ..door.models import Peer
 from ..door.peers import peer_faults
 from ..exceptions import NotMigrated
-from ..models import Fence, Peer
 from ..process.preflight import require_migrated
+from .models import Fence
 
 
 def check_fences(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:

@@ -30,7 +30,6 @@ from ..capability import (
     Subject,
 )
 from ..exceptions import InvalidArgument
-from ..models import Fence, PreparedEvent
 from ..models.counting import shown_count
 from ..monitoring.diagnosis import counted, named
 from ..monitoring.samples import percentiles
@@ -38,6 +37,7 @@ from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
 from ..text import duration, one_line
 from .fences import mark_pruned
+from .models import Fence, PreparedEvent
 from .run import ask_here
 from .series import Decisions, decisions
 from .status import PreparedStatus, prepared_status
@@ -55,25 +55,25 @@ KINDS = {
         "%(count)s prepared event waits for a check-back, and no process asks its sender.",
         "%(count)s prepared events wait for check-backs, and no process asks their senders.", "n"),
         _("Start manage.py run_prepared%(on)s."),
-        place=("preparedevent", {"state": "prepared"})),
+        place=("outbox_prepared.preparedevent", {"state": "prepared"})),
     "undecided": Kind(
         170, WARNING, ngettext_lazy(
         "%(count)s prepared event is undecided.",
         "%(count)s prepared events are undecided.", "n"),
         _("Find out whether its sender's transaction has committed, then confirm or cancel it."),
-        place=("preparedevent", {"state": "undecided"})),
+        place=("outbox_prepared.preparedevent", {"state": "undecided"})),
     "sender_silent": Kind(
         180, WARNING, ngettext_lazy(
         "%(count)s sender of prepared events does not answer.",
         "%(count)s senders of prepared events do not answer.", "n"),
         _("Remove the cause that is shown; run_prepared asks the sender again by itself."),
-        place=("preparedevent", {"state": "prepared"})),
+        place=("outbox_prepared.preparedevent", {"state": "prepared"})),
     "contradiction": Kind(
         200, WARNING, ngettext_lazy(
         "%(count)s contradiction about prepared events in the last day.",
         "%(count)s contradictions about prepared events in the last day.", "n"),
         _("Read the incidents: an event was decided against its sender's transaction."),
-        place=("incident", {"kind": "contradiction"})),
+        place=("outbox_app.incident", {"kind": "contradiction"})),
 }
 # fmt: on
 METRICS = {
@@ -149,7 +149,7 @@ class PreparedSection(Section):
         from ..admin.base import address
 
         if self.facts:
-            undecided = address(site, "preparedevent", state="undecided")
+            undecided = address(site, "outbox_prepared.preparedevent", state="undecided")
             yield str(_("Undecided")), shown_count(self.facts.undecided), "", undecided
 
     def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
@@ -161,7 +161,7 @@ class PreparedSection(Section):
 
 class PreparedDoors(Doors):
     name = "prepared"
-    admin = "outbox_app.prepared.admin"
+    rank = 30
     kinds = KINDS
     metrics = METRICS
 

@@ -27,11 +27,12 @@ from ..events.log.insert import CHUNK_ROWS, chunks
 from ..events.log.newevent import NewEvent, checked
 from ..events.log.publish import publish_checked
 from ..events.log.registry import log_named
+from ..events.models import EventLog
 from ..exceptions import MessageIdConflict, NotAtomic, PreparedError
 from ..failpoints import failpoint
 from ..jobs.drain.incidents import record_incident
 from ..jobs.staging.stage import stage
-from ..models import DatabaseNow, EventLog, Incident, PreparedEvent
+from ..models import DatabaseNow, Incident
 from ..models.encoding import replaced
 from ..models.upsert import insert_rows
 from ..process import counters
@@ -42,6 +43,7 @@ from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..process.tracing import inside, span_of, start_span
 from ..text import get_logger
 from ..transactions import lacks_autocommit
+from .models import PreparedEvent
 from .request import content_hash
 
 logger = get_logger("outbox_app.prepared")

@@ -14,11 +14,11 @@ from django.db import connections
 
 from ..aliases import outbox_alias
 from ..exceptions import InvalidPrepared, KeeperUnavailable
-from ..models import PreparedEvent
 from ..process.enclosure import LOST
 from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
 from .keeper import Answer
+from .models import PreparedEvent
 
 #: The prefix of senders that are database aliases. The name of a peer has no colon.
 PREFIX = "alias:"

@@ -17,15 +17,16 @@ from django.db.models import F
 from django.db.models.functions import Greatest
 
 from ..conf import outbox_settings
+from ..door.models import Peer
 from ..door.peers import peer_named
-from ..models import DatabaseNow, Peer, PreparedEvent
+from ..models import DatabaseNow
 from ..models.counting import LISTED
 from ..models.encoding import replaced
-from ..models.prepared import PreparedEventQuerySet
 from ..text import Write, get_logger
 from . import keeper
 from .asking import DECIDES
 from .fences import outcomes
+from .models import PreparedEvent, PreparedEventQuerySet
 from .request import DECIDE_BY, MOST_SKIPPED
 
 logger = get_logger("outbox_app.prepared")

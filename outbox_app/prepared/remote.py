@@ -13,15 +13,16 @@ from uuid import UUID
 from ..door import signing as signing  # without the extra this fails first
 from ..door.client import SECONDS
 from ..door.messages import EVENTS, cloudevent, written, zoned
+from ..door.models import Peer
 from ..door.peers import limit, moment, peer_named
 from ..exceptions import InvalidPeer, InvalidPrepared, KeeperUnavailable, PeerError, PeerUnavailable
 from ..fleet.cluster import call
 from ..jobs.staging.insert import chunks
-from ..models import Peer, PreparedEvent
 from ..models.clock import stored
 from ..transactions import open_transactions
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer, status_of
+from .models import PreparedEvent
 
 State = PreparedEvent.State
 #: What a keeper may answer about an event.

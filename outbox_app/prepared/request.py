@@ -18,17 +18,18 @@ from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from ..aliases import log_alias
 from ..conf import outbox_settings
+from ..events.aliases import log_alias
 from ..events.log.newevent import NewEvent, canonical, checked_name, checked_uuid, comparable
 from ..events.log.newevent import checked as checked_event
 from ..events.log.publish import require_log
 from ..events.log.registry import log_named
+from ..events.models import Event, EventLog
 from ..exceptions import InvalidEvent, InvalidPrepared, UnknownLog, WrittenByCommands
 from ..jobs.staging.declarations import named
-from ..models import Event, EventLog, PreparedEvent
 from ..models.encoding import unstorable
 from ..process.tracing import TRACE, current_trace, trace_in
+from .models import PreparedEvent
 
 #: The seconds after which the policy of an event decides (never later than the setting
 #: PREPARED_MAX_DECIDE_BY), and for which the keeper does not ask about it, if its sender says

@@ -22,7 +22,6 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from .. import exceptions as errors
-from ..models import Fence, PreparedEvent
 from ..process.background import Background
 from ..process.backoff import described
 from ..process.preflight import require_migrated
@@ -31,6 +30,7 @@ from ..transactions import after_commit, is_atomic, is_in_test, open_transaction
 from .fences import COMMITTED, OF_ANOTHER, ROLLED_BACK, Question, fence, outcomes
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
 from .local import LocalKeeper
+from .models import Fence, PreparedEvent
 from .request import NewPrepared, checked
 
 logger = get_logger("outbox_app.prepared")

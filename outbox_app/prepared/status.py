@@ -11,9 +11,10 @@ from datetime import timedelta
 
 from django.db.models.functions import Left
 
-from ..models import DatabaseNow, Incident, PreparedEvent, Process, counting
+from ..models import DatabaseNow, Incident, Process, counting
 from ..process.lease import alive
 from .fences import IN_PROGRESS, TOO_OLD
+from .models import PreparedEvent
 
 SAMPLE = 1000
 #: A sender is silent after it has not answered so many questions about an event.

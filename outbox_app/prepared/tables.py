@@ -9,9 +9,9 @@ from django.utils.translation import gettext as _
 
 from ..admin.masking import masked_line
 from ..admin.tables import WORDS, Table, durations, numbers, pairs
-from ..models import PreparedEvent
 from ..models.counting import shown_count
 from ..text import duration, one_line
+from .models import PreparedEvent
 from .series import Decisions
 from .status import PreparedStatus
 

@@ -18,10 +18,11 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
 
 from ..jobs.drain.batch import delete
-from ..models import DatabaseNow, ShadowJob, ShadowNote, ShadowResult
+from ..models import DatabaseNow
 from ..process.backoff import Backoff
 from ..process.lease import LeaseHolder
 from ..text import get_logger
+from .models import ShadowJob, ShadowNote, ShadowResult
 
 logger = get_logger("outbox_app.shadow")
 

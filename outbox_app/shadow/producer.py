@@ -29,7 +29,7 @@ from ..text import get_logger, storable
 from ..transactions import is_atomic, is_in_test
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
-    from ..models import ShadowJob, ShadowNote
+    from .models import ShadowJob, ShadowNote
 
 logger = get_logger("outbox_app.shadow")
 
@@ -45,7 +45,7 @@ _expected: ContextVar[dict[str, UUID] | None] = ContextVar("outbox_app_expected"
 
 def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[], Any]:
     """Write the row for a call to make after the commit; return a call that adds the note."""
-    from ..models import ShadowJob
+    from .models import ShadowJob
 
     job = ShadowJob(key=uuid4(), task=task)
     try:
@@ -72,7 +72,7 @@ class ShadowProducer(LazyProducer):
     """Records the one message that is published through it, and publishes it as Celery would."""
 
     def __init__(self, app: Any, task: str, *, using: str, ordering_key: str, refused: str) -> None:
-        from ..models import ShadowNote
+        from .models import ShadowNote
 
         super().__init__(app, strict=False)
         self._producer = StagingProducer(app, using=using, ordering_key=ordering_key)
@@ -99,7 +99,7 @@ class ShadowProducer(LazyProducer):
         return result
 
     def _recorded(self, note: ShadowNote, body: Any, options: Any) -> ShadowNote | None:
-        from ..models import ShadowJob
+        from .models import ShadowJob
 
         try:
             if not note.refused:

@@ -1,10 +1,10 @@
 """Helpers for a project's tests: assert which jobs are staged, and run them.
 
-There are more for events, commands of entities and prepared events. They work in a plain
+Each capability has helpers of its own, in its module ``testing``. They work in a plain
 ``TestCase``, whose transaction never commits, and in ``TransactionTestCase``. Only
 ``drain_inline()`` needs a broker; none needs a worker or a drainer. They do not see tasks that were
-sent past the outbox, as by a call outside any transaction. With pytest the fixture ``outbox`` is
-this module.
+sent past the outbox, as by a call outside any transaction. With pytest the fixture ``outbox`` has
+the helpers of all installed apps.
 """
 
 from __future__ import annotations
@@ -26,32 +26,12 @@ from ..jobs.staging.sending import force_staging
 from ..models import StagedJob
 from ..signals import jobs_published, jobs_staged
 from ..transactions import is_atomic
-from .entities import assert_executed, assert_rejected, at_once, commands, in_one_thread
-from .events import LISTED, assert_published, published_events, run_subscribers
-from .job import Job
-from .prepared import assert_confirmed, assert_prepared
+from .job import LISTED, Job
 
 if TYPE_CHECKING:
     TaskOrName = Task[Any, Any] | str
 
-__all__ = [
-    "Job",
-    "assert_confirmed",
-    "assert_executed",
-    "assert_not_staged",
-    "assert_prepared",
-    "assert_published",
-    "assert_rejected",
-    "assert_staged",
-    "at_once",
-    "commands",
-    "drain_inline",
-    "in_one_thread",
-    "published_events",
-    "run_staged",
-    "run_subscribers",
-    "staged_jobs",
-]
+__all__ = ["Job", "assert_not_staged", "assert_staged", "drain_inline", "run_staged", "staged_jobs"]
 
 #: Ids of jobs staged only because of the test's transaction: production sends them at once.
 _outside: set[str] = set()

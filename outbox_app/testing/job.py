@@ -27,6 +27,9 @@ from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
 from ..models import StagedJob
 
+#: The most jobs, events or commands that a failure message lists.
+LISTED = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -46,7 +46,9 @@ def log_in():
             f"<b>{role}</b>", is_staff=True, is_superuser=role == "superuser"
         )
         names = (*(ROLES.get(role) or ()), *permissions)
-        rights = Permission.objects.filter(content_type__app_label="outbox_app", codename__in=names)
+        rights = Permission.objects.filter(
+            content_type__app_label__startswith="outbox", codename__in=names
+        )
         assert len(rights) == len(names)
         user.user_permissions.set(rights)
         client.force_login(user)

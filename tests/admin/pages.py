@@ -18,7 +18,7 @@ APP = reverse("admin:app_list", args=["outbox_app"])
 
 def page(row, name="change"):
     """The address of a row's page: change, delete, history."""
-    return reverse(f"admin:outbox_app_{row._meta.model_name}_{name}", args=[row.pk])
+    return reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_{name}", args=[row.pk])
 
 
 def body(response):

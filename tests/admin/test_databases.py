@@ -9,14 +9,15 @@ from django.urls import reverse
 
 from outbox_app.admin import DeadJobAdmin
 from outbox_app.checks.values import check_settings
-from outbox_app.models import DeadJob, Peer, StagedJob
+from outbox_app.door.models import Peer
+from outbox_app.models import DeadJob, StagedJob
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .pages import DEAD, OVERVIEW, STAGED, hidden, page, said, selection, text
 from .test_peers import FIELDS
 
 OTHER = "default"
-PEERS = reverse("admin:outbox_app_peer_changelist")
+PEERS = reverse("admin:outbox_door_peer_changelist")
 
 pytestmark = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 
@@ -101,7 +102,7 @@ def test_a_form_that_names_no_database_changes_none(alias, superuser, said_by_fo
 
 
 def test_peers_are_written_where_their_form_was_shown(alias, superuser):
-    add = reverse("admin:outbox_app_peer_add")
+    add = reverse("admin:outbox_door_peer_add")
     assert superuser.get(on(PEERS, OTHER)).status_code == 200
     assert f"Database: {alias} {OTHER}" in text(superuser.get(on(add, OTHER)))
     superuser.get(on(PEERS, alias))

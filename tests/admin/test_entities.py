@@ -150,7 +150,8 @@ def test_what_they_carry_takes_a_permission(account, version):
     for address, times in ((entity(), 1), (version(1), 4), (version(2), 5)):
         shown = text(client.get(address))
         assert (
-            shown.count("Hidden: this needs the permission outbox_app.view_payload_event.") == times
+            shown.count("Hidden: this needs the permission outbox_events.view_payload_event.")
+            == times
         )
         assert "ann" not in shown
         assert "balance" not in shown.replace("account.balance", "")
@@ -237,7 +238,8 @@ def test_a_type_that_the_project_has_registered_is_left_alone(tmp_path, first):
     (tmp_path / "project.py").write_text(
         "from tests.settings import *\n"
         f"apps = {{'outbox_app', 'django.contrib.admin', 'bank'}} - {{{first!r}}}\n"
-        "rest = [app for app in INSTALLED_APPS if app.startswith('django.') and app not in apps]\n"
+        "ours = ('django.', 'outbox_app.')\n"
+        "rest = [app for app in INSTALLED_APPS if app.startswith(ours) and app not in apps]\n"
         f"INSTALLED_APPS = [{first!r}, *(app for app in rest if app != {first!r}), *sorted(apps)]\n"
     )
     code = (

@@ -16,13 +16,14 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from outbox_app.admin import actions
-from outbox_app.models import DeadJob, Event, StagedJob, counting
+from outbox_app.events.models import Event
+from outbox_app.models import DeadJob, StagedJob, counting
 from tests.mysql import numbers
 
 from .pages import DEAD, STAGED, hidden, page, selection
 
 ROWS = int(os.environ.get("ADMIN_ROWS", "80000"))
-EVENTS = reverse("admin:outbox_app_event_changelist")
+EVENTS = reverse("admin:outbox_events_event_changelist")
 BITMAP = "Bitmap Index Scan"
 LARGE = ("outbox_stagedjob", "outbox_deadjob", "outbox_event")
 

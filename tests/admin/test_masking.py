@@ -16,7 +16,7 @@ from .test_lists import listed
 from .test_subscriptions import publish
 
 SECRET = "hunter-2"
-HIDDEN = "Hidden: this needs the permission outbox_app."
+HIDDEN = "Hidden: this needs the permission outbox_"
 
 
 def job(alias, rows=staged_jobs, **given):
@@ -30,7 +30,7 @@ def test_messages_take_a_permission(alias, log_in, rows):
     name = row._meta.model_name
     shown = text(log_in("viewer").get(page(row)))
     assert SECRET not in shown
-    assert shown.count(f"{HIDDEN}view_payload_{name}.") == 3
+    assert shown.count(f"{HIDDEN}app.view_payload_{name}.") == 3
     assert row.task_id in shown
     shown = text(
         log_in("staff", permissions=[f"view_{name}", f"view_payload_{name}"]).get(page(row))
@@ -42,12 +42,12 @@ def test_messages_take_a_permission(alias, log_in, rows):
 @pytest.mark.django_db(transaction=True)
 def test_events_take_a_permission(alias, log_in, new_log):
     publish(alias, "s", data={"d": SECRET}, metadata={"m": SECRET})
-    from outbox_app.models import Event
+    from outbox_app.events.models import Event
 
     event = Event.objects.using(alias).get()
     shown = text(log_in("viewer", permissions=["view_event"]).get(page(event)))
     assert SECRET not in shown
-    assert shown.count(f"{HIDDEN}view_payload_event.") == 2
+    assert shown.count(f"{HIDDEN}events.view_payload_event.") == 2
     may = ["view_event", "view_payload_event"]
     assert text(log_in("staff", permissions=may).get(page(event))).count(SECRET) == 2
 
@@ -168,7 +168,7 @@ def test_a_search_does_not_tell_what_is_masked(alias, superuser, settings, key):
 @pytest.mark.django_db(transaction=True)
 def test_masked_in_events(alias, superuser, new_log):
     publish(alias, "s", data={"card": SECRET, "a": 1}, metadata={"session_cookie": SECRET})
-    from outbox_app.models import Event
+    from outbox_app.events.models import Event
 
     shown = text(superuser.get(page(Event.objects.using(alias).get())))
     assert SECRET not in shown

@@ -12,18 +12,16 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.entities import series as entities_series
 from outbox_app.events import publish
+from outbox_app.events.models import Event, Gap, Subscription
 from outbox_app.jobs.drain import status
 from outbox_app.models import (
     DatabaseNow,
     DeadJob,
-    Event,
-    Gap,
     Incident,
     Lease,
     Process,
     StagedJob,
     Statistic,
-    Subscription,
     counting,
 )
 from tests.jobs.dead.rows import dead_jobs, staged_jobs

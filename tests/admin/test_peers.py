@@ -9,15 +9,15 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from outbox_app.door.checks import check_peer_table
-from outbox_app.models import Peer
+from outbox_app.door.models import Peer
 from tests.faults.tools import on
 
 from .pages import page, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PEERS = reverse("admin:outbox_app_peer_changelist")
-ADD = reverse("admin:outbox_app_peer_add")
+PEERS = reverse("admin:outbox_door_peer_changelist")
+ADD = reverse("admin:outbox_door_peer_add")
 KEYS = [{"id": "shop-1", "private": "file:/run/shop.key"}, {"id": "b", "public": "env:BILLING"}]
 FIELDS = {
     "name": "billing",

@@ -8,21 +8,12 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import get_resolver, reverse
 
-from outbox_app.models import (
-    DeadJob,
-    Event,
-    Gap,
-    Incident,
-    ParkedStream,
-    Peer,
-    PreparedEvent,
-    Process,
-    Server,
-    StagedJob,
-    Statistic,
-    Subscription,
-    TaskResult,
-)
+from outbox_app.django_tasks.models import TaskResult
+from outbox_app.door.models import Peer
+from outbox_app.events.models import Event, Gap, ParkedStream, Subscription
+from outbox_app.fleet.models import Server
+from outbox_app.models import DeadJob, Incident, Process, StagedJob, Statistic
+from outbox_app.prepared.models import PreparedEvent
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold
 
@@ -189,13 +180,13 @@ def test_the_matrix_knows_every_address():
         inner.name
         for outer in patterns
         for inner in getattr(outer, "url_patterns", [])
-        if (inner.name or "").startswith("outbox_app_")
+        if (inner.name or "").startswith("outbox_")
     }
     above = (StagedJob, DeadJob, Process, Server, Incident, TaskResult)
     of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic, PreparedEvent, Peer)
-    models = [model._meta.model_name for model in (*above, *of_the_log)]
+    models = [f"{m._meta.app_label}_{m._meta.model_name}" for m in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")
     assert names == {
         *("outbox_app_overview", "outbox_app_overview_changelist"),
-        *(f"outbox_app_{model}_{name}" for model in models for name in pages),
+        *(f"{model}_{name}" for model in models for name in pages),
     }

@@ -10,14 +10,16 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from outbox_app.admin import filters
-from outbox_app.models import DatabaseNow, Event, PreparedEvent, Statistic, counting
+from outbox_app.events.models import Event
+from outbox_app.models import DatabaseNow, Statistic, counting
 from outbox_app.prepared import NewPrepared, keeper
+from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
 from outbox_app.process import counters
 
 from .pages import OVERVIEW, body, hidden, page, said, selection, text
 
-EVENTS = reverse("admin:outbox_app_preparedevent_changelist")
+EVENTS = reverse("admin:outbox_prepared_preparedevent_changelist")
 State = PreparedEvent.State
 
 
@@ -60,7 +62,7 @@ def test_the_page_shows_what_its_sender_said(alias, superuser, undecided):
 
 def test_the_content_takes_a_permission(alias, log_in, undecided):
     shown = text(log_in("staff", permissions=["view_preparedevent"]).get(page(undecided)))
-    assert "outbox_app.view_payload_preparedevent" in shown
+    assert "outbox_prepared.view_payload_preparedevent" in shown
     assert '"total"' not in shown
 
 

@@ -10,7 +10,8 @@ from django.db import transaction
 from django.urls import path
 
 from outbox_app.events import publish
-from outbox_app.models import Cursor, DeadJob, Event, Gap, Overview, ParkedStream, Subscription
+from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
+from outbox_app.models import DeadJob, Overview
 from tests.jobs.dead.rows import dead_jobs
 
 from .pages import body
@@ -34,7 +35,7 @@ def two_sites(settings):
 
 
 def links(client, address):
-    found = re.findall(r'href="(/[^"]*)"', body(client.get(f"/operators/outbox_app/{address}")))
+    found = re.findall(r'href="(/[^"]*)"', body(client.get(f"/operators/{address}")))
     assert found
     return {link for link in found if link.startswith("/admin/")}
 
@@ -43,7 +44,7 @@ def test_links_of_the_overview(superuser):
     dead_jobs(using="default")
     Gap.objects.create(kind="version", log="outbox_event", stream="s", first=2, last=3)
     Subscription.objects.create(name="mail", paused=True)
-    assert links(superuser, "overview/") == set()
+    assert links(superuser, "outbox_app/overview/") == set()
 
 
 def test_links_of_rows(superuser):
@@ -58,11 +59,11 @@ def test_links_of_rows(superuser):
         **columns, stream="s", version=1, position=7, error="no", failed_event=FAILED
     )
     for address in (
-        "subscription/mail/change/",
-        f"parkedstream/{parked.pk}/change/",
-        f"gap/{gap.pk}/change/",
-        f"event/{event.pk}/change/",
-        "event/",
+        "outbox_events/subscription/mail/change/",
+        f"outbox_events/parkedstream/{parked.pk}/change/",
+        f"outbox_events/gap/{gap.pk}/change/",
+        f"outbox_events/event/{event.pk}/change/",
+        "outbox_events/event/",
     ):
         assert links(superuser, address) == set(), address
 
@@ -77,13 +78,13 @@ def test_a_site_with_some_of_the_pages(superuser):
     columns = {"log": "outbox_event", "subscription": "mail", "partition": 0}
     Cursor.objects.create(**columns, state={}, error="no", failed_event=FAILED)
     for address in (
-        "overview/",
-        "deadjob/",
-        f"deadjob/{job.pk}/change/",
-        f"gap/{gap.pk}/change/",
-        "subscription/mail/change/",
+        "outbox_app/overview/",
+        "outbox_app/deadjob/",
+        f"outbox_app/deadjob/{job.pk}/change/",
+        f"outbox_events/gap/{gap.pk}/change/",
+        "outbox_events/subscription/mail/change/",
     ):
-        page = superuser.get(f"/support/outbox_app/{address}")
+        page = superuser.get(f"/support/{address}")
         assert page.status_code == 200
         assert 'href=""' not in body(page)
     assert "/support/outbox_app/deadjob/" in body(superuser.get("/support/outbox_app/overview/"))

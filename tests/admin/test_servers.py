@@ -11,14 +11,14 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from outbox_app.fleet.models import Server
 from outbox_app.fleet.topology import leaders_of
-from outbox_app.models import Server
 
 from .pages import OVERVIEW, hidden, page, said, selection, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SERVERS = reverse("admin:outbox_app_server_changelist")
+SERVERS = reverse("admin:outbox_fleet_server_changelist")
 ONE, TWO = "http://127.0.0.1:1/outbox/", "http://127.0.0.1:2/outbox/"
 
 

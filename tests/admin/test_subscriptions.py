@@ -18,20 +18,20 @@ from django.urls import reverse
 from outbox_app.events import NewEvent, publish_many
 from outbox_app.events.log.newevent import slice_of
 from outbox_app.events.log.registry import all_logs
+from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import _subscribers, subscriber, subscriber_named
-from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 
 from .pages import OVERVIEW, body, hidden, page, said, selection, text
 from .test_display import CODES, SCRIPT, VISIBLE
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
-EVENTS = reverse("admin:outbox_app_event_changelist")
-SUBSCRIPTIONS = reverse("admin:outbox_app_subscription_changelist")
-PARKED = reverse("admin:outbox_app_parkedstream_changelist")
-GAPS = reverse("admin:outbox_app_gap_changelist")
+EVENTS = reverse("admin:outbox_events_event_changelist")
+SUBSCRIPTIONS = reverse("admin:outbox_events_subscription_changelist")
+PARKED = reverse("admin:outbox_events_parkedstream_changelist")
+GAPS = reverse("admin:outbox_events_gap_changelist")
 LISTS = (EVENTS, SUBSCRIPTIONS, PARKED, GAPS)
 
 VIEW = ("view_event", "view_subscription", "view_parkedstream", "view_gap", "view_process")
@@ -165,7 +165,7 @@ def test_pause_and_resume(alias, shop, superuser):
     )
     assert first.content_type.model == "subscription"
     assert "Reason: over" in second.get_change_message()
-    history = reverse("admin:outbox_app_subscription_history", args=["shop"])
+    history = reverse("admin:outbox_events_subscription_history", args=["shop"])
     assert "Paused: shop. Action: pause_selected." in text(superuser.get(history))
 
 
@@ -222,7 +222,7 @@ def test_forged_names_are_refused(superuser, id):
 def test_an_address_of_a_name_that_no_database_can_compare(alias, shop, superuser, name):
     """It is the address of no row: Django leads to its index, as for any such address."""
     for id in ("shop\x00", "\x00", "shop_00"):
-        address = reverse(f"admin:outbox_app_subscription_{name}", args=[id])
+        address = reverse(f"admin:outbox_events_subscription_{name}", args=[id])
         assert superuser.get(address).status_code == 302
 
 

@@ -8,11 +8,11 @@ import pytest
 from django.urls import reverse
 from django.utils.timezone import now
 
-from outbox_app.models import TaskResult
+from outbox_app.django_tasks.models import TaskResult
 
 from .pages import body, page, text
 
-LIST = reverse("admin:outbox_app_taskresult_changelist")
+LIST = reverse("admin:outbox_django_tasks_taskresult_changelist")
 DAMAGED = ["nonsense {", "{}", "7", '[{"trace": 1}]', '[{"traceback": ["x"]}]', "[7]"]
 CALL = {"backend": "default", "args": [17], "kwargs": {"password": "hunter2"}}
 
@@ -42,7 +42,7 @@ def test_the_page_shows_what_was_called_and_why_it_failed(superuser, failed):
 
 def test_without_the_permission_it_is_hidden(log_in, failed):
     shown = text(log_in("staff", permissions=["view_taskresult"]).get(page(failed)))
-    assert "this needs the permission outbox_app.view_payload_taskresult" in shown
+    assert "this needs the permission outbox_django_tasks.view_payload_taskresult" in shown
     assert "OSError" not in shown
 
 

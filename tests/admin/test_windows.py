@@ -8,7 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_app.models import DeadJob, Event, Gap, counting
+from outbox_app.events.models import Event, Gap
+from outbox_app.models import DeadJob, counting
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .pages import DEAD, STAGED, body, hidden, page, selection, text

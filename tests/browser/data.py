@@ -16,8 +16,9 @@ from django.core.management import call_command
 from django.db import transaction
 from django.utils.timezone import now
 
+from outbox_app.events.models import Event, Gap, ParkedStream
 from outbox_app.jobs.staging.insert import shard_of
-from outbox_app.models import DeadJob, Event, Gap, Incident, ParkedStream, StagedJob
+from outbox_app.models import DeadJob, Incident, StagedJob
 from tests.jobs.dead.rows import message
 from tests.patience import patience
 
@@ -147,7 +148,7 @@ def session(name: str, permissions: list[str] | None = None) -> dict[str, str]:
         username=name, is_staff=True, is_superuser=permissions is None
     )
     if permissions is not None:
-        ours = Permission.objects.filter(content_type__app_label="outbox_app")
+        ours = Permission.objects.filter(content_type__app_label__startswith="outbox")
         found = ours.filter(codename__in=permissions)
         assert len(found) == len(permissions)
         user.user_permissions.set(found)
@@ -170,17 +171,17 @@ def addresses() -> dict[str, str]:
     }
     for outer in admin.site.urls[0]:
         for inner in getattr(outer, "url_patterns", []):
-            model, _, page = (inner.name or "").removeprefix("outbox_app_").partition("_")
+            label, model, page = ("__" + (inner.name or "")).rsplit("_", 2)
             if (
-                "outbox_app/" not in str(outer.pattern)
+                not str(outer.pattern).startswith("outbox_")
                 or not inner.name
                 or page in ("add", "delete")
             ):
                 continue
             arguments = []
             if inner.pattern.converters:
-                arguments = [apps.get_model("outbox_app", model).objects.order_by("pk").first().pk]
-            found[inner.name.removeprefix("outbox_app_")] = reverse(
+                arguments = [apps.get_model(label[2:], model).objects.order_by("pk").first().pk]
+            found["_".join(inner.name.rsplit("_", 2)[1:])] = reverse(
                 f"admin:{inner.name}", args=arguments
             )
     return found

@@ -14,20 +14,10 @@ from django.contrib.admin.utils import quote
 from django.urls import reverse
 from django.utils.timezone import now
 
-from outbox_app.models import (
-    Cursor,
-    DeadJob,
-    Event,
-    Gap,
-    Incident,
-    ParkedStream,
-    Process,
-    Server,
-    StagedJob,
-    Statistic,
-    Subscription,
-    TaskResult,
-)
+from outbox_app.django_tasks.models import TaskResult
+from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
+from outbox_app.fleet.models import Server
+from outbox_app.models import DeadJob, Incident, Process, StagedJob, Statistic
 from tests.jobs.dead.rows import message
 
 #: What strangers write: markup, a script, an address that is one, terminal codes, text that runs
@@ -78,7 +68,7 @@ def plant() -> dict[str, str]:
     for row in rows:
         row.save(force_insert=True)
         if row._meta.model_name != "cursor":
-            address = f"admin:outbox_app_{row._meta.model_name}_change"
+            address = f"admin:{row._meta.app_label}_{row._meta.model_name}_change"
             pages[row._meta.model_name] = reverse(address, args=[quote(row.pk)])
     return pages
 

@@ -14,18 +14,13 @@ from django.core.management import call_command
 from django.db import transaction
 from django.utils.timezone import now
 
+from outbox_app.django_tasks.models import TaskResult
+from outbox_app.door.models import Peer
 from outbox_app.events import publish
-from outbox_app.models import (
-    Event,
-    Gap,
-    Incident,
-    Peer,
-    PreparedEvent,
-    Server,
-    Statistic,
-    Subscription,
-    TaskResult,
-)
+from outbox_app.events.models import Event, Gap, Subscription
+from outbox_app.fleet.models import Server
+from outbox_app.models import Incident, Statistic
+from outbox_app.prepared.models import PreparedEvent
 
 from .data import MINUTE, die, gap, hold, wait_for
 from .poison import POISON
@@ -71,9 +66,9 @@ def prepare() -> None:
 def settle() -> None:
     """Wait until all processes are at work, and what must fail has failed."""
     wait_for("outbox_app.Process", resource="jobs")
-    wait_for("outbox_app.Cursor", subscription="warehouse-export", failures__gt=0)
-    wait_for("outbox_app.Cursor", subscription="loyalty-points", handled__gt=0)
-    wait_for("outbox_app.ParkedStream", subscription="invoice-mails", stream=POISON)
+    wait_for("outbox_events.Cursor", subscription="warehouse-export", failures__gt=0)
+    wait_for("outbox_events.Cursor", subscription="loyalty-points", handled__gt=0)
+    wait_for("outbox_events.ParkedStream", subscription="invoice-mails", stream=POISON)
     wait_for("shop.Receipt")
 
 

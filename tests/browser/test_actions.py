@@ -10,12 +10,13 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
+from tests.tables import list_of
+
 from . import data
 from .project import Project
 from .survey import FLAWS
 from .test_pages import GO, opened
 
-LIST = "/admin/outbox_app/{}/"
 DEAD, STAGED = "outbox_app.DeadJob", "outbox_app.StagedJob"
 
 
@@ -36,7 +37,7 @@ def answer(page: Page, reason: str = "because of a test", **fields: str) -> None
 
 
 def decide(page: Page, model: str, action: str, row: str, **fields: str) -> None:
-    choose(page, LIST.format(model), action, row)
+    choose(page, list_of(model), action, row)
     answer(page, **fields)
 
 
@@ -92,7 +93,7 @@ def test_a_job_is_moved_to_dead_with_a_reason(project: Project, page: Page) -> N
 
 def test_from_the_page_of_a_row(project: Project, page: Page) -> None:
     job = project.ask(data.die, "browser.row")
-    opened(page, f"{LIST.format('deadjob')}{job}/change/")
+    opened(page, f"{list_of('deadjob')}{job}/change/")
     page.get_by_role("button", name=re.compile("Discard")).click()
     answer(page)
     said(page, "1 dead job was discarded.")
@@ -101,7 +102,7 @@ def test_from_the_page_of_a_row(project: Project, page: Page) -> None:
 
 def test_a_subscription_is_paused_and_resumed(project: Project, page: Page) -> None:
     def paused() -> Any:
-        return project.ask(data.rows, "outbox_app.Subscription", "paused", name="loyalty-points")
+        return project.ask(data.rows, "outbox_events.Subscription", "paused", name="loyalty-points")
 
     decide(page, "subscription", "pause_selected", "loyalty-points", reason="maintenance")
     said(page, "Paused: loyalty-points.")
@@ -114,7 +115,7 @@ def test_a_subscription_is_paused_and_resumed(project: Project, page: Page) -> N
 
 
 def test_a_subscription_is_replayed(project: Project, page: Page) -> None:
-    cursor = "outbox_app.Cursor"
+    cursor = "outbox_events.Cursor"
     project.ask(data.wait_for, cursor, subscription="loyalty-points", handled__gt=0)
     [before] = project.ask(data.rows, cursor, "handled", subscription="loyalty-points")
     decide(page, "subscription", "replay_selected", "loyalty-points", From="beginning",
@@ -134,7 +135,7 @@ def test_a_parked_stream_is_released(project: Project, page: Page) -> None:
     project.ask(data.gap, "order-3001", "loyalty-points")
     decide(page, "parkedstream", "release_selected", "order-3001", reason="corrected")
     said(page, "1 stream was released.")
-    kept = project.ask(data.rows, "outbox_app.ParkedStream", "released", stream="order-3001")
+    kept = project.ask(data.rows, "outbox_events.ParkedStream", "released", stream="order-3001")
     assert kept in ([], [True])  # its subscription has come to it, or not
     assert logged(project, "corrected")
 
@@ -150,7 +151,7 @@ def test_a_gap_is_skipped_with_a_name_and_a_reason(project: Project, page: Page)
     decide(page, "gap", "skip_selected", "order-3003", reason="rolled back by hand")
     said(page, "Skipped: ")
     columns = ("state", "settled_by", "reason")
-    found = project.ask(data.rows, "outbox_app.Gap", *columns, pk=gap)
+    found = project.ask(data.rows, "outbox_events.Gap", *columns, pk=gap)
     assert found == [("skipped", "demo", "rolled back by hand")]
 
 
@@ -168,7 +169,7 @@ def test_without_a_reason_nothing_is_done(project: Project, page: Page) -> None:
 
 def choose_all(page: Page, task: str, count: int) -> None:
     """Ask to discard all dead jobs of a task, more than the page shows."""
-    opened(page, f"{LIST.format('deadjob')}?task={task}")
+    opened(page, f"{list_of('deadjob')}?task={task}")
     page.locator("#result_list thead").get_by_role("checkbox").check()
     page.get_by_role("button", name=f"Select all {count} dead jobs").click()
     page.get_by_label("Action:").select_option("discard_selected")
@@ -178,7 +179,7 @@ def choose_all(page: Page, task: str, count: int) -> None:
 
 def test_all_that_are_on_the_page(project: Project, page: Page) -> None:
     project.ask(data.die_often, "browser.page", 130)
-    choose(page, f"{LIST.format('deadjob')}?task=browser.page", "discard_selected")
+    choose(page, f"{list_of('deadjob')}?task=browser.page", "discard_selected")
     expect(page.get_by_text("Number of jobs: 100")).to_be_visible()
     answer(page)
     said(page, "100 dead jobs were discarded.")
@@ -227,7 +228,7 @@ def test_without_javascript_too(project: Project, open_page: Any) -> None:
 def test_all_that_match_without_javascript(project: Project, open_page: Any) -> None:
     page = open_page(java_script_enabled=False)
     project.ask(data.die_often, "browser.all", 600)
-    opened(page, f"{LIST.format('deadjob')}?task=browser.all")
+    opened(page, f"{list_of('deadjob')}?task=browser.all")
     page.get_by_role("button", name="Discard dead jobs for good").click()
     expect(page.get_by_text("Number of jobs: 600")).to_be_visible()
     answer(page)
@@ -240,14 +241,14 @@ def test_all_that_match_without_javascript(project: Project, open_page: Any) -> 
 
 def test_sensitive_values_are_masked(project: Project, page: Page) -> None:
     job = project.ask(data.hold, "browser.masked")
-    opened(page, f"{LIST.format('stagedjob')}{job}/change/")
+    opened(page, f"{list_of('stagedjob')}{job}/change/")
     expect(page.get_by_text('"password"')).to_be_visible()
     assert "hunter2" not in page.content()
 
 
 def test_messages_are_hidden_from_whom_may_not_see_them(project: Project, open_page: Any) -> None:
     page = open_page(("view_stagedjob",))
-    opened(page, LIST.format("stagedjob"))
+    opened(page, list_of("stagedjob"))
     expect(page.get_by_label("Action:")).to_have_count(0)
     page.get_by_role("row", name="customer-3").get_by_role("link").first.click()
     expect(page.get_by_text("view_payload_stagedjob").first).to_be_visible()
@@ -257,6 +258,6 @@ def test_messages_are_hidden_from_whom_may_not_see_them(project: Project, open_p
 
 def test_one_is_offered_what_one_may_do(open_page: Any) -> None:
     page = open_page(("view_deadjob", "requeue_deadjob"))
-    opened(page, LIST.format("deadjob"))
+    opened(page, list_of("deadjob"))
     offered = page.get_by_label("Action:").locator("option").all_inner_texts()
     assert [each for each in offered if "-" not in each] == ["Requeue dead jobs"]

@@ -20,22 +20,12 @@ from django.test import Client
 from django.urls import URLPattern, reverse
 from django.utils.timezone import now
 
-from outbox_app.models import (
-    DeadJob,
-    Event,
-    Gap,
-    Incident,
-    Overview,
-    ParkedStream,
-    Peer,
-    PreparedEvent,
-    Process,
-    Server,
-    StagedJob,
-    Statistic,
-    Subscription,
-    TaskResult,
-)
+from outbox_app.django_tasks.models import TaskResult
+from outbox_app.door.models import Peer
+from outbox_app.events.models import Event, Gap, ParkedStream, Subscription
+from outbox_app.fleet.models import Server
+from outbox_app.models import DeadJob, Incident, Overview, Process, StagedJob, Statistic
+from outbox_app.prepared.models import PreparedEvent
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer
 
@@ -71,26 +61,27 @@ class Row(NamedTuple):
     edit: str = NOBODY
 
 
-def _rows_of(model: str) -> dict[str, Row]:
-    seen = f"view_{model}"
+def _rows_of(model: Any) -> dict[str, Row]:
+    name = f"{model._meta.app_label}_{model._meta.model_name}"
+    seen = f"view_{model._meta.model_name}"
     return {
-        f"outbox_app_{model}_changelist": Row(seen),
-        f"outbox_app_{model}_add": Row(NOBODY),
-        f"outbox_app_{model}_history": Row(seen),
-        f"outbox_app_{model}_delete": Row(NOBODY),
+        f"{name}_changelist": Row(seen),
+        f"{name}_add": Row(NOBODY),
+        f"{name}_history": Row(seen),
+        f"{name}_delete": Row(NOBODY),
         # Nobody edits.
-        f"outbox_app_{model}_change": Row(seen, FORBIDDEN),
+        f"{name}_change": Row(seen, FORBIDDEN),
     }
 
 
 MATRIX: dict[str, Row] = {
-    **{name: row for model in MODELS for name, row in _rows_of(model._meta.model_name).items()},
+    **{name: row for model in MODELS for name, row in _rows_of(model).items()},
     "outbox_app_overview": Row("view_process", METHOD),
     "outbox_app_overview_changelist": Row("view_process", METHOD),
     # The one form there is.
-    "outbox_app_peer_add": Row("add_peer"),
-    "outbox_app_peer_delete": Row("delete_peer"),
-    "outbox_app_peer_change": Row("view_peer", FORBIDDEN, edit="change_peer"),
+    "outbox_door_peer_add": Row("add_peer"),
+    "outbox_door_peer_delete": Row("delete_peer"),
+    "outbox_door_peer_change": Row("view_peer", FORBIDDEN, edit="change_peer"),
 }
 #: Which permission offers which action of a list.
 ACTIONS = {
@@ -172,7 +163,7 @@ def test_every_address_has_its_row_in_the_matrix() -> None:
 
 
 def test_every_model_and_action_has_its_row() -> None:
-    registered = {m for m in admin.site._registry if m._meta.app_label == "outbox_app"}
+    registered = {m for m in admin.site._registry if m._meta.app_label.startswith("outbox_")}
     assert registered == {*MODELS, Overview}
     assert set(ACTIONS) <= {model._meta.model_name for model in MODELS}
 
@@ -245,7 +236,7 @@ def _ours() -> list[URLPattern]:
         for inner in getattr(outer, "url_patterns", []):
             # Django's own, for each model: it leads to the page of a row.
             is_old_address = inner.name is None and str(inner.pattern) == "<path:object_id>/"
-            if "outbox_app/" in str(outer.pattern) and not is_old_address:
+            if str(outer.pattern).startswith("outbox_") and not is_old_address:
                 found.append(inner)
     return found
 
@@ -253,7 +244,7 @@ def _ours() -> list[URLPattern]:
 def _address(pattern: URLPattern, rows: dict[str, Any]) -> str:
     if not pattern.pattern.converters:
         return reverse(f"admin:{pattern.name}")
-    model = pattern.name.removeprefix("outbox_app_").partition("_")[0]
+    model = pattern.name.split("_")[-2]
     return reverse(f"admin:{pattern.name}", args=[rows[model].pk])
 
 
@@ -278,7 +269,9 @@ def _all(status: int) -> tuple[int, ...]:
 def _user(role: str) -> User:
     may = ROLES[role]
     user = User.objects.create_user(role[:150], is_staff=True, is_superuser=may is None)
-    rights = Permission.objects.filter(content_type__app_label="outbox_app", codename__in=may or ())
+    rights = Permission.objects.filter(
+        content_type__app_label__startswith="outbox", codename__in=may or ()
+    )
     assert len(rights) == len(may or ())
     user.user_permissions.set(rights)
     return user

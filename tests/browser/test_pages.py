@@ -94,7 +94,7 @@ def test_filters_and_search_find_what_they_should(project: Project, page: Page) 
 
 
 def test_a_stream_leads_to_its_events(project: Project, page: Page) -> None:
-    opened(page, "/admin/outbox_app/event/?stream=order-1042")
+    opened(page, "/admin/outbox_events/event/?stream=order-1042")
     expect(page.locator("#result_list tbody tr")).to_have_count(2)
     page.get_by_role("row", name="invoice.sent").get_by_role("link").first.click()
     expect(page.get_by_text("customer-1042@shop.example")).to_be_visible()

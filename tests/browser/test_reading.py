@@ -7,11 +7,13 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.tables import list_of
+
 from . import data
 from .colours import too_faint
 from .project import Project
 from .survey import FLAWS, Seen
-from .test_actions import LIST, choose
+from .test_actions import choose
 from .test_matrix import ACTIONS
 from .test_pages import OVERVIEW, opened
 
@@ -63,7 +65,7 @@ def test_charts_say_what_they_show(page: Page) -> None:
 @pytest.mark.parametrize(
     "address",
     [OVERVIEW, "/admin/outbox_app/deadjob/?task=shop.tasks.reserve_stock",
-     "/admin/outbox_app/subscription/invoice-mails/change/"],
+     "/admin/outbox_events/subscription/invoice-mails/change/"],
     ids=["overview", "list", "row"],
 )  # fmt: skip
 def test_tab_reaches_everything_and_shows_where_it_is(page: Page, address: str) -> None:
@@ -77,7 +79,7 @@ def test_tab_reaches_everything_and_shows_where_it_is(page: Page, address: str) 
     ("model", "action"), [(model, action) for model, table in ACTIONS.items() for action in table]
 )
 def test_a_question_is_as_easy_to_read_and_to_answer(page: Page, model: str, action: str) -> None:
-    choose(page, LIST.format(model), action)
+    choose(page, list_of(model), action)
     expect(page.get_by_label("Reason")).to_be_visible()
     assert page.locator("#content").evaluate(FLAWS) == []
     for theme in ("light", "dark"):
@@ -118,7 +120,7 @@ def test_names_of_255_characters_stay_on_the_page(project: Project, page: Page) 
     names = {"task": "browser." + "t" * 247, "key": "k" * 255, "queue": "q" * 255}
     for model, row in (("stagedjob", data.hold), ("deadjob", data.die)):
         pk = project.ask(row, **names, task_id="i" * 255)
-        opened(page, f"/admin/outbox_app/{model}/{pk}/change/")
+        opened(page, f"{list_of(model)}{pk}/change/")
         wide = page.evaluate(
             "[...document.querySelectorAll('html, #content h2, .readonly')]"
             ".filter(each => each.scrollWidth > innerWidth).map(each => each.className)"

@@ -16,6 +16,8 @@ from django.urls import resolve
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from tests.tables import list_of
+
 from . import data
 from .poison import POISON
 from .project import ROOT, Project
@@ -27,11 +29,10 @@ TOUR = ROOT / "docs" / "howto" / "admin.md"
 HEIGHT = 1000
 #: Below the content.
 MARGIN = 16
-LIST = "/admin/outbox_app/{}/"
 
 
 def _question(page: Page, model: str, action: str) -> None:
-    opened(page, LIST.format(model))
+    opened(page, list_of(model))
     page.locator("#result_list tbody input[type=checkbox]").first.check()
     page.get_by_label("Action:").select_option(action)
     page.get_by_role("button", name=GO).click()
@@ -39,7 +40,7 @@ def _question(page: Page, model: str, action: str) -> None:
 
 
 def _row(page: Page, model: str, text: str) -> None:
-    opened(page, LIST.format(model))
+    opened(page, list_of(model))
     row = page.locator("#result_list").get_by_role("row", name=text).first
     row.locator("th a").first.click()
     expect(page).to_have_url(re.compile("/change/"))
@@ -49,7 +50,7 @@ def _progress(page: Page) -> None:
     page.route(
         "**/continue.js", lambda route: route.fulfill(body="", content_type="text/javascript")
     )
-    opened(page, LIST.format("deadjob") + "?task=shop.tasks.export")
+    opened(page, list_of("deadjob") + "?task=shop.tasks.export")
     page.locator("#result_list thead").get_by_role("checkbox").check()
     page.get_by_role("button", name="Select all").click()
     page.get_by_label("Action:").select_option("discard_selected")
@@ -63,37 +64,37 @@ PICTURES: dict[str, Any] = {
     "index": lambda page: opened(page, "/admin/outbox_app/"),
     "overview": lambda page: opened(page, OVERVIEW),
     "staged-jobs": lambda page: opened(
-        page, LIST.format("stagedjob") + "?state=held&task=shop.tasks.remind_customer"
+        page, list_of("stagedjob") + "?state=held&task=shop.tasks.remind_customer"
     ),
     "staged-job": lambda page: _row(page, "stagedjob", "customer-3"),
     "dead-jobs": lambda page: opened(
-        page, LIST.format("deadjob") + "?error=outbox_app.exceptions.Unroutable"
+        page, list_of("deadjob") + "?error=outbox_app.exceptions.Unroutable"
     ),
     "dead-job": lambda page: _row(page, "deadjob", "Unroutable"),
     "requeue": lambda page: _question(page, "deadjob", "requeue_selected"),
-    "events": lambda page: opened(page, LIST.format("event") + "?type=invoice.sent"),
+    "events": lambda page: opened(page, list_of("event") + "?type=invoice.sent"),
     "event": lambda page: _row(page, "event", "invoice.sent order-1042"),
-    "subscriptions": lambda page: opened(page, LIST.format("subscription")),
+    "subscriptions": lambda page: opened(page, list_of("subscription")),
     "subscription": lambda page: _row(page, "subscription", "warehouse-export"),
     "replay": lambda page: _question(page, "subscription", "replay_selected"),
-    "parked-streams": lambda page: opened(page, LIST.format("parkedstream")),
+    "parked-streams": lambda page: opened(page, list_of("parkedstream")),
     "parked-stream": lambda page: _row(page, "parkedstream", POISON),
-    "gaps": lambda page: opened(page, LIST.format("gap")),
+    "gaps": lambda page: opened(page, list_of("gap")),
     "gap": lambda page: _row(page, "gap", "order-2001"),
-    "prepared-events": lambda page: opened(page, LIST.format("preparedevent")),
+    "prepared-events": lambda page: opened(page, list_of("preparedevent")),
     "prepared-event": lambda page: _row(page, "preparedevent", "invoice.paid"),
-    "peers": lambda page: opened(page, LIST.format("peer")),
+    "peers": lambda page: opened(page, list_of("peer")),
     "peer": lambda page: _row(page, "peer", "billing"),
-    "servers": lambda page: opened(page, LIST.format("server")),
+    "servers": lambda page: opened(page, list_of("server")),
     "server": lambda page: _row(page, "server", "shop-1"),
-    "task-results": lambda page: opened(page, LIST.format("taskresult")),
+    "task-results": lambda page: opened(page, list_of("taskresult")),
     "task-result": lambda page: _row(page, "taskresult", "shop.tasks.pack"),
     "drainer": lambda page: _row(page, "process", "jobs"),
-    "drainers": lambda page: opened(page, LIST.format("process")),
+    "drainers": lambda page: opened(page, list_of("process")),
     "incident": lambda page: _row(page, "incident", "taken over"),
-    "incidents": lambda page: opened(page, LIST.format("incident")),
-    "statistic": lambda page: opened(page, LIST.format("statistic") + "1/change/"),
-    "statistics": lambda page: opened(page, LIST.format("statistic") + "?name=published"),
+    "incidents": lambda page: opened(page, list_of("incident")),
+    "statistic": lambda page: opened(page, list_of("statistic") + "1/change/"),
+    "statistics": lambda page: opened(page, list_of("statistic") + "?name=published"),
     # The last one: its rows would be in the others.
     "progress": _progress,
 }
@@ -113,7 +114,7 @@ def test_pictures_of_every_page(project: Project, page: Page, pictures: Path) ->
         show(page)
         page.wait_for_load_state()
         match = resolve(urlsplit(page.url).path)
-        visited.add(str(match.url_name).removeprefix("outbox_app_"))
+        visited.add("_".join(str(match.url_name).rsplit("_", 2)[1:]))
         # The pictures are of the pages, not of the list beside them.
         page.evaluate("document.getElementById('nav-sidebar')?.remove()")
         page.evaluate("document.getElementById('toggle-nav-sidebar')?.remove()")

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
+from tests.tables import list_of
+
 from .colours import contrast, too_faint
 from .survey import Seen, lines
-from .test_actions import LIST, choose
+from .test_actions import choose
 from .test_pages import OVERVIEW
 
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
@@ -47,7 +49,7 @@ def test_a_theme_that_replaces_the_admin_shows_lines_and_fields(open_page: Any) 
     page.evaluate(REPLACED)
     axis = "getComputedStyle(document.querySelector('.outbox-chart text')).fill"
     assert page.evaluate(axis) == "rgb(238, 238, 238)"
-    choose(page, LIST.format("deadjob"), "requeue_selected")
+    choose(page, list_of("deadjob"), "requeue_selected")
     reason = page.get_by_label("Reason")
     reason.wait_for()
     page.wait_for_load_state()  # with its style sheets

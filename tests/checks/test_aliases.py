@@ -15,7 +15,8 @@ from outbox_app.checks.aliases import (
 )
 from outbox_app.checks.databases import _check_primary
 from outbox_app.checks.models import check_models
-from outbox_app.models import Event, StagedJob
+from outbox_app.events.models import Event
+from outbox_app.models import StagedJob
 from tests.mixin.models import Order
 
 

@@ -10,7 +10,7 @@ from django.test.utils import isolate_apps
 
 from outbox_app.entities import Entity, command, operations
 from outbox_app.entities import checks as entities
-from outbox_app.models import EntityVersion
+from outbox_app.entities.models import EntityVersion
 from tests.entities.models import Account, AccountVersion
 
 

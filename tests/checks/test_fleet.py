@@ -60,7 +60,7 @@ WRONG = {
     "TOPOLOGY": ["static", [], [URL, URL], ["x"], [7], URL, 1],
     "BALANCE": ["fair", None, 1],
     "CLUSTER": ["fail_later", None],
-    "REGISTRY": ["nowhere.Registry", "", None, "outbox_app.models.Server", "json.loads"],
+    "REGISTRY": ["nowhere.Registry", "", None, "outbox_app.fleet.models.Server", "json.loads"],
     "REGISTRY_URL": [None, 7],
     "SERVERS": [
         *(None, [URL], {"": [URL]}, {"a b": []}),

@@ -14,9 +14,9 @@ from outbox_app.checks.databases import check_databases
 from outbox_app.events import subscriber
 from outbox_app.events.checks import check_log_tables, check_logs, check_sinks
 from outbox_app.events.log.reader import LogReader
+from outbox_app.events.models import Cursor, Event, EventLog
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import Cursor, Event, EventLog
 from tests.faults.tools import alias_for, on
 from tests.servers import MariaDB, PostgreSQL
 from tests.servers.transfer import Standby

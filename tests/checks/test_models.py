@@ -11,9 +11,10 @@ from django.db import models
 from django.test.utils import isolate_apps
 
 from outbox_app import OutboxMixin, on_create, on_delete, on_update
-from outbox_app import models as outbox_models
+from outbox_app import models as core
 from outbox_app.checks import models as checked
 from outbox_app.checks.models import check_models
+from outbox_app.events import models as events
 
 
 @pytest.fixture
@@ -89,7 +90,8 @@ def test_field_named_outbox(check):
     assert check(models.TextField()) == ["outbox.E006"]
 
 
-def test_a_star_import_takes_all_models_and_hides_no_transaction():
-    own = {each.__name__ for each in apps.get_app_config("outbox_app").get_models()}
-    assert own <= set(outbox_models.__all__)
-    assert "transaction" not in outbox_models.__all__
+@pytest.mark.parametrize(("app", "module"), [("app", core), ("events", events)])
+def test_a_star_import_takes_all_models_and_hides_no_transaction(app, module):
+    own = {each.__name__ for each in apps.get_app_config(f"outbox_{app}").get_models()}
+    assert own <= set(module.__all__)
+    assert "transaction" not in module.__all__

@@ -9,8 +9,9 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 from outbox_app.door.checks import check_peer_table, check_peers
-from outbox_app.models import Fence, Peer
+from outbox_app.door.models import Peer
 from outbox_app.prepared.checks import check_fences
+from outbox_app.prepared.models import Fence
 
 BOTH = [{"id": "ours", "private": "env:OURS"}, {"id": "theirs", "public": "env:THEIRS"}]
 FIELDS = {"direction": "sender", "address": "https://billing.example/outbox/", "keys": BOTH}

@@ -20,7 +20,7 @@ SECRET_KEY = "a shop"
 USE_TZ = True
 ALLOWED_HOSTS = ["testserver"]
 ROOT_URLCONF = "shop.views"
-INSTALLED_APPS = ["outbox_app"]
+INSTALLED_APPS = ["outbox_app", "outbox_app.shadow"]
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
@@ -65,11 +65,12 @@ def test_buy(client, order):
 #: One order is bought, one fails; then an hour goes by.
 TRAFFIC = """
 from django.test import Client
-from outbox_app.jobs.staging import shadow
-from outbox_app.models import ShadowJob, ShadowNote, StagedJob
+from outbox_app.shadow import producer
+from outbox_app.shadow.models import ShadowJob, ShadowNote
+from outbox_app.models import StagedJob
 client = Client(raise_request_exception=False)
 print([client.get(f"/{order}").status_code for order in (1, 0)])
-shadow.writer.drain(60)
+producer.writer.drain(60)
 for model in (ShadowJob, ShadowNote):
     model.objects.update(at="2020-01-01T00:00:00Z")
 print("staged:", StagedJob.objects.count())

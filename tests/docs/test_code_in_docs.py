@@ -23,8 +23,8 @@ from django.db import connections, transaction
 from django.test.utils import isolate_apps
 
 from outbox_app.events.subscriptions import subscriber
-from outbox_app.models import Fence
 from outbox_app.prepared import fences
+from outbox_app.prepared.models import Fence
 from tests.fleet.conftest import begin_anew
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-from django.apps import apps
-from django.core.management import load_command_class
+from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand
 from django.dispatch import Signal
 
@@ -31,18 +30,22 @@ from outbox_app import (
     pipeline,
     prepared,
     retention,
+    sharding,
     signals,
     testing,
 )
-from outbox_app.events import log as eventlog
-from outbox_app.events import subscriptions
+from outbox_app.entities import testing as of_entities
+from outbox_app.events import log, subscriptions
+from outbox_app.events import testing as of_events
+from outbox_app.prepared import testing as of_prepared
+from tests.tables import every_model
 
 #: What is public is exported here, and nowhere below.
 PUBLIC = (
     outbox_app,
     celery,
     entities,
-    eventlog,
+    log,
     events,
     fields,
     fleet,
@@ -53,15 +56,16 @@ PUBLIC = (
     prepared,
     retention,
     subscriptions,
+    sharding,
     testing,
+    of_entities,
+    of_events,
+    of_prepared,
 )
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
-COMMANDS = sorted(
-    path.stem
-    for path in (REFERENCE.parents[1] / "outbox_app" / "management" / "commands").glob("[!_]*.py")
-)
+COMMANDS = sorted(name for name, app in get_commands().items() if app.startswith("outbox_app"))
 MODELS = sorted(
-    (each for each in apps.get_app_config("outbox_app").get_models() if not each._meta.proxy),
+    (each for each in every_model() if not each._meta.proxy),
     key=lambda m: m.__name__,
 )
 
@@ -99,14 +103,14 @@ def subcommands(command: BaseCommand) -> set[str]:
 def test_every_option_is_documented_and_every_documented_option_exists(name: str) -> None:
     cells = re.findall(r"^\| (`--[^|]*)", section("commands.md", name), re.MULTILINE)
     documented = {option for cell in cells for option in re.findall(r"`(--[a-z-]+)", cell)}
-    assert documented == options(load_command_class("outbox_app", name))
+    assert documented == options(load_command_class(get_commands()[name], name))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_subcommand_is_documented(name: str) -> None:
     text = section("commands.md", name)
     found = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
-    assert subcommands(load_command_class("outbox_app", name)) <= found
+    assert subcommands(load_command_class(get_commands()[name], name)) <= found
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -27,7 +27,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
-from outbox_app.models import DatabaseNow, Event, Fence, Incident, PreparedEvent
+from outbox_app.events.models import Event
+from outbox_app.models import DatabaseNow, Incident
+from outbox_app.prepared.models import Fence, PreparedEvent
 from tests import forking
 from tests.faults.tools import ROOT, alias_for
 from tests.patience import eventually, patience

@@ -20,9 +20,12 @@ from django.test import Client
 from django.utils import timezone
 
 from outbox_app.door.messages import MessageRefused, cloudevent, prepared_fields
+from outbox_app.door.models import Peer
 from outbox_app.events import publish
-from outbox_app.models import Event, Peer, PreparedEvent, StagedJob
+from outbox_app.events.models import Event
+from outbox_app.models import StagedJob
 from outbox_app.prepared import NewPrepared, keeper
+from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
 
 from . import rfc9421

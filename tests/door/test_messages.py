@@ -25,7 +25,9 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from outbox_app.door.client import call
+from outbox_app.door.models import Peer
 from outbox_app.door.peers import moment, peer_named
+from outbox_app.events.models import Event
 from outbox_app.exceptions import (
     Contradiction,
     FencedOut,
@@ -35,7 +37,7 @@ from outbox_app.exceptions import (
     PreparedConflict,
     PreparedError,
 )
-from outbox_app.models import Event, Fence, Peer, PreparedEvent, StagedJob
+from outbox_app.models import StagedJob
 from outbox_app.prepared import (
     NewPrepared,
     cancel,
@@ -51,6 +53,7 @@ from outbox_app.prepared import (
 )
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.fences import Question, outcomes
+from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.prepared.remote import HttpKeeper, ask_over_http
 from outbox_app.prepared.request import checked, time_ordered_id
 from tests import tasks

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from outbox_app.models import PreparedEvent
+from outbox_app.prepared.models import PreparedEvent
 from tests.fixtures.door import ROOT
 
 pytestmark = [

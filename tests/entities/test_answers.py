@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.entities import Command, Rejected, Rejection
 from outbox_app.events import ANY, NO_STREAM, publish
+from outbox_app.events.models import StreamHead
 from outbox_app.exceptions import (
     CommandIdConflict,
     DamagedEntity,
@@ -25,7 +26,6 @@ from outbox_app.exceptions import (
     VersionConflict,
     WrittenByCommands,
 )
-from outbox_app.models import StreamHead
 from tests.entities.models import Account, AccountVersion, Stock
 from tests.mysql import is_mysql
 

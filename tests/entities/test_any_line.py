@@ -13,7 +13,7 @@ from django.db import transaction
 from outbox_app.entities import Command, Outcome, attempt, command, handling, queue
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.request import Call
-from outbox_app.models import Event
+from outbox_app.events.models import Event
 from tests.entities.models import Account, Stock
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]

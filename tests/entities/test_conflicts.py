@@ -14,9 +14,9 @@ from django.db import OperationalError, connections, transaction
 from outbox_app.entities import Command, attempt, execution
 from outbox_app.entities.attempt import Moved
 from outbox_app.events import NO_STREAM
+from outbox_app.events.models import StreamHead
 from outbox_app.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import StreamHead
 from tests import forking
 from tests.entities.models import Account, Person
 from tests.patience import patience

@@ -15,6 +15,7 @@ from django.utils import translation
 
 from outbox_app.entities import Command, queue
 from outbox_app.entities.declaration import spec_of
+from outbox_app.events.models import StreamHead
 from outbox_app.exceptions import (
     EntityContended,
     InvalidCommand,
@@ -23,7 +24,6 @@ from outbox_app.exceptions import (
     UnknownEntity,
 )
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import StreamHead
 from outbox_app.signals import events_published
 from tests.entities.models import Account, AccountVersion, Person, Stock
 from tests.faults.tools import on

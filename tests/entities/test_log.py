@@ -16,7 +16,7 @@ from outbox_app.entities import Command, Entity, EntityVersion, command
 from outbox_app.entities.verification import verify
 from outbox_app.events import subscriber
 from outbox_app.events.log.reader import LogReader
-from outbox_app.testing import run_subscribers
+from outbox_app.events.testing import run_subscribers
 from tests.entities.models import Account, AccountVersion
 from tests.entities.test_rules import tables
 

@@ -22,6 +22,8 @@ from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.handling import columns_of
 from outbox_app.entities.operations import erase
 from outbox_app.events import subscriber
+from outbox_app.events.models import StreamHead
+from outbox_app.events.testing import run_subscribers
 from outbox_app.exceptions import (
     CommandIdConflict,
     DamagedEntity,
@@ -31,8 +33,6 @@ from outbox_app.exceptions import (
     UnknownEntity,
 )
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import StreamHead
-from outbox_app.testing import run_subscribers
 from tests.entities.models import Account, AccountVersion, Person, Stock
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,9 +12,8 @@ from django.db import connections
 
 from outbox_app.entities import Command
 from outbox_app.entities.attempt import Attempt
+from outbox_app.entities.models import PrunedCommand, log_number
 from outbox_app.entities.request import Call, deadline_after
-from outbox_app.models import PrunedCommand
-from outbox_app.models.entity import log_number
 from tests.entities.models import Account, AccountVersion
 from tests.faults.tools import on
 from tests.mysql import explain, numbers, plan_of

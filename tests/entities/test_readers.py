@@ -15,10 +15,10 @@ from outbox_app.entities.verification import differences
 from outbox_app.events import subscriber
 from outbox_app.events.log.window import TOMBSTONE
 from outbox_app.events.log.windows.time import TimeWindow
+from outbox_app.events.models import Cursor, StreamHead
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions import subscriber as module
-from outbox_app.models import Cursor, StreamHead
-from outbox_app.testing import published_events
+from outbox_app.events.testing import published_events
 from tests.entities.models import Account, AccountVersion, Stock, StockVersion
 from tests.entities.projected import StateOf
 from tests.eventlog.completeness.conftest import Reading

@@ -12,7 +12,7 @@ import pytest
 from django.db import connections
 
 from outbox_app.entities import execution
-from outbox_app.testing import at_once
+from outbox_app.entities.testing import at_once
 from tests.entities.models import Person
 
 pytestmark = pytest.mark.django_db(transaction=True)

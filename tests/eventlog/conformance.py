@@ -17,7 +17,7 @@ from outbox_app.events import NewEvent, publish, publish_many
 from outbox_app.events.log.filter import EventFilter
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.window import TOMBSTONE
-from outbox_app.models import Event, StreamHead
+from outbox_app.events.models import Event, StreamHead
 
 from .sessions import Session, truncate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_app.events.log.reader import LogReader
-from outbox_app.models import Event
+from outbox_app.events.models import Event
 
 from .sessions import truncate
 

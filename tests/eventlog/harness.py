@@ -17,7 +17,7 @@ from django.db import connections, transaction
 
 from outbox_app.events import NewEvent, publish, publish_many
 from outbox_app.events.log.reader import LogReader
-from outbox_app.models import Event, StreamHead
+from outbox_app.events.models import Event, StreamHead
 from tests.patience import patience
 
 from .sessions import Session, execute, truncate

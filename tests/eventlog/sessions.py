@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django.db.models import DateTimeField, Func
 
 from outbox_app.events import NewEvent, publish_many
-from outbox_app.models import Event
+from outbox_app.events.models import Event
 from tests.patience import patience
 
 

@@ -17,6 +17,7 @@ from django.test.utils import isolate_apps
 from outbox_app.events import ANY, NO_STREAM, NewEvent, publish, publish_many
 from outbox_app.events.log import publish as publishing
 from outbox_app.events.log.reader import LogReader
+from outbox_app.events.models import Event, EventLog, StreamHead
 from outbox_app.exceptions import (
     InvalidEvent,
     MessageIdConflict,
@@ -24,7 +25,6 @@ from outbox_app.exceptions import (
     UnknownLog,
     VersionConflict,
 )
-from outbox_app.models import Event, EventLog, StreamHead
 from outbox_app.signals import events_published
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_atomic")]

@@ -11,7 +11,7 @@ from django.db import connections
 
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.record import RecordedEvent, recorded
-from outbox_app.models import Event
+from outbox_app.events.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

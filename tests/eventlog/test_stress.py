@@ -12,7 +12,7 @@ import time
 import pytest
 from django.db import connections
 
-from outbox_app.models import Event
+from outbox_app.events.models import Event
 from tests.faults.tools import on
 
 from .harness import Row, WindowReader, stress

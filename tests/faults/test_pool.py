@@ -10,10 +10,10 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.checks.databases import check_sessions
+from outbox_app.entities.testing import at_once
 from outbox_app.ids.generator import Snowflakes
 from outbox_app.models import Process, StagedJob
 from outbox_app.process import background
-from outbox_app.testing import at_once
 from tests.entities.models import Account
 
 from .tools import assert_handed_back, eventually, listeners, on

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 KEYS = ["casey", "Casey", "cäsey", "casey "]
 MODELS = """
 from outbox_app.entities import Entity, EntityVersion, command
-from outbox_app.models import EventLog
+from outbox_app.events.models import EventLog
 class Bill(EventLog): pass
 class PurseVersion(EntityVersion): pass
 class Purse(Entity):
@@ -31,7 +31,7 @@ class Purse(Entity):
 """
 SETTINGS = """
 from tests.settings import *
-INSTALLED_APPS = ["outbox_app", "bank"]
+INSTALLED_APPS = ["outbox_app", "outbox_app.events", "outbox_app.entities", "bank"]
 DATABASES = {{"default": {{**DATABASES["mariadb"], "NAME": "{name}"}}}}
 OUTBOX, ROOT_URLCONF, MIDDLEWARE = {{}}, "", []
 SILENCED_SYSTEM_CHECKS = ["outbox.W001"]

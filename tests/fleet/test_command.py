@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from outbox_app.models import Server
+from outbox_app.fleet.models import Server
 
 pytestmark = pytest.mark.django_db
 ONE, TWO = "http://127.0.0.1:1/outbox/", "http://127.0.0.1:2/outbox/"

@@ -23,8 +23,8 @@ from outbox_app.entities import service
 from outbox_app.exceptions import PeerUnavailable
 from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import announcing, servers
-from outbox_app.models import PreparedEvent
 from outbox_app.prepared import prepared
+from outbox_app.prepared.models import PreparedEvent
 from tests.door.test_messages import Handler, Server
 from tests.entities.models import Account
 from tests.patience import eventually, patience

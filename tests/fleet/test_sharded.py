@@ -18,12 +18,12 @@ import pytest
 from django.core.handlers.wsgi import WSGIHandler
 
 from outbox_app.door import client
+from outbox_app.door.models import Peer
 from outbox_app.door.peers import peer_named
 from outbox_app.entities import Command, passing, queue, service
 from outbox_app.exceptions import OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import announcing
-from outbox_app.models import Peer
 from tests.door.test_messages import Handler, Server
 from tests.entities.models import Account
 from tests.entities.test_history import check

@@ -1044,7 +1044,8 @@ def test_sqlite_has_no_partitions(alias, order):
 
 
 def test_fields_that_may_be_null_and_several_keys_are_refused():
-    from outbox_app.models import PreparedEvent, StreamHead
+    from outbox_app.events.models import StreamHead
+    from outbox_app.prepared.models import PreparedEvent
     from outbox_app.sharding.sharded_table import field_of
 
     with pytest.raises(InvalidArgument, match="decided_at may be null"):

@@ -14,9 +14,10 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.events import subscriber
 from outbox_app.events.checks import check_log_tables
 from outbox_app.events.log.reader import LogReader
+from outbox_app.events.models import Event
 from outbox_app.exceptions import InvalidArgument, UnsafeLog
-from outbox_app.models import Event, PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper
+from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
 from tests.entities.models import Account, AccountVersion
 from tests.eventlog.sessions import Session

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from outbox_app.aliases import log_alias
 from outbox_app.entities import Command
 from outbox_app.entities.passing import leader_of
 from outbox_app.entities.request import Call
+from outbox_app.events.aliases import log_alias
 from outbox_app.fleet import topology
+from outbox_app.fleet.models import Server
 from outbox_app.fleet.registry import CLIENT, Member
 from outbox_app.fleet.topology import leaders_of, live_servers, other_leader
-from outbox_app.models import Server
 from tests.entities.models import Account
 from tests.patience import eventually
 

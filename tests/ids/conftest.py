@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from outbox_app.ids.generator import Snowflakes
-from outbox_app.models import Node
-from outbox_app.models.fleet import DATACENTRES, NODES
+from outbox_app.ids.models import DATACENTRES, NODES, Node
 from tests.patience import patience
 
 

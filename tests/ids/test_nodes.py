@@ -9,7 +9,7 @@ from django.db.models import F
 from outbox_app.aliases import chosen
 from outbox_app.exceptions import NoNode
 from outbox_app.ids.generator import Snowflakes
-from outbox_app.models import Node
+from outbox_app.ids.models import Node
 from outbox_app.models.clock import Milliseconds
 from outbox_app.transactions import own_connection
 from tests.faults.tools import on

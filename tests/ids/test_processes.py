@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import pytest
 
 from outbox_app.ids import parts_of, snowflake
-from outbox_app.models import Node
+from outbox_app.ids.models import Node
 from tests import forking
 from tests.faults.tools import ROOT, on
 from tests.patience import patience

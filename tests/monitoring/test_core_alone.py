@@ -22,7 +22,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def alone(alias: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(apps.get_app_config("outbox_app"), "capabilities", ("outbox_app",))
+    core = apps.get_app_config("outbox_app")
+    monkeypatch.setattr(capability, "capabilities", lambda: [core])
     _forget()
     yield
     monkeypatch.undo()

@@ -17,19 +17,13 @@ from outbox_app import metrics
 from outbox_app.capability import all_metrics
 from outbox_app.conf import SHARDS
 from outbox_app.entities import series as entities_series
+from outbox_app.events.models import Cursor
+from outbox_app.fleet.models import Server
 from outbox_app.metrics import OutboxCollector, exposition
-from outbox_app.models import (
-    Cursor,
-    DatabaseNow,
-    DeadJob,
-    Incident,
-    Lease,
-    PreparedEvent,
-    Server,
-    counting,
-)
+from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, counting
 from outbox_app.monitoring import series, status
 from outbox_app.prepared import doors as prepared_doors
+from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.series import Decisions
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -13,7 +13,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox_app.capability import kinds
-from outbox_app.models import Cursor, DatabaseNow, StagedJob
+from outbox_app.events.models import Cursor
+from outbox_app.models import DatabaseNow, StagedJob
 from tests import forking
 from tests.patience import patience
 

@@ -10,7 +10,7 @@ from django.test import Client, RequestFactory
 from django.urls import include, path, reverse
 
 from outbox_app import views
-from outbox_app.models import Cursor
+from outbox_app.events.models import Cursor
 from tests.monitoring.conftest import SECRET
 
 pytestmark = pytest.mark.django_db

@@ -21,8 +21,8 @@ from pyarrow import parquet
 
 from outbox_app.events import NewEvent, publish_many
 from outbox_app.events.log.window import TOMBSTONE
+from outbox_app.events.models import Event, EventLog
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Event, EventLog
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.options import Options

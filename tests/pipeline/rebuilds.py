@@ -9,10 +9,10 @@ from django.db import connections, transaction
 
 from outbox_app import failpoints
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.models import Event
 from outbox_app.events.projections.rebuild import rebuild
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import Event
 from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
 from tests.pipeline.here import Here

@@ -21,8 +21,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from outbox_app.events.log.window import TOMBSTONE
+from outbox_app.events.models import Event
 from outbox_app.exceptions import ArchiveRefused, InvalidOption, InvalidSchema
-from outbox_app.models import Event
 from outbox_app.pipeline import parquet as writing
 from outbox_app.pipeline import read
 from outbox_app.pipeline.archive_reader import _has_file_system

@@ -11,8 +11,8 @@ import pytest
 from django.core.management.color import no_style
 from django.db import connections
 
+from outbox_app.events.models import Event
 from outbox_app.exceptions import ArchiveRefused, ForeignCursor, ReadRefused, Unreachable
-from outbox_app.models import Event
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.store import Store

@@ -21,7 +21,7 @@ import pytest
 from django.db import connections
 from py4j.protocol import Py4JError
 
-from outbox_app.models import Event
+from outbox_app.events.models import Event
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.session import reason
 from tests.eventlog.harness import Writer, traps

@@ -13,7 +13,8 @@ import signal
 import pytest
 from django.db import connections
 
-from outbox_app.models import Event, Statistic
+from outbox_app.events.models import Event
+from outbox_app.models import Statistic
 from tests.eventlog.sessions import Session
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import SECONDS, patience

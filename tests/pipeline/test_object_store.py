@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from outbox_app.events import prune_events
+from outbox_app.events.models import Event
 from outbox_app.exceptions import ArchiveRefused, Unreachable
-from outbox_app.models import Event
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archive_reader import file_batches, planned
 from outbox_app.pipeline.compaction import compact

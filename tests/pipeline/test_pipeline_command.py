@@ -13,7 +13,8 @@ from django.db import ProgrammingError, connections, transaction
 from pyarrow import parquet
 
 from outbox_app.events import publish
-from outbox_app.models import Event, Gap, InboxEntry, Statistic, StreamHead
+from outbox_app.events.models import Event, Gap, StreamHead
+from outbox_app.models import InboxEntry, Statistic
 from outbox_app.pipeline.driver import run
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.table import Archive

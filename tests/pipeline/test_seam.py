@@ -7,8 +7,8 @@ import pytest
 from django.core.management import call_command
 from pyspark.errors import PySparkException
 
+from outbox_app.events.models import Event, Gap
 from outbox_app.exceptions import PipelineError, ReadRefused
-from outbox_app.models import Event, Gap
 from outbox_app.pipeline import archive_reader
 from outbox_app.pipeline.driver import run
 from outbox_app.pipeline.driver.pipeline import Pipeline

@@ -10,7 +10,7 @@ from django.db import connections, transaction
 
 from outbox_app.events import publish
 from outbox_app.events.log.scans.postgres import PostgresScan
-from outbox_app.models import Event
+from outbox_app.events.models import Event
 from outbox_app.pipeline.archive_reader import Part
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offsets

@@ -21,10 +21,11 @@ from outbox_app.events import sink as events_sink
 from outbox_app.events.log import registry
 from outbox_app.events.log.registry import sinks
 from outbox_app.events.loops import sinking
+from outbox_app.events.models import Event
 from outbox_app.events.sink import Sink
 from outbox_app.events.sinking import sink_status
 from outbox_app.exceptions import ArchiveRefused, UnknownEntity, Unreachable
-from outbox_app.models import DatabaseNow, Event, Lease, Process
+from outbox_app.models import DatabaseNow, Lease, Process
 from outbox_app.pipeline.table import Archive
 from outbox_app.retention.run import Retention
 from tests.entities.models import Account, AccountVersion

@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 from pyspark.sql.worker import lookup_data_sources
 
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.models import Event, StreamHead
 from outbox_app.exceptions import (
     ForeignCursor,
     InvalidOption,
@@ -37,7 +38,7 @@ from outbox_app.exceptions import (
     ReadRefused,
     Unreachable,
 )
-from outbox_app.models import Event, InboxEntry, StreamHead
+from outbox_app.models import InboxEntry
 from outbox_app.pipeline.archive_reader import Part
 from outbox_app.pipeline.database import connect, connected
 from outbox_app.pipeline.offset import Offsets

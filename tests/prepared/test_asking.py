@@ -18,7 +18,7 @@ from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
 from outbox_app.exceptions import FencedOut
-from outbox_app.models import DatabaseNow, Fence, Incident, PreparedEvent
+from outbox_app.models import DatabaseNow, Incident
 from outbox_app.prepared import (
     COMMITTED,
     IN_PROGRESS,
@@ -32,6 +32,7 @@ from outbox_app.prepared import fences as fences_module
 from outbox_app.prepared.asking import CheckBack, SenderWorker
 from outbox_app.prepared.fences import Question
 from outbox_app.prepared.keeper import CALL
+from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.prepared.request import NewPrepared, checked
 from tests.patience import eventually, patience
 

@@ -17,9 +17,10 @@ from outbox_app.exceptions import (
     KeeperUnavailable,
     PreparedConflict,
 )
-from outbox_app.models import Fence, PreparedEvent, StagedJob
+from outbox_app.models import StagedJob
 from outbox_app.prepared import NewPrepared, fence, keeper, prepared, prepared_many
 from outbox_app.prepared import sender as senders
+from outbox_app.prepared.models import Fence, PreparedEvent
 from tests import tasks
 from tests.faults.tools import on
 

@@ -14,12 +14,13 @@ from django.db.models import CharField, Sum
 from django.db.models.functions import Cast
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app.models import DatabaseNow, Incident, PreparedEvent, Process, Statistic
+from outbox_app.models import DatabaseNow, Incident, Process, Statistic
 from outbox_app.models.clock import database_time
 from outbox_app.monitoring.diagnosis import problems
 from outbox_app.monitoring.status import outbox_status
 from outbox_app.prepared import operations, prepared, status
 from outbox_app.prepared import sender as senders
+from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.series import decisions
 from outbox_app.prepared.status import prepared_status
 from outbox_app.process import counters

@@ -15,10 +15,12 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, connections, transaction
 
-from outbox_app.models import DatabaseNow, Event, Fence, Incident, Lease, PreparedEvent
+from outbox_app.events.models import Event
+from outbox_app.models import DatabaseNow, Incident, Lease
 from outbox_app.prepared import fence, prepared
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import CheckBack
+from outbox_app.prepared.models import Fence, PreparedEvent
 from tests import emptying, forking
 from tests.faults.tools import ROOT, on
 from tests.patience import eventually, patience

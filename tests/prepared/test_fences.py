@@ -15,9 +15,9 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from outbox_app.exceptions import FencedOut, NotAtomic
-from outbox_app.models import Fence
 from outbox_app.prepared import fence, fences
 from outbox_app.prepared.fences import Question, outcomes
+from outbox_app.prepared.models import Fence
 from outbox_app.retention.rows import prune
 from tests.faults.tools import on
 from tests.patience import eventually

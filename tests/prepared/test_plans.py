@@ -12,9 +12,9 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from outbox_app.models import PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.asking import CheckBack, SenderWorker
+from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
 from tests.faults.tools import on
 from tests.mysql import explain, numbers, plan_of

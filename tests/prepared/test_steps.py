@@ -16,6 +16,7 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connections, transaction
 
+from outbox_app.events.models import Event
 from outbox_app.exceptions import (
     Contradiction,
     FencedOut,
@@ -25,7 +26,7 @@ from outbox_app.exceptions import (
     PreparedConflict,
     PreparedError,
 )
-from outbox_app.models import Event, Fence, Incident, PreparedEvent
+from outbox_app.models import Incident
 from outbox_app.prepared import (
     NewPrepared,
     acancel,
@@ -44,6 +45,7 @@ from outbox_app.prepared import (
 )
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.local import LocalKeeper
+from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.process.background import Background
 from tests.faults.tools import on
 from tests.patience import eventually, patience
@@ -436,7 +438,7 @@ def test_of_many_one_is_known(alias: str, sender: str, make: Any, ask: Any, stat
 
 
 def test_a_log_by_its_name(alias: str, sender: str, settings: Any, told: Any) -> None:
-    for log in ("outbox_event", "outbox_app.Event", Event):
+    for log in ("outbox_event", "outbox_events.Event", Event):
         with prepared("s", "t", using=sender, log=log, event_id=uuid4()):
             pass
     told()

@@ -11,8 +11,8 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.events.log.publish import publish
+from outbox_app.events.models import Event, EventLog
 from outbox_app.exceptions import PreparedConflict, PreparedError
-from outbox_app.models import Event, EventLog, PreparedEvent
 from outbox_app.prepared import (
     NewPrepared,
     confirm,
@@ -22,6 +22,7 @@ from outbox_app.prepared import (
     prepared,
 )
 from outbox_app.prepared import prepare as prepare_first
+from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
 from tests.eventlog.own_log.models import Visit
 from tests.faults.tools import on

@@ -14,10 +14,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from outbox_app.door.messages import cloudevent, prepared_fields
 from outbox_app.events import NewEvent, publish_many, subscriber
+from outbox_app.events.models import Event
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import Event, PreparedEvent
 from outbox_app.prepared import NewPrepared, prepare, prepared
+from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
 from outbox_app.process.tracing import current_trace
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from django.apps import apps
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
@@ -17,14 +16,16 @@ from outbox_app.entities import Command
 from outbox_app.events import subscriber
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.registry import all_logs
+from outbox_app.events.models import Cursor, Event
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import UnsafeLog
-from outbox_app.models import Cursor, DatabaseNow, DeadJob, Event, StagedJob
+from outbox_app.models import DatabaseNow, DeadJob, StagedJob
 from outbox_app.monitoring.status import outbox_status
 from tests import tasks
 from tests.entities.models import Account
 from tests.faults.tools import on
+from tests.tables import every_model
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -101,7 +102,7 @@ def test_jobs_that_could_not_be_deleted_are_not_published(
     note = make_app().task(name="note")(tasks.note)
     with transaction.atomic(using=alias):
         note.delay("", 1)
-    tables = {model._meta.db_table for model in apps.get_app_config("outbox_app").get_models()}
+    tables = {model._meta.db_table for model in every_model()}
     others = tables - {"outbox_stagedjob"}
     role({"SELECT, INSERT, UPDATE, DELETE": others, "SELECT, UPDATE": ["outbox_stagedjob"]})
     if name == "run_outbox":  # its other parts go on
@@ -295,7 +296,7 @@ class TestTheGuide:
         Event.objects.using(alias).update(recorded_at=long_ago)
         with transaction.atomic(using=alias):
             note.delay("", 1)
-        every = [model._meta.db_table for model in apps.get_app_config("outbox_app").get_models()]
+        every = [model._meta.db_table for model in every_model()]
         role(
             {
                 "SELECT, INSERT, UPDATE, DELETE": {
@@ -324,6 +325,6 @@ class TestTheGuide:
         assert "denied" not in caplog.text
 
     def test_a_reader_of_the_status(self, alias, role):
-        every = [model._meta.db_table for model in apps.get_app_config("outbox_app").get_models()]
+        every = [model._meta.db_table for model in every_model()]
         role({"SELECT": {*every, *(log._meta.db_table for log in all_logs())}})
         assert outbox_status(using=alias).backlog.rows == 0

@@ -16,23 +16,23 @@ from django.db import OperationalError, connections, transaction
 from django.utils.timezone import now
 
 from outbox_app import supervisor
-from outbox_app.aliases import inbox_alias, log_alias
+from outbox_app.aliases import inbox_alias
 from outbox_app.capability import Loop
 from outbox_app.events import publish, subscriber
+from outbox_app.events.aliases import log_alias
+from outbox_app.events.models import Event
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import (
     DatabaseNow,
-    Event,
-    Fence,
     InboxEntry,
     Incident,
     Lease,
-    PreparedEvent,
     Process,
     StagedJob,
     Statistic,
 )
 from outbox_app.prepared import NewPrepared, keeper
+from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.prepared.request import checked
 from outbox_app.retention.run import Retention
 from outbox_app.supervisor import Part

@@ -8,10 +8,10 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.models import Cursor, Event
 from outbox_app.events.projections.push import receive
 from outbox_app.exceptions import InvalidSubscriber
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Event
 from outbox_app.signals import events_published
 from tests.faults.tools import on
 from tests.patience import patience

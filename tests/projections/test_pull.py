@@ -14,10 +14,10 @@ from django.utils import timezone
 
 from outbox_app.events import NewEvent, Projection, publish_many, subscriber
 from outbox_app.events.log.record import recorded
+from outbox_app.events.models import Cursor, Event
 from outbox_app.events.projections.rows import PendingEvent, ProjectionTable
 from outbox_app.exceptions import InvalidSubscriber
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Event
 from tests.projections.declared import SoldOf, StatusOf, declare
 from tests.projections.models import Bare, Hourly, Numbered, Seat, Sold, Stamped, Status
 

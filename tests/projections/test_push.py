@@ -10,9 +10,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 
 from outbox_app.events import NewEvent, publish, publish_many
+from outbox_app.events.models import Cursor, Event
 from outbox_app.events.projections import push
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Event
 from tests import forking
 from tests.eventlog.own_log.models import Visit
 from tests.faults.tools import ROOT, on

@@ -17,18 +17,12 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.events import publish, subscriber
 from outbox_app.events import retention as event_retention
 from outbox_app.events.log.newevent import slice_of
+from outbox_app.events.models import Cursor, Event, ParkedStream, StreamHead, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.lag import lags
 from outbox_app.events.subscriptions.partition import Partition
 from outbox_app.events.subscriptions.subscriber import register, subscriber_named
-from outbox_app.models import (
-    Cursor,
-    DatabaseNow,
-    Event,
-    ParkedStream,
-    StreamHead,
-    Subscription,
-)
+from outbox_app.models import DatabaseNow
 from tests.eventlog.own_log.models import Ledger
 from tests.eventlog.sessions import Session
 from tests.faults.tools import on
@@ -235,7 +229,7 @@ def test_a_log_that_was_left_out_holds_until_the_new_code_has_run(alias, old, le
     [lag] = lags(using=alias)
     assert (lag.behind, [each.cursor.log for each in lag.cursors]) == (0, ["ledger"])
     if again:
-        register(replace(subscriber_named("moves"), log_names=("outbox_app.Event",)))
+        register(replace(subscriber_named("moves"), log_names=("outbox_events.Event",)))
         assert "held" in prune("--older-than=1")
         run("moves")
         assert seen == first + more

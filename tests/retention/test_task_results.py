@@ -12,9 +12,9 @@ from django.db import connections
 from django.utils.timezone import now
 
 from outbox_app import reschedule
+from outbox_app.django_tasks.models import RUN_TASK, TaskResult
 from outbox_app.jobs.dead import requeue_dead
-from outbox_app.models import DeadJob, StagedJob, TaskResult
-from outbox_app.models.job import RUN_TASK
+from outbox_app.models import DeadJob, StagedJob
 from tests.faults.tools import on
 
 

@@ -29,7 +29,10 @@ settings.configure(
     SECRET_KEY="x", ROOT_URLCONF="urls", STATIC_URL="static/",
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
     INSTALLED_APPS=[f"django.contrib.{name}" for name in
-                    ("admin", "auth", "contenttypes", "messages", "sessions")] + ["outbox_app"],
+                    ("admin", "auth", "contenttypes", "messages", "sessions")] + ["outbox_app"]
+                   + [f"outbox_app.{name}" for name in
+                      ("events", "entities", "prepared", "door", "fleet", "ids", "django_tasks",
+                       "shadow", "pipeline")],
     MIDDLEWARE=[], TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates"}],
 )
 django.setup()
@@ -42,15 +45,17 @@ from django.urls import include, path, reverse
 urls = types.ModuleType("urls")
 urls.urlpatterns = [path("admin/", admin.site.urls), path("outbox/", include("outbox_app.urls"))]
 sys.modules["urls"] = urls
-names = [name for name, app in get_commands().items() if app == "outbox_app"]
-for name in names:
-    load_command_class("outbox_app", name)
+names = {name: app for name, app in get_commands().items() if app.startswith("outbox_app")}
+for name, app in names.items():
+    load_command_class(app, name)
 call_command("migrate", verbosity=0)
 call_command("drain_outbox", "--once", skip_checks=True)
 assert reverse("admin:outbox_app_overview")
 
-import outbox_app, outbox_app.celery, outbox_app.entities, outbox_app.fleet, outbox_app.prepared
-for room in (outbox_app, outbox_app.entities, outbox_app.fleet, outbox_app.prepared):
+import outbox_app.celery, outbox_app.entities, outbox_app.events, outbox_app.fleet
+import outbox_app.ids, outbox_app.prepared, outbox_app.sharding
+for room in (outbox_app, outbox_app.entities, outbox_app.events, outbox_app.fleet, outbox_app.ids,
+             outbox_app.prepared, outbox_app.sharding):
     for name in room.__all__:
         getattr(room, name)
 print(len(names), "commands")

@@ -8,14 +8,14 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox_app.aliases import log_alias
 from outbox_app.events import subscriber
+from outbox_app.events.aliases import log_alias
 from outbox_app.events.checks import check_declared_logs
+from outbox_app.events.models import Event, EventLog
 from outbox_app.events.projections.push import receive
 from outbox_app.events.subscriptions.run import choose
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
-from outbox_app.models import Event, EventLog
 from outbox_app.monitoring.diagnosis import Limits, problems
 from outbox_app.monitoring.status import outbox_status
 from outbox_app.signals import events_published
@@ -111,7 +111,7 @@ def test_a_handler_that_can(right):
         {"topics": ["eu.*"]},
         {"topics": ["\ud800"]},
         {"logs": []},
-        {"logs": [Event, "outbox_app.Event"]},
+        {"logs": [Event, "outbox_events.Event"]},
         {"logs": [EventLog]},
         {"logs": [5]},
         {"partitions": 0},

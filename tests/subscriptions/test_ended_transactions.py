@@ -9,9 +9,10 @@ import pytest
 from django.db import close_old_connections, connections, transaction
 
 from outbox_app.events import subscriber
+from outbox_app.events.models import Cursor, ParkedStream
 from outbox_app.events.subscriptions import control, rebase_outbox
 from outbox_app.events.subscriptions import subscriber as module
-from outbox_app.models import Cursor, Incident, ParkedStream
+from outbox_app.models import Incident
 from tests.faults.tools import on
 from tests.patience import patience
 from tests.subscriptions.test_handlers import note, noted

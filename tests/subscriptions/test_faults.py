@@ -15,6 +15,7 @@ import pytest
 from django.db import OperationalError, connections
 
 from outbox_app.events import subscriber
+from outbox_app.events.models import Cursor, Event, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions import subscriber as module
 from outbox_app.events.subscriptions.control import release
@@ -24,15 +25,7 @@ from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import OutboxError
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import (
-    Cursor,
-    Event,
-    InboxEntry,
-    Incident,
-    ParkedStream,
-    Process,
-    Subscription,
-)
+from outbox_app.models import InboxEntry, Incident, Process
 from outbox_app.process.enclosure import SwallowedError
 from outbox_app.process.lease import LeaseHolder
 from tests import forking

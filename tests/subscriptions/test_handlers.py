@@ -17,13 +17,14 @@ from django.db import OperationalError, connections, transaction
 from outbox_app.events import subscriber
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.windows.time import TimeWindow
+from outbox_app.events.models import Cursor, ParkedStream
 from outbox_app.events.subscriptions import subscriber as module
 from outbox_app.events.subscriptions.control import release
 from outbox_app.events.subscriptions.partition import Partition
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.jobs.staging import detector
-from outbox_app.models import Cursor, Incident, ParkedStream, Process
+from outbox_app.models import Incident, Process
 from outbox_app.process.lease import LeaseHolder
 from outbox_app.signals import page_failed, page_handled, stream_parked
 from tests.faults.tools import eventually, on

@@ -10,13 +10,16 @@ import pytest
 from django.core.management import call_command
 from django.db import transaction
 
+from outbox_app.capability import capabilities
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.models import Event
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.lag import lags
 from outbox_app.events.subscriptions.rebase import rebase_outbox
 from outbox_app.exceptions import ForeignCursor, ReplayRefused
-from outbox_app.models import Event
 
+#: The apps whose rows move.
+APPS = [app.label for app in capabilities()]
 EVERY = ["default", "postgres", "mariadb"]
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=EVERY),
@@ -37,7 +40,7 @@ def moved(alias: str, target: str, settings: Any, tmp_path: Path) -> Callable[[]
     def move() -> None:
         file = str(tmp_path / "all.json")
         without = ["outbox_app.process", "outbox_app.lease"]
-        call_command("dumpdata", "outbox_app", exclude=without, database=alias, output=file)
+        call_command("dumpdata", *APPS, exclude=without, database=alias, output=file)
         call_command("flush", database=target, interactive=False)
         call_command("loaddata", file, database=target, verbosity=0)
         settings.OUTBOX = {**settings.OUTBOX, "DATABASE": target}

@@ -10,8 +10,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 
 from outbox_app.events import subscriber
+from outbox_app.events.models import Cursor, ParkedStream
 from outbox_app.events.subscriptions.control import release
-from outbox_app.models import Cursor, ParkedStream
 from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)

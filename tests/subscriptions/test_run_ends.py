@@ -11,9 +11,9 @@ from django.core.management import call_command
 from django.db import connections
 
 from outbox_app.events import prune_events, subscriber
+from outbox_app.events.models import Cursor, Event
 from outbox_app.events.subscriptions.partition import STORE_SECONDS, Partition
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import Cursor, Event
 from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -9,9 +9,9 @@ from django.db import connections, transaction
 
 from outbox_app.events import publish, subscriber
 from outbox_app.events.log.newevent import slice_of
+from outbox_app.events.models import Cursor
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import Cursor
 from tests.faults.test_pgbouncer import pooling
 from tests.faults.tools import outbox_on
 from tests.servers import PostgreSQL

@@ -17,13 +17,14 @@ from django.db import connections
 from outbox_app.events import subscriber
 from outbox_app.events.log.newevent import slice_of
 from outbox_app.events.log.reader import LogReader
+from outbox_app.events.models import Cursor, Event, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.cursors import SharedPages
 from outbox_app.events.subscriptions.partition import Partition
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Event, Incident, ParkedStream, Subscription
+from outbox_app.models import Incident
 from tests.eventlog.sessions import Session
 from tests.faults.tools import on
 

@@ -10,6 +10,7 @@ from django.db import OperationalError
 
 from outbox_app.events import subscriber
 from outbox_app.events.log.newevent import slice_of
+from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions import subscriber as module
 from outbox_app.events.subscriptions.counting import count_events
@@ -18,7 +19,7 @@ from outbox_app.events.subscriptions.skips import discard_stream, skip_event, sk
 from outbox_app.events.subscriptions.version_gaps import give_up
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream, Subscription
+from outbox_app.models import InboxEntry
 from tests.eventlog.sessions import Session
 
 pytestmark = pytest.mark.django_db(transaction=True)

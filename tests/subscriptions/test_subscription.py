@@ -10,21 +10,13 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.events import publish, subscriber
+from outbox_app.events.models import Cursor, Event, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions import subscriber as declared
 from outbox_app.events.subscriptions.cursors import fail
 from outbox_app.events.subscriptions.lag import lags
 from outbox_app.exceptions import ReplayRefused
-from outbox_app.models import (
-    Cursor,
-    DatabaseNow,
-    Event,
-    InboxEntry,
-    ParkedStream,
-    Process,
-    StagedJob,
-    Subscription,
-)
+from outbox_app.models import DatabaseNow, InboxEntry, Process, StagedJob
 from tests import tasks
 from tests.eventlog.own_log.models import Ledger
 
@@ -110,7 +102,7 @@ def test_partitions_share_the_streams(alias, published, run, seen_by):
 
 
 def test_a_log_that_is_named_twice_in_different_ways_is_read_once(alias, published, run, seen_by):
-    seen = seen_by("twice", logs=[Event, "outbox_event", "outbox_app.event"])
+    seen = seen_by("twice", logs=[Event, "outbox_event", "outbox_events.event"])
     published("a", "b")
     assert run("twice") == 2
     assert seen == [("a", 1), ("b", 1)]

@@ -11,14 +11,14 @@ from django.db import connections
 from django.test import TestCase
 
 from outbox_app.entities import Command, queue
-from outbox_app.exceptions import VersionConflict
-from outbox_app.testing import (
+from outbox_app.entities.testing import (
     assert_executed,
     assert_rejected,
     at_once,
     commands,
     in_one_thread,
 )
+from outbox_app.exceptions import VersionConflict
 from tests.entities.models import Account
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outbox_app.events import publish, subscriber
+from outbox_app.events.testing import assert_published, published_events, run_subscribers
 from outbox_app.exceptions import OutboxError
-from outbox_app.testing import assert_published, published_events, run_subscribers
 
 pytestmark = pytest.mark.usefixtures("in_atomic")
 

@@ -9,11 +9,12 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 from django.test import TestCase, override_settings
 
+from outbox_app.events.testing import assert_published
 from outbox_app.exceptions import FencedOut
-from outbox_app.models import Fence
 from outbox_app.prepared import aconfirm, aprepare, confirm, fence, prepare, prepared
+from outbox_app.prepared.models import Fence
 from outbox_app.prepared.sender import Prepared
-from outbox_app.testing import assert_confirmed, assert_prepared, assert_published
+from outbox_app.prepared.testing import assert_confirmed, assert_prepared
 
 PAID = ("order.paid", {"total": 30})
 

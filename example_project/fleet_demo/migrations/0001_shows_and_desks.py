@@ -3,8 +3,8 @@ import uuid
 import django.core.serializers.json
 from django.db import migrations, models
 
+import outbox_app.events.models.transaction
 import outbox_app.models.clock
-import outbox_app.models.transaction
 
 
 class Migration(migrations.Migration):
@@ -64,7 +64,7 @@ class Migration(migrations.Migration):
                 (
                     "txid",
                     models.BigIntegerField(
-                        db_default=outbox_app.models.transaction.CurrentTransaction(),
+                        db_default=outbox_app.events.models.transaction.CurrentTransaction(),
                         editable=False,
                         verbose_name="transaction",
                     ),
@@ -157,7 +157,7 @@ class Migration(migrations.Migration):
                 (
                     "txid",
                     models.BigIntegerField(
-                        db_default=outbox_app.models.transaction.CurrentTransaction(),
+                        db_default=outbox_app.events.models.transaction.CurrentTransaction(),
                         editable=False,
                         verbose_name="transaction",
                     ),

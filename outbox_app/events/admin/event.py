@@ -24,9 +24,9 @@ from ...admin.job import carried_column
 from ...admin.payload import data_of
 from ...admin.row_range import RowRange, id_in, number, row_range
 from ...admin.tables import link
-from ...aliases import log_alias
-from ...models import Event, EventLog
 from ...text import one_line
+from ..aliases import log_alias
+from ..models import Event, EventLog
 
 
 @admin.register(Event)
@@ -37,7 +37,7 @@ class EventAdmin(OutboxAdmin):
         column_filter("topic", _("topic")),
         column_filter("stream", _("stream")),
     ]
-    payload_permission = "view_payload_event"
+    payload_permission = "outbox_events.view_payload_event"
     actions = None
     search_fields = ["stream"]
     search_help_text = _("The whole stream, or the whole message id.")

@@ -17,13 +17,15 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...admin.actions import BulkAction, ConfirmedActionsAdmin, each_row
+from ...admin.actions import BulkAction, each_row
 from ...admin.base import address, column, given
 from ...admin.filters import column_filter
 from ...admin.tables import link
-from ...models import Event, Gap, counting
+from ...models import counting
 from ...text import one_line, shown
+from ..models import Event, Gap
 from ..subscriptions.skips import skip_gap
+from .base import LogAdmin
 
 
 def _skip(row: Any, values: Any, options: Any) -> str:
@@ -31,8 +33,7 @@ def _skip(row: Any, values: Any, options: Any) -> str:
 
 
 @admin.register(Gap)
-class GapAdmin(ConfirmedActionsAdmin):
-    of_the_log = True
+class GapAdmin(LogAdmin):
     list_display = ["id", "kind", "state", "found_by", "partition", "log", "stream", "first",
                     "last", "seen_at", "attempts", "settled_by", "short_reason"]  # fmt: skip
     list_filter = [
@@ -85,6 +86,6 @@ class GapAdmin(ConfirmedActionsAdmin):
         event = rows.defer("data", "metadata").first()
         if event is None:
             return format_html("{}", gettext("nothing"))
-        page = address(self.admin_site.name, "event", event.pk)
+        page = address(self.admin_site.name, "outbox_events.event", event.pk)
         name = link(page, one_line(f"{event.pk}: {event}", 200))
         return format_html("{}, {}", name, display_for_value(event.recorded_at, "-"))

@@ -16,20 +16,21 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from ...admin.actions import BulkAction, ConfirmedActionsAdmin, Reason, each_row
+from ...admin.actions import BulkAction, Reason, each_row
 from ...admin.base import column
 from ...admin.blocking import in_flight_table
 from ...admin.filters import column_filter
 from ...admin.masking import masked_line, masked_text
 from ...admin.tables import SHORT, WORDS, Group, Table
-from ...aliases import log_alias
 from ...capability import kinds
 from ...exceptions import ReplayRefused
-from ...models import Cursor, Event, ParkedStream, Subscription
 from ...text import duration, one_line, shown
+from ..aliases import log_alias
+from ..models import Cursor, Event, ParkedStream, Subscription
 from ..subscriptions import control, lag
 from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point
+from .base import LogAdmin
 from .tables import failed_event
 
 
@@ -91,8 +92,7 @@ RELEASE = _(
 
 
 @admin.register(Subscription)
-class SubscriptionAdmin(ConfirmedActionsAdmin):
-    of_the_log = True
+class SubscriptionAdmin(LogAdmin):
     list_display = ["name", "state", "behind", "late", "partitions", "parked", "gaps", "error"]
     ordering = ("name",)
     fields = ["name", "state", "what", "behind", "late", "partitions", "created_at", "error"]
@@ -105,7 +105,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
     parked = column(_("parked"), lambda row: row.lag.parked)
     gaps = column(_("gaps"), lambda row: row.lag.gaps)
     error = column(_("error"), lambda row: masked_line(row.lag.error, 200) or "-")
-    change_form_template = "admin/outbox_app/subscription.html"
+    change_form_template = "admin/outbox_events/subscription.html"
     bulk_actions = (
         BulkAction(
             "pause_selected",
@@ -223,8 +223,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
 
 
 @admin.register(ParkedStream)
-class ParkedStreamAdmin(ConfirmedActionsAdmin):
-    of_the_log = True
+class ParkedStreamAdmin(LogAdmin):
     list_display = ["id", "subscription", "stream", "version", "log", "parked_at", "released",
                     "short_reason"]  # fmt: skip
     list_filter = [column_filter("subscription", _("subscription"))]

@@ -17,11 +17,11 @@ from ...admin.base import address
 from ...admin.charts import Line, chart, number
 from ...admin.masking import masked_line, masked_text
 from ...admin.tables import SHORT, WORDS, Group, Table, link, pairs
-from ...aliases import log_alias
-from ...models import Event, Gap
 from ...models.statistic import label_of
 from ...text import duration, one_line, shown
 from .. import series
+from ..aliases import log_alias
+from ..models import Event, Gap
 from ..sinking import DAY, SinkStatus
 from ..subscriptions.lag import SubscriptionLag
 
@@ -33,7 +33,7 @@ def subscriptions(site: str, lags: list[SubscriptionLag]) -> Table:
     handled = series.handled(using=log_alias(Event), minutes=2)
     rows = [
         (
-            link(address(site, "subscription", each.key), name) if each.key else name,
+            link(address(site, "outbox_events.subscription", each.key), name) if each.key else name,
             each.state,
             each.shown,
             duration(each.oldest_seconds) if each.behind else "-",
@@ -46,7 +46,7 @@ def subscriptions(site: str, lags: list[SubscriptionLag]) -> Table:
         for name in [one_line(each.name, 80)]
     ]
     group = Group(columns, rows, [bool(each.error) for each in lags])
-    return Table(_("Subscriptions"), [group], address(site, "subscription"))
+    return Table(_("Subscriptions"), [group], address(site, "outbox_events.subscription"))
 
 
 def sinks(found: list[SinkStatus]) -> Table:
@@ -75,13 +75,15 @@ def gaps(site: str, found: Iterable[Gap]) -> Table:
     rows = [
         (
             gap.seen_at,
-            link(address(site, "gap", gap.pk), one_line(gap, 200)),
+            link(address(site, "outbox_events.gap", gap.pk), one_line(gap, 200)),
             one_line(gap.subscription, 80) or _("an audit"),
             gap.attempts,
         )
         for gap in found
     ]
-    return Table(_("Open gaps"), [Group(columns, rows)], address(site, "gap", state="open"))
+    return Table(
+        _("Open gaps"), [Group(columns, rows)], address(site, "outbox_events.gap", state="open")
+    )
 
 
 def events_chart() -> SafeString:
@@ -113,6 +115,6 @@ def failed_event(row: Any, site: str) -> SafeString:
         return SafeString("")
     text = one_line(f"{failed['position']}: {failed['type']} {failed['stream']}", 300)
     if row.log == Event._meta.db_table:
-        text = link(address(site, "event", failed["position"]), text)
+        text = link(address(site, "outbox_events.event", failed["position"]), text)
     trace = shown(masked_text(failed["traceback"]), 10_000)
     return format_html('{}<pre class="outbox-words">{}</pre>', text, trace)

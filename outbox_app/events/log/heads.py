@@ -12,8 +12,8 @@ from typing import Any
 
 from django.db import connections
 
-from ...models import StreamHead
 from ...models.upsert import insert_rows
+from ..models import StreamHead
 
 #: The most streams that one statement bumps.
 CHUNK = 500

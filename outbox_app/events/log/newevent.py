@@ -24,8 +24,8 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from ...conf import SLICES, outbox_settings
 from ...exceptions import InvalidEvent
-from ...models import EventLog
 from ...models.encoding import unstorable
+from ..models import EventLog
 from .window import TOMBSTONE
 
 #: The most characters of a name: the width of the columns.

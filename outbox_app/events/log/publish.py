@@ -17,7 +17,6 @@ from uuid import UUID
 
 from django.db import IntegrityError, connections, transaction
 
-from ...aliases import log_alias
 from ...exceptions import (
     InvalidEvent,
     MessageIdConflict,
@@ -25,10 +24,11 @@ from ...exceptions import (
     VersionConflict,
     WrittenByCommands,
 )
-from ...models import EntityVersion, Event, EventLog
 from ...process.wakeup import EVENTS, wake_after_commit
 from ...signals import events_published
 from ...transactions import require_atomic, require_table
+from ..aliases import log_alias
+from ..models import Event, EventLog
 from .heads import bump_versions, current_version
 from .insert import CHUNK_ROWS, insert, insert_and_bump
 from .newevent import (
@@ -121,7 +121,7 @@ def publish_checked(
     using: str,
 ) -> list[EventLog]:
     """Do what ``publish_many`` does with events that have been checked."""
-    require_table(log, "0002_event_log" if log is Event else "…", using=using)
+    require_table(log, using=using, migration="0001_initial" if log is Event else "…")
     require_storable(offered, using=using)
     if not offered:
         return []
@@ -220,10 +220,10 @@ def require_log(log: Any) -> None:
     is_log = isinstance(log, type) and issubclass(log, EventLog)
     if not is_log or log._meta.abstract or log._meta.proxy:
         raise UnknownLog(
-            "log must be a concrete model, no proxy, derived from outbox_app.models.EventLog; got "
-            f"{log!r}."
+            "log must be a concrete model, no proxy, derived from "
+            f"outbox_app.events.models.EventLog; got {log!r}."
         )
-    if issubclass(log, EntityVersion):
+    if log.has_answers:
         raise WrittenByCommands(
             f"{log.__name__} is the log of an entity, so only commands write to it. Call "
             "execute() of the entity, or publish to another log."

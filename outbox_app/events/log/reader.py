@@ -21,7 +21,7 @@ from django.utils.module_loading import import_string
 
 from ...conf import outbox_settings
 from ...exceptions import LogSetBack
-from ...models import EventLog
+from ..models import EventLog
 from .filter import EventFilter
 from .insert import own_values
 from .record import COLUMNS, NO_ANSWER, RecordedEvent, columns_of, lazy_record

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from ...aliases import log_alias
-from ...models import EntityVersion, EventLog
-from ...models.event import cloudevent
+from ..aliases import log_alias
+from ..models import EventLog
+from ..models.event import cloudevent
 from .registry import log_named
 
 
@@ -118,7 +118,7 @@ def recorded(event: EventLog) -> RecordedEvent:
 
 def columns_of(log: type[EventLog]) -> tuple[str, ...]:
     """Return the columns of a log that its records are made of."""
-    return COLUMNS + ANSWER if issubclass(log, EntityVersion) else COLUMNS
+    return COLUMNS + ANSWER if log.has_answers else COLUMNS
 
 
 def record_of(values: Sequence[Any], log: str) -> RecordedEvent:

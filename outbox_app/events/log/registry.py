@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from django.apps import apps
 from django.db.models import Max, Min
 
-from ...aliases import log_alias
 from ...conf import outbox_settings
 from ...exceptions import UnknownLog
-from ...models import EventLog
 from ...models.clock import aware
+from ..aliases import log_alias
+from ..models import EventLog
 
 #: Seconds by which ``recorded_at`` may be out of order.
 MARGIN = 1.0

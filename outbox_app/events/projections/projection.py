@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from django.db import models
 
 from ...exceptions import InvalidSubscriber
-from ...models import EventLog
 from ...signals import events_published
 from ..log.record import RecordedEvent
+from ..models import EventLog
 from ..subscriptions.subscriber import (
     OnError,
     OnGap,

@@ -17,13 +17,13 @@ from django.db import connections, transaction
 from django.db.models import OuterRef, Subquery
 
 from ...failpoints import failpoint
-from ...models import EventLog
 from ...process.callbacks import keep_callbacks_apart
 from ...process.enclosure import after_the_commit
 from ...process.lock_wait import atomic_with_lock_wait
 from ...text import get_logger
 from ..log.filter import EventFilter
 from ..log.record import recorded
+from ..models import EventLog
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 from .rows import PendingEvent, ProjectionTable
 

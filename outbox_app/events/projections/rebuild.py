@@ -24,13 +24,13 @@ from django.db.models import Exists, OuterRef
 from ...conf import outbox_settings
 from ...exceptions import RebuildFailed, RebuildRefused, TooManyGaps
 from ...failpoints import failpoint
-from ...models import Cursor, Gap, ParkedStream, StreamHead, Subscription
 from ...process.lock_wait import atomic_with_lock_wait, is_conflict
 from ...process.preflight import require_migrated
 from ...text import Write, get_logger
 from ..log.filter import EventFilter
 from ..log.reader import LogReader
 from ..log.state import WindowState, is_whole_window
+from ..models import Cursor, Gap, ParkedStream, StreamHead, Subscription
 from ..subscriptions.cursors import begin
 from ..subscriptions.repartition import lock_cursors
 from ..subscriptions.subscriber import subscriber_named

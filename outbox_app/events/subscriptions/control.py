@@ -19,28 +19,18 @@ import django.db
 from django.db import transaction
 from django.db.models import Exists, OuterRef
 
-from ...aliases import log_alias
 from ...exceptions import ReplayRefused, TransactionEnded, UnknownSubscription
-from ...models import (
-    Cursor,
-    DatabaseNow,
-    DeliveredVersion,
-    Event,
-    EventLog,
-    Gap,
-    Lease,
-    ParkedStream,
-    Subscription,
-    counting,
-)
+from ...models import DatabaseNow, Lease, counting
 from ...process.lock_wait import atomic_with_lock_wait, is_conflict
 from ...text import get_logger
 from ...transactions import own_connection
+from ..aliases import log_alias
 from ..log.filter import EventFilter
 from ..log.reader import LogReader
 from ..log.registry import log_named
 from ..log.window import TOMBSTONE
 from ..log.windows.time import TimeState
+from ..models import Cursor, DeliveredVersion, Event, EventLog, Gap, ParkedStream, Subscription
 from .lag import served
 from .repartition import adopt_partitions, lock_cursors, replace_cursors, states_of
 from .start_point import Move, StartPoint, position_of

@@ -18,11 +18,12 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q
 
 from ...exceptions import ReplayRefused
-from ...models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream
+from ...models import DatabaseNow
 from ...models.clock import aware
 from ...transactions import own_connection
 from ..log.filter import EventFilter
 from ..log.window import TOMBSTONE
+from ..models import Cursor, EventLog, Gap, ParkedStream
 from .control import LOCK_SECONDS, alias_of, locked, reads_of
 from .cursors import reader_of
 from .handling import decided

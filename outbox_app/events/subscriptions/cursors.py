@@ -20,7 +20,7 @@ from django.db.models import Exists, F, OuterRef
 from ...conf import outbox_settings
 from ...exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ...failpoints import failpoint
-from ...models import Cursor, DatabaseNow, Gap, ParkedStream, Subscription
+from ...models import DatabaseNow
 from ...models.encoding import replaced
 from ...process.backoff import described
 from ...process.callbacks import keep_callbacks_apart
@@ -32,6 +32,7 @@ from ..log.record import COLUMNS, RecordedEvent
 from ..log.registry import log_named
 from ..log.state import WindowState
 from ..log.window import Page
+from ..models import Cursor, Gap, ParkedStream, Subscription
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 
 from ...conf import outbox_settings
-from ...models import Gap
 from ..log.reader import LogReader
 from ..log.state import MysqlState, WindowState
 from ..log.window import TOMBSTONE
 from ..log.windows.mysql import Runs, meets
+from ..models import Gap
 from .subscriber import Subscriber
 
 #: Seconds between two looks.

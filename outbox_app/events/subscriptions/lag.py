@@ -17,25 +17,16 @@ import django.db
 from django.db.models import Count, Exists, OuterRef, QuerySet, Subquery
 from django.utils.connection import ConnectionDoesNotExist
 
-from ...aliases import log_alias
 from ...exceptions import DamagedCursor, UnknownLog
-from ...models import (
-    Cursor,
-    DatabaseNow,
-    EventLog,
-    Gap,
-    Lease,
-    ParkedStream,
-    Process,
-    Subscription,
-    counting,
-)
+from ...models import DatabaseNow, Lease, Process, counting
 from ...monitoring.long_transactions import LongTransactions, open_writers
 from ...process.lease import alive
+from ..aliases import log_alias
 from ..log.filter import EventFilter
 from ..log.reader import LogReader, reads_by_time
 from ..log.registry import all_logs, log_named
 from ..log.unread import Unread, count_unread
+from ..models import Cursor, EventLog, Gap, ParkedStream, Subscription
 from .subscriber import Subscriber, all_subscribers
 
 #: The smallest share of MANY that a partition has.

@@ -15,12 +15,12 @@ from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 
 from ...exceptions import LeaseLost, TransactionEnded
-from ...models import Cursor, ParkedStream
 from ...models.encoding import replaced
 from ...process.backoff import described
 from ...process.enclosure import is_lost
 from ...signals import stream_parked
 from ..log.record import RecordedEvent
+from ..models import Cursor, ParkedStream
 from .cursors import CursorConflict, evidence
 from .subscriber import Handler, Subscriber
 

@@ -27,12 +27,12 @@ from django.dispatch import Signal
 from ...conf import outbox_settings
 from ...exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ...failpoints import failpoint
-from ...models import Cursor, ParkedStream
 from ...process.backoff import described
 from ...process.enclosure import LOST, is_lost
 from ...signals import page_failed, page_handled
 from ..log.record import RecordedEvent
 from ..log.window import Page
+from ..models import Cursor, ParkedStream
 from .cursors import (
     CursorConflict,
     LogCursor,

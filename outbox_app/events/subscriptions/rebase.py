@@ -17,15 +17,15 @@ from django.db import connections, transaction
 from django.db.models import Max, Min, Value
 from django.db.models.functions import Least
 
-from ...aliases import log_alias
 from ...exceptions import DamagedCursor, InvalidArgument, ReadRefused, ReplayRefused
-from ...models import Cursor, EventLog, ParkedStream
 from ...process.preflight import require_migrated
 from ...text import Write, get_logger
+from ..aliases import log_alias
 from ..log.reader import LogReader, reads_by_time
 from ..log.registry import all_logs, log_named
 from ..log.state import PostgresState, WindowState
 from ..log.transaction_ids import adopt, is_foreign, renumber, require_all, require_unwritten
+from ..models import Cursor, EventLog, ParkedStream
 from .cursors import is_stopped
 
 logger = get_logger("outbox_app.rebase")

@@ -20,10 +20,10 @@ from typing import Any
 from django.db.models import Exists
 
 from ...exceptions import ReadRefused
-from ...models import Cursor, ParkedStream, Subscription
 from ...process.lock_wait import atomic_with_lock_wait
 from ..log.newevent import slice_of
 from ..log.reader import LogReader
+from ..models import Cursor, ParkedStream, Subscription
 from .cursors import PartitionsDiffer, is_stopped
 from .handling import decided, joined
 from .subscriber import Subscriber

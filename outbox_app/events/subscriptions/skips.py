@@ -4,7 +4,7 @@ Each skip takes a name and a reason, which are kept in a row of ``Gap``, and is 
 arrive later are dropped. The process that runs the subscription continues by itself. A gap that an
 audit has found blocks no stream: a skip accepts it, and later audits leave it out. They also leave
 out a gap that a person has skipped for a subscription. The caller checks the permission
-(``outbox_app.skip_gap``, ``outbox_app.skip_event``).
+(``outbox_events.skip_gap``, ``outbox_events.skip_event``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from django.db import transaction
 from django.db.models import Max
 
 from ...exceptions import GapNotSkippable
-from ...models import Cursor, Gap, ParkedStream
 from ...text import get_logger
+from ..models import Cursor, Gap, ParkedStream
 from .control import alias_of, locked, record_skip
 from .cursors import reader_of
 from .version_gaps import give_up, record_versions

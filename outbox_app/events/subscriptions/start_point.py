@@ -18,10 +18,11 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from ...exceptions import ReplayRefused
-from ...models import EventLog, counting
+from ...models import counting
 from ...models.clock import stored
 from ...text import one_line
 from ..log.registry import position_before
+from ..models import EventLog
 
 StartPoint = Literal["beginning", "now"] | int | datetime
 

@@ -16,16 +16,16 @@ from typing import Any, Literal, get_args
 from celery.app.task import Task
 from django.db.models import Max
 
-from ...aliases import log_alias
 from ...exceptions import InvalidSubscriber, OutboxError, UnknownLog, UnknownSubscription
 from ...jobs.staging.stage import stage_many
 from ...jobs.staging.validation import as_key
-from ...models import EventLog
 from ...text import storable
+from ..aliases import log_alias
 from ..log.filter import EventFilter
 from ..log.reader import LogReader
 from ..log.record import RecordedEvent
 from ..log.registry import log_named
+from ..models import EventLog
 
 Handler = Callable[[list[RecordedEvent]], Any]
 OnError = Literal["stop", "park"]
@@ -47,7 +47,7 @@ class Subscriber:
     handle: Handler
     types: tuple[str, ...] | None = None
     topics: tuple[str, ...] | None = None
-    log_names: tuple[str, ...] = ("outbox_app.Event",)
+    log_names: tuple[str, ...] = ("outbox_events.Event",)
     partitions: int = 1
     on_error: OnError = "stop"
     start: Start = "beginning"
@@ -255,7 +255,7 @@ def _names(field: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 def _log_names(logs: Sequence[type[EventLog] | str] | None) -> tuple[str, ...]:
     names = []
-    for log in ["outbox_app.Event"] if logs is None else logs:
+    for log in ["outbox_events.Event"] if logs is None else logs:
         if not isinstance(log, str):
             is_log = isinstance(log, type) and issubclass(log, EventLog)
             if not is_log or log._meta.abstract:

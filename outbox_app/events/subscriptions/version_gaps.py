@@ -14,7 +14,6 @@ from functools import partial
 
 from django.db import transaction
 
-from ...models import DeliveredVersion, Gap, GapQuerySet, ParkedStream
 from ...models.upsert import upsert
 from ...signals import stream_parked
 from ...text import get_logger
@@ -24,6 +23,7 @@ from ..log.reader import LogReader
 from ..log.record import RecordedEvent
 from ..log.state import WindowState
 from ..log.windows.time import TOP, TimeState
+from ..models import DeliveredVersion, Gap, GapQuerySet, ParkedStream
 from .parking import Parking
 
 logger = get_logger("outbox_app.events.subscriptions")

@@ -22,6 +22,7 @@ from django.db.models import Max
 from django.utils import timezone
 
 from ...aliases import outbox_alias
+from ...capability import all_doors
 from ...conf import outbox_settings
 from ...exceptions import LeaseLost, OutboxError, UnsafeBroker
 from ...failpoints import failpoint
@@ -33,7 +34,6 @@ from ...process.lease import LeaseHolder
 from ...process.lock_wait import is_conflict
 from ...process.loop import ONCE_FAILURES, ProcessLoop, collection_paused
 from ...process.wakeup import JOBS
-from ...shadow.comparison import ShadowComparison
 from ...signals import drainer_started, drainer_stopped
 from ...text import get_logger
 from ..staging.sending import staging_apps
@@ -106,7 +106,7 @@ class Drain(ProcessLoop):
             using=self.using, lease_seconds=lease_seconds, on_takeover=self._record_takeover
         )
         self._counters = DrainCounters(self.holder)
-        self._shadow = ShadowComparison(self.holder)
+        self._chores = [each for doors in all_doors() for each in doors.chores(self.holder)]
         self._apps: dict[str, AppDrain] = {}
         self._unsettled = Unsettled(using=self.using)
         self._backoff = Backoff(self)
@@ -184,7 +184,8 @@ class Drain(ProcessLoop):
             self._beat_if_due(at_once=bool(self.done) and not joined)
             self._find_apps()
         self._counters.keep()
-        self._shadow.keep()
+        for chore in self._chores:
+            chore()
         busy = False
         # While idle, this one look-up is the whole poll; reading would take one for each shard.
         known = len(self._apps)

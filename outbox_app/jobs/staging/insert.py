@@ -129,7 +129,7 @@ def write(jobs: list[StagedJob], *, using: str, with_ids: bool = False) -> None:
     """
     from ...models import StagedJob
 
-    require_table(StagedJob, "0001_initial", using=using)
+    require_table(StagedJob, using=using)
     limit = chunk_bytes(jobs, using=using)
     rows = min(CHUNK_ROWS, connections[using].ops.bulk_batch_size(_WRITTEN, jobs))
     with transaction.atomic(using=using, savepoint=False):

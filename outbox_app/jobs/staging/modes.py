@@ -1,8 +1,8 @@
 """The mode of a task decides what its calls do: from its attribute ``outbox``, else the setting.
 
-"stage" uses the outbox, "send" is plain Celery, and "shadow" is "send" with a record, which is
-compared with what was committed: see ``shadow``. A task of Celery's own that runs another task
-(``celery.map`` and the like, the poll of a chord) has the mode of that task. A call inside
+"stage" uses the outbox, "send" is plain Celery, and "shadow" is "send" with a record, which the app
+``outbox_app.shadow`` compares with what was committed. A task of Celery's own that runs another
+task (``celery.map`` and the like, the poll of a chord) has the mode of that task. A call inside
 ``stage()`` is staged in any mode.
 """
 
@@ -18,6 +18,27 @@ from ...conf import outbox_settings
 
 Mode = Literal["stage", "send", "shadow"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+#: The module that records the calls of shadow mode. Its app sets it when Django is ready.
+_shadow: Any = None
+
+
+def provide_shadow(module: Any) -> None:
+    """Set the module of shadow mode."""
+    global _shadow
+    _shadow = module
+
+
+def shadow_mode() -> Any:
+    """Return the module of shadow mode.
+
+    Raises:
+        ImproperlyConfigured: Its app is not installed.
+    """
+    if _shadow is None:
+        raise ImproperlyConfigured(
+            "A task has the mode 'shadow': add 'outbox_app.shadow' to INSTALLED_APPS, and migrate."
+        )
+    return _shadow
 
 
 def mode_of(app: Any, name: str, args: Any = None, kwargs: Any = None) -> Mode:

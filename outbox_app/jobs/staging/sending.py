@@ -33,13 +33,12 @@ from django.db import connections
 from ...aliases import outbox_alias
 from ...conf import outbox_settings
 from ...exceptions import NotAtomic, StagingRefused
-from ...shadow.producer import ShadowProducer, is_expected
 from ...text import get_logger
 from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from ..context import let
 from . import fork as fork  # renews locks
 from . import validation
-from .modes import Mode, is_by_hand, loaded_task, mode_of
+from .modes import Mode, is_by_hand, loaded_task, mode_of, shadow_mode
 from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
 from .results import is_chord_part, remember_staged, wrap_backend
 
@@ -165,14 +164,12 @@ class StagingMixin:
             mode=mode,
         )
 
-    def _recording(
-        self, name: str, ours: dict[str, Any], options: dict[str, Any]
-    ) -> ShadowProducer | None:
+    def _recording(self, name: str, ours: dict[str, Any], options: dict[str, Any]) -> Any:
         """Return a producer that records what staging would do; None if it would send as well."""
-        refused = ""
+        shadow, refused = shadow_mode(), ""
         try:
             using = ours.get("using") or outbox_alias()
-            if not is_expected(name):
+            if not shadow.is_expected(name):
                 alias = self._alias_to_stage(name, ours.get("using"), options, "stage")
                 if alias is None or not is_atomic(alias):
                     return None
@@ -183,7 +180,7 @@ class StagingMixin:
             logger.exception("Shadow mode failed task=%s", name)
             return None
         key = ours.get("ordering_key") or ""
-        return ShadowProducer(self, name, using=using, ordering_key=key, refused=refused)
+        return shadow.ShadowProducer(self, name, using=using, ordering_key=key, refused=refused)
 
     def _check(self, name: str, options: dict[str, Any]) -> None:
         app: Any = self

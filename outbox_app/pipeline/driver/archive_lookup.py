@@ -16,10 +16,10 @@ from django.db import connections
 from django.db.models import DurationField, Field, GenericIPAddressField, JSONField
 
 from ...exceptions import NoSpark, Unreachable
-from ...models import EntityVersion
 from .rebuild_fold import as_stored
 
 if TYPE_CHECKING:
+    from ...events.models import EventLog
     from ..parquet import File
     from ..table import Archive
 
@@ -37,10 +37,8 @@ def load_archive(folder: str, log: str) -> Archive:
         return Archive.load(folder, log)
 
 
-def archived_versions(
-    log: type[EntityVersion], id: str, *, folder: str, using: str
-) -> list[EntityVersion]:
-    """Return the versions of an entity in an archive, the oldest first."""
+def archived_versions(log: type[EventLog], id: str, *, folder: str, using: str) -> list[Any]:
+    """Return the versions of a stream in an archive as rows of the log, the oldest first."""
     archive = load_archive(folder, log._meta.db_table)
     from ..parquet import read_stream
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...models import EventLog, Gap
-from ...models.gap import GapQuerySet
+from ...events.models import EventLog, Gap
+from ...events.models.gap import GapQuerySet
 from ..defects import MISSING, Audit
 
 #: How many gaps of one audit are recorded; more rows add no information.

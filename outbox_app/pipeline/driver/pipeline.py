@@ -17,11 +17,11 @@ from urllib.parse import quote, urlencode
 
 from django.db import connections
 
-from ...aliases import log_alias
 from ...conf import outbox_settings
+from ...events.aliases import log_alias
 from ...events.log.registry import log_named
+from ...events.models import Event, EventLog
 from ...exceptions import InvalidOption, PipelineError
-from ...models import Event, EventLog
 from ...process.preflight import require_alias
 from ..options import Options
 from ..session import is_local, is_running, reason, spark_session

@@ -20,13 +20,13 @@ from django.db import IntegrityError, models, transaction
 
 from ...events.log.filter import EventFilter
 from ...events.log.state import WindowState
+from ...events.models import EventLog
 from ...events.projections.comparison import compare
 from ...events.projections.projection import Projection
 from ...events.projections.rebuild import Rebuild, failing_as_one, rebuildable, require_whole
 from ...events.projections.shadow_table import shadow_table
 from ...exceptions import PipelineError, RebuildRefused
 from ...failpoints import failpoint
-from ...models import EventLog
 from ...text import Write, get_logger
 from ..session import reason
 from .pipeline import disconnect

@@ -23,8 +23,8 @@ LISTED = 1000
 
 
 def write_report(path: str | Path, result: Audit, *, figures: Figures) -> None:
-    engine = Engine(dirs=[str(Path(__file__).parents[2] / "templates")])
-    page = engine.render_to_string("outbox_app/audit.html", _context(result, figures))
+    engine = Engine(dirs=[str(Path(__file__).parents[1] / "templates")])
+    page = engine.render_to_string("outbox_pipeline/audit.html", _context(result, figures))
     write_whole(str(path), page.encode())
 
 

@@ -5,9 +5,9 @@ import uuid
 import django.core.serializers.json
 from django.db import migrations, models
 
+import outbox_app.events.models.transaction
 import outbox_app.fields
 import outbox_app.models.clock
-import outbox_app.models.transaction
 
 
 class Migration(migrations.Migration):
@@ -74,7 +74,7 @@ class Migration(migrations.Migration):
                 (
                     "txid",
                     models.BigIntegerField(
-                        db_default=outbox_app.models.transaction.CurrentTransaction(),
+                        db_default=outbox_app.events.models.transaction.CurrentTransaction(),
                         editable=False,
                         verbose_name="transaction",
                     ),
@@ -177,7 +177,7 @@ class Migration(migrations.Migration):
                 (
                     "txid",
                     models.BigIntegerField(
-                        db_default=outbox_app.models.transaction.CurrentTransaction(),
+                        db_default=outbox_app.events.models.transaction.CurrentTransaction(),
                         editable=False,
                         verbose_name="transaction",
                     ),

@@ -12,9 +12,10 @@ from django.db import transaction
 from outbox_app.events import subscriber
 from outbox_app.events.log.newevent import slice_of
 from outbox_app.events.log.windows.time import TimeWindow
+from outbox_app.events.models import Event, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions.partition import Partition
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import Event, Gap, Incident, ParkedStream, Subscription
+from outbox_app.models import Incident
 from tests.eventlog.sessions import truncate
 
 #: How the same events are read: by the window of the database, and by time.

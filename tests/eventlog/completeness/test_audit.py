@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from django.db.models import Max
 
+from outbox_app.events.models import Event
 from outbox_app.events.subscriptions.control import release
-from outbox_app.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,13 +16,14 @@ from outbox_app.events.log.filter import EventFilter
 from outbox_app.events.log.newevent import NewEvent, slice_of
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.windows.time import TimeState, TimeWindow
+from outbox_app.events.models import Cursor, DeliveredVersion, Event
 from outbox_app.events.subscriptions import subscriber as declared
 from outbox_app.events.subscriptions.control import repartition
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.skips import skip_event
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import DamagedCursor, InvalidSubscriber
-from outbox_app.models import Cursor, DatabaseNow, DeliveredVersion, Event
+from outbox_app.models import DatabaseNow
 from tests.eventlog.conformance import read_all
 from tests.eventlog.sessions import Session
 from tests.faults.tools import on

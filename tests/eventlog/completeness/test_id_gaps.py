@@ -11,8 +11,8 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.events import publish
 from outbox_app.events.log.state import MysqlState
 from outbox_app.events.log.windows import mysql
+from outbox_app.events.models import Gap
 from outbox_app.events.subscriptions import id_gaps
-from outbox_app.models import Gap
 from tests.eventlog.sessions import Session
 
 pytestmark = [

@@ -6,10 +6,10 @@ import pytest
 from django.db import OperationalError, connections
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.events.models import Cursor, DeliveredVersion, Gap, ParkedStream
 from outbox_app.events.subscriptions import parking, version_gaps
 from outbox_app.events.subscriptions.skips import skip_gap
 from outbox_app.exceptions import GapNotSkippable
-from outbox_app.models import Cursor, DeliveredVersion, Gap, ParkedStream
 from outbox_app.signals import stream_parked
 from tests.eventlog.own_log.models import Ledger
 
@@ -97,7 +97,7 @@ def test_a_stream_whose_row_was_deleted_makes_no_turn_without_a_pause(reading, l
 
 def test_a_stream_that_waits_in_a_log_that_is_read_no_more(reading, log, way, alias):
     """It turned without a pause."""
-    reader = reading(logs=["outbox_app.Event", Ledger], **way)
+    reader = reading(logs=["outbox_events.Event", Ledger], **way)
     ledger = Log(alias, Ledger)
     ledger.add("a", 1)
     ledger.add("a", 3)
@@ -108,7 +108,10 @@ def test_a_stream_that_waits_in_a_log_that_is_read_no_more(reading, log, way, al
     assert reader.poll().handled == ["a:1", "b:1"]
     assert reader.parked == [("a", 2)]
     ledger.add("a", 2)
-    assert reading(logs=["outbox_app.Event", Ledger], **way).later(5).handled[2:] == ["a:2", "a:3"]
+    assert reading(logs=["outbox_events.Event", Ledger], **way).later(5).handled[2:] == [
+        "a:2",
+        "a:3",
+    ]
 
 
 def test_each_stream_has_its_turn_if_looks_take_longer_than_the_pause(

@@ -6,7 +6,7 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.events.log.newevent import slice_of
-from outbox_app.models import Event
+from outbox_app.events.models import Event
 from tests.eventlog.sessions import execute
 from tests.mysql import explain, numbers, plan_of
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from django.db import models
 
-from outbox_app.models import EventLog
+from outbox_app.events.models import EventLog
 
 
 class Ledger(EventLog):

@@ -13,8 +13,9 @@ from django.db import connections, transaction
 from outbox_app import cancel, idempotent, stage
 from outbox_app.checks.aliases import check_autocommit
 from outbox_app.events import publish
+from outbox_app.events.models import Event
 from outbox_app.exceptions import InboxError, NotAtomic
-from outbox_app.models import Event, InboxEntry
+from outbox_app.models import InboxEntry
 from tests.jobs.staging.test_rules import FORMS
 
 pytestmark = pytest.mark.django_db(transaction=True)

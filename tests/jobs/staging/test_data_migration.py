@@ -13,8 +13,9 @@ from django.db import connections, transaction
 
 from outbox_app import transactions
 from outbox_app.events import publish
+from outbox_app.events.models import Event
 from outbox_app.exceptions import NotMigrated
-from outbox_app.models import Event, StagedJob
+from outbox_app.models import StagedJob
 from tests import forking
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,7 +51,7 @@ def test_without_the_tables_it_is_refused_before_any_sql(
             patched.setattr(Event._meta, "db_table", "outbox_not_yet")
             with pytest.raises(NotMigrated, match=r'\[\("outbox_app", "0001_initial"\)\]'):
                 add.delay(1, 1)
-            with pytest.raises(NotMigrated, match=r'\[\("outbox_app", "0002_event_log"\)\]'):
+            with pytest.raises(NotMigrated, match=r'\[\("outbox_events", "0001_initial"\)\]'):
                 publish("order-1", "order.placed", using=alias)
         add.delay(2, 2)
 

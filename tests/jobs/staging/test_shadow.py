@@ -29,11 +29,12 @@ from kombu.exceptions import OperationalError
 from outbox_app import stage
 from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DatabaseNow, ShadowJob, ShadowNote, ShadowResult, StagedJob
+from outbox_app.models import DatabaseNow, StagedJob
 from outbox_app.process import background
 from outbox_app.shadow import comparison as shadow_comparison
 from outbox_app.shadow import producer as shadow
 from outbox_app.shadow.comparison import compare, report
+from outbox_app.shadow.models import ShadowJob, ShadowNote, ShadowResult
 from tests import forking
 from tests.jobs.staging import tasks, twins
 from tests.jobs.staging.test_rules import FORMS
@@ -151,7 +152,7 @@ import django; django.setup()
 import os, signal
 from django.db import transaction
 from outbox_app.celery import OutboxCelery
-from outbox_app.jobs.staging import shadow
+from outbox_app.shadow import producer as shadow
 from tests import tasks
 add = OutboxCelery("killed", broker="memory://").task(name="add")(tasks.add)
 with transaction.atomic():

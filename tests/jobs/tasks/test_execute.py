@@ -20,9 +20,10 @@ from django.contrib.auth.models import Group
 from django.db import OperationalError, connections, transaction
 from kombu import Producer
 
+from outbox_app.django_tasks.models import TaskResult
 from outbox_app.exceptions import CallbackFailed
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import StagedJob, TaskResult
+from outbox_app.models import StagedJob
 from outbox_app.testing import run_staged
 from tests.emptying import cut_off
 from tests.faults.tools import on

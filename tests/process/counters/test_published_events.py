@@ -7,9 +7,10 @@ from django.db import transaction
 
 from outbox_app.events import NewEvent, publish_many, subscriber
 from outbox_app.events import series as events_series
+from outbox_app.events.models import Event
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import Event, Statistic
+from outbox_app.models import Statistic
 from outbox_app.monitoring import series
 
 from .planted import NOW, plant

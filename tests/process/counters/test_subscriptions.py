@@ -7,10 +7,11 @@ from django.db import OperationalError, connections, transaction
 
 from outbox_app.events import NewEvent, publish_many, subscriber
 from outbox_app.events import series as events_series
+from outbox_app.events.models import Cursor, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import Cursor, Statistic, Subscription
+from outbox_app.models import Statistic
 
 from .conftest import stop_the_clock_of
 from .planted import totals

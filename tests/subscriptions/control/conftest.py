@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox_app.models import Cursor, Event
+from outbox_app.events.models import Cursor, Event
 
 
 @pytest.fixture

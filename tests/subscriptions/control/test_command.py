@@ -8,8 +8,9 @@ import pytest
 from django.core.management import call_command
 
 from outbox_app.events import subscriber
+from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions import subscriber as declared
-from outbox_app.models import Cursor, Event, Gap, Lease, ParkedStream, Subscription
+from outbox_app.models import Lease
 from outbox_app.process.lease import LeaseHolder
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -10,13 +10,13 @@ from django.db import connections
 
 from outbox_app.events import subscriber
 from outbox_app.events.log.newevent import slice_of
+from outbox_app.events.models import Cursor, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions import subscriber as module
 from outbox_app.events.subscriptions.cursors import PartitionsDiffer
 from outbox_app.events.subscriptions.repartition import adopt_partitions, replace_cursors
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import Cursor, ParkedStream, Subscription
 from tests.eventlog.sessions import Session
 from tests.faults.tools import eventually, on
 from tests.patience import patience

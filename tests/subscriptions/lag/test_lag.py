@@ -15,21 +15,12 @@ from outbox_app.events.log.filter import EventFilter
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.unread import count_unread
 from outbox_app.events.log.windows.time import TimeWindow
+from outbox_app.events.management.commands.outbox_subscriptions import Command
+from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control, lag
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import Subscriber, register, subscriber_named
-from outbox_app.management.commands.outbox_subscriptions import Command
-from outbox_app.models import (
-    Cursor,
-    DatabaseNow,
-    Event,
-    Gap,
-    Lease,
-    ParkedStream,
-    Process,
-    Subscription,
-    counting,
-)
+from outbox_app.models import DatabaseNow, Lease, Process, counting
 from outbox_app.monitoring import outbox_status, problems
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import eventually, on

@@ -12,8 +12,8 @@ import pytest
 from django.db import connections
 
 from outbox_app.events.log import registry
+from outbox_app.events.models import Event
 from outbox_app.events.subscriptions import lag
-from outbox_app.models import Event
 from outbox_app.monitoring import outbox_status
 from outbox_app.monitoring.long_transactions import open_writers
 from tests.faults.tools import eventually, on

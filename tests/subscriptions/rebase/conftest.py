@@ -8,7 +8,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.apps import apps
 from django.core.management import call_command
 from django.core.management.color import no_style
 from django.db import connections
@@ -17,6 +16,7 @@ from tests.faults.tools import alias_for
 from tests.patience import eventually
 from tests.servers import PostgreSQL
 from tests.servers.transfer import dump, restore
+from tests.tables import every_model
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ class Databases:
             reached = f"SELECT replay_lsn >= '{last}' FROM pg_stat_replication"
             eventually(lambda: _asked(old, reached), "all is replicated")
             cursor.execute(f"DROP SUBSCRIPTION {name}")
-            models = apps.get_app_config("outbox_app").get_models()
+            models = every_model()
             for sql in connections[new].ops.sequence_reset_sql(no_style(), models):
                 cursor.execute(sql)
         self._use(server, name)

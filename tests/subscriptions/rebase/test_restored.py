@@ -16,11 +16,11 @@ from django.db import connections, transaction
 
 from outbox_app.events import subscriber
 from outbox_app.events.checks import check_log_tables
+from outbox_app.events.models import Cursor, Event, StreamHead, Subscription
 from outbox_app.events.subscriptions.partition import Partition
 from outbox_app.events.subscriptions.rebase import rebase_outbox
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import all_subscribers, subscriber_named
-from outbox_app.models import Cursor, Event, StreamHead, Subscription
 
 
 def rebase(*arguments: str, **options) -> str:

@@ -14,9 +14,10 @@ from django.db.models import F
 
 from outbox_app.events import prune_events, subscriber
 from outbox_app.events.checks import check_log_tables
+from outbox_app.events.models import Cursor, Event
 from outbox_app.events.subscriptions import rebase_outbox, skip_event
 from outbox_app.exceptions import InvalidArgument
-from outbox_app.models import Cursor, Event, StagedJob
+from outbox_app.models import StagedJob
 from tests.faults.tools import eventually, on
 from tests.patience import patience
 

@@ -1,0 +1,19 @@
+"""The Django app of shadow mode."""
+
+from __future__ import annotations
+
+from django.utils.translation import gettext_lazy as _
+
+from .. import capability
+
+
+class ShadowConfig(capability.Capability):
+    name = "outbox_app.shadow"
+    label = "outbox_shadow"
+    verbose_name = _("Outbox: shadow mode")
+
+    def ready(self) -> None:
+        from ..jobs.staging.modes import provide_shadow
+        from . import producer
+
+        provide_shadow(producer)

@@ -1,0 +1,17 @@
+"""All models of the package, of each of its apps, and the addresses of their lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outbox_app.capability import capabilities
+
+
+def every_model() -> list[Any]:
+    return [model for app in capabilities() for model in app.get_models()]
+
+
+def list_of(name: str) -> str:
+    """Return the address of the admin's list of the model with this name."""
+    [label] = {model._meta.app_label for model in every_model() if model._meta.model_name == name}
+    return f"/admin/{label}/{name}/"
