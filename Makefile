@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-pipeline demo-prepared demo-fleet up test test-matrix lint docs screenshots bench venv system clean
+.PHONY: help demo demo-pipeline demo-prepared demo-fleet up quick test test-matrix lint docs screenshots bench venv system clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -33,10 +33,17 @@ demo-fleet: $(VENV)/.example ## show that callers go on while servers are killed
 up: $(VENV)/.example ## run the example project until Ctrl-C
 	$(BIN)/python -m example_project.up $(ARGS)
 
+SIDE_BY_SIDE := -n auto --dist loadgroup --no-loadscope-reorder
+
+quick: WORKERS ?= 2
+quick: venv ## unit tests in about a minute: no servers, no pages of the admin
+	$(BIN)/python -m tests.servers --only '' --workers $(WORKERS) run -- \
+		$(BIN)/python -m pytest -m "unit and not pages" $(SIDE_BY_SIDE) $(ARGS)
+
 test: WORKERS ?= 4
 test: venv ## everything: the tests on private servers; lint and docs are among them
-	$(BIN)/python -m tests.servers --workers $(WORKERS) run -- \
-		$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m tests.servers --needed --workers $(WORKERS) run -- \
+		$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-matrix: venv ## the oldest and the newest Python, Django, Celery and drivers, as far as they are here
 	$(PIP) nox

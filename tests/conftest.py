@@ -4,7 +4,8 @@ A test with the fixture ``alias`` runs once on each database, with the outbox on
 mark ``django_db`` for that alias alone, so Django refuses code that forgets its ``using``. To let a
 test commit, mark it ``django_db(transaction=True)``; for several aliases add ``databases=``.
 
-If a service is missing, its tests are skipped on a laptop, and fail in CI.
+If a service is missing, its tests are skipped on a laptop, and fail in CI and where the services
+were chosen for the tests (``tests.servers --needed``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from django.db import connections, transaction
 
 from tests import emptying
 from tests.pipeline import classes
+from tests.servers.needed import CHOSEN
 
 if TYPE_CHECKING:
     from pytest_django.fixtures import Settings
@@ -41,6 +43,7 @@ pytest_plugins = [
     "tests.fixtures.subscriptions",
     "tests.one_database",
     "tests.tiers",
+    "tests.needs",  # which imports tests.tiers
     "tests.workers",
 ]
 
@@ -279,6 +282,8 @@ def _service(variable: str) -> str:
 
 def _missing(variable: str) -> NoReturn:
     reason = f"{variable} is not set; try: python -m tests.servers run -- python -m pytest"
-    if os.environ.get("CI"):
+    if chosen := os.environ.get(CHOSEN):
+        reason = f"{variable} is not set: tests.needs has found that the tests need {chosen}"
+    if chosen or os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

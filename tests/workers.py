@@ -68,9 +68,9 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     """One for each set of servers; none beside servers of your own."""
-    if SERVERS & set(os.environ):
-        return sets.count() if sets.count() > 1 else 0
-    return None
+    if sets.count() > 1:
+        return sets.count()
+    return 0 if SERVERS & set(os.environ) else None
 
 
 @pytest.hookimpl(optionalhook=True)

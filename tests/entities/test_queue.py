@@ -174,6 +174,7 @@ def test_one_that_times_out_in_the_queue_was_not_executed(account, withdraw, hel
     assert len(rows()) == 2
 
 
+@pytest.mark.slow
 def test_one_whose_batch_is_under_way_does_not_know(account, withdraw, held, fresh, rows):
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(withdraw, "x")
@@ -564,6 +565,7 @@ def test_a_coroutine_is_told_to_await(account, alias, rows):
     assert len(rows()) == 1
 
 
+@pytest.mark.slow
 def test_what_is_put_back_is_led_though_its_caller_has_gone(alias, held, fresh):
     """The command before it changes a unique column and ends the transaction."""
 
@@ -674,6 +676,7 @@ def test_a_coroutine_of_a_tenant_is_executed_on_the_tenants_connection(
     execution._has_schemas.cache_clear()
 
 
+@pytest.mark.slow
 def test_what_may_be_committed_is_not_said_to_be_not_begun(
     alias, account, ask, fresh, rows, settings
 ):

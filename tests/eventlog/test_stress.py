@@ -107,6 +107,7 @@ def by_time(alias):
     return NaiveReader(alias, f"(recorded_at, id) > (%s, %s) AND {settled}", "recorded_at, id")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_window_is_exact(alias, seed):
     verdict = stress(alias, WindowReader(alias), seed=seed)

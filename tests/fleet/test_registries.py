@@ -107,6 +107,7 @@ def beat_again(here: Registry) -> Callable[[Member], bool]:
     return here.beat
 
 
+@pytest.mark.slow
 def test_removed_when_silent_for_its_lease(
     here: Registry,
     register_silent: Callable[[Member], None],
@@ -143,6 +144,7 @@ def away(*args: Any) -> Any:
     raise OSError("cut off")
 
 
+@pytest.mark.slow
 def test_half_gone_at_once_is_kept(
     here: Registry, watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_no_count(n):
     assert snowflakes(0) == []
 
 
+@pytest.mark.slow
 def test_a_quiet_process_fills_128_tables_evenly(clock):
     make, tables = endless(clock).make, [0] * 128
     for milliseconds in range(1_000_000):

@@ -12,6 +12,7 @@ from outbox_app.testing import staged_jobs
 from tests.mixin.models import Order, Wrong
 
 
+@pytest.mark.slow
 def test_bulk_create(alias, app):
     with transaction.atomic(using=alias):
         orders = Order.objects.using(alias).bulk_create(Order() for _ in range(2500))

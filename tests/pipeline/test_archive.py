@@ -409,6 +409,7 @@ def test_spark_finds_what_has_rotted(alias, new_log, folder, spark, lenient):
         frame.collect()
 
 
+@pytest.mark.slow
 def test_a_log_of_years_is_archived_a_file_a_day(tmp_path):
     """A batch of a quiet log has more days than a process may open files."""
     rows = _rows(1200, days=200)

@@ -75,6 +75,7 @@ def batches(tmp_path):
     return Batches(str(tmp_path / "archive"))
 
 
+@pytest.mark.slow
 def test_many_small_files_become_one(batches):
     batches.add(*[3] * 40)
     [merged] = compact(batches.archive)
@@ -86,6 +87,7 @@ def test_many_small_files_become_one(batches):
     assert leftovers(batches.folder) == set()
 
 
+@pytest.mark.slow
 def test_files_of_other_days_are_not_put_together(batches):
     batches.add(*[2] * 20)
     batches.hours = 24
@@ -147,6 +149,7 @@ def test_so_are_those_of_large_events(batches, monkeypatch):
     assert batches.sizes() == [8, 4]
 
 
+@pytest.mark.slow
 def test_a_row_is_not_written_anew_for_ever(batches, monkeypatch):
     written = 0
     original = compaction.write_days

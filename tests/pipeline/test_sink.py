@@ -173,6 +173,7 @@ def test_of_a_log_that_is_empty_by_now_nothing_is_held(alias, folder, old):
     assert sink.trouble == ""
 
 
+@pytest.mark.slow
 def test_a_process_that_has_lost_its_lease_tells_of_no_trouble_of_before(
     alias, folder, old, left, monkeypatch, settings
 ):

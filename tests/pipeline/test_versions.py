@@ -98,6 +98,7 @@ def test_other_logs_have_their_own(alias, source_options):
             OutboxDataSource(each).reader(struct("state string"))
 
 
+@pytest.mark.slow
 def test_an_archive_has_the_answers(alias, accounts, source_options, tmp_path):
     archive(alias, tmp_path, log=AccountVersion)
     options = source_options(alias, model=AccountVersion)

@@ -159,6 +159,7 @@ def test_without_subscriptions_the_rest_runs(
     assert "Subscription left out" in caplog.text
 
 
+@pytest.mark.slow
 def test_once_ends_although_a_broker_is_away(
     alias: str, make_app: Any, caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:

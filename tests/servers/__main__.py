@@ -4,6 +4,8 @@
 COMMAND in POSTGRES_URL, MARIADB_URL, REDIS_URL and RABBITMQ_URL, and exits with COMMAND's exit
 code. A server whose variable is already set is not started. SIGINT and SIGTERM are forwarded to
 COMMAND. The servers always end with the run.
+``--needed`` starts only the servers that the tests of COMMAND need, if it names files or folders of
+tests (see ``needed``).
 ``--workers N`` starts N sets of servers, one for each worker of ``pytest -n auto`` (see ``sets``),
 with one RabbitMQ for all. The servers live in memory if there is enough (see ``ports``). Python may
 write .pyc files: else each worker would compile every test, and each process of a test would
@@ -38,6 +40,7 @@ from . import (
     sets,
 )
 from .install import install
+from .needed import CHOSEN, needed
 
 SERVERS: dict[str, type[Server]] = {
     "postgres": PostgreSQL,
@@ -60,7 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.action == "install":
             print("installed:", " ".join(install()) or "nothing, all is there")
             return 0
-        return run(options.command, options.only, workers=options.workers)
+        names = options.only
+        if options.needed and (found := needed(options.command, SERVERS)) is not None:
+            names = [name for name in names if name in found]
+            os.environ[CHOSEN] = ", ".join(names) or "no server"
+            print(f"the tests need {os.environ[CHOSEN]}", file=sys.stderr)
+        return run(options.command, names, workers=options.workers)
     except MissingPackages as error:
         print(error, file=sys.stderr)
         return 2
@@ -177,9 +185,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     end = given.index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(
         prog="python -m tests.servers",
-        usage="%(prog)s [--only NAME,NAME] [--workers N] {install,run -- COMMAND}",
+        usage="%(prog)s [--only NAME,NAME] [--needed] [--workers N] {install,run -- COMMAND}",
     )
     parser.add_argument("--only", type=_names, default=list(SERVERS), metavar="NAME,NAME")
+    parser.add_argument("--needed", action="store_true")
     parser.add_argument("--workers", type=int, default=1, metavar="N")
     parser.add_argument("action", choices=("install", "run"))
     options = parser.parse_args(given[:end])

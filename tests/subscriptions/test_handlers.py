@@ -432,6 +432,7 @@ def test_a_connection_of_the_handler_that_was_lost(alias, published, run_on):
         del connections["lost"], connections.settings["lost"]
 
 
+@pytest.mark.slow
 def test_a_database_error_under_one_subscription(alias, published, run_on, monkeypatch):
     """As a page of it that takes too long, or a replica of its own that is away."""
     read = LogReader.read
@@ -450,6 +451,7 @@ def test_a_database_error_under_one_subscription(alias, published, run_on, monke
     assert "a-fails: OperationalError: canceling" in runner.trouble
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_not_configured(alias, published):
     subscriber("copy", by_time=True, on_gap="park", read_from="nowhere")(lambda events: None)
     published("a")
@@ -643,6 +645,7 @@ def test_one_that_wants_to_end_the_process(alias, published, run, error):
     assert type(error).__name__ in Cursor.objects.using(alias).get(subscription="ends").error
 
 
+@pytest.mark.slow
 def test_a_cursor_that_somebody_has_taken_away(alias, published, run):
     """Nobody can tell where its partition stood, and so where its parts would begin."""
     subscriber("cut", partitions=2)(lambda events: None)

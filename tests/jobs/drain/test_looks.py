@@ -163,6 +163,7 @@ def test_jobs_that_are_due_are_read_with_those_that_are_ready(alias, note, reade
     assert read(reader) == [0, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alias", ["default"], ids=["sqlite"], indirect=True)
 def test_no_job_overtakes_one_of_its_key_while_the_clock_goes_on(alias, note, reader):
     """SQLite takes the time of a statement once for each place that has it in its text."""

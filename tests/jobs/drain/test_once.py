@@ -44,6 +44,7 @@ def stage(note, alias, count, **options):
             note.apply_async(("", i), **options)
 
 
+@pytest.mark.slow
 def test_leaves_to_a_live_drainer_what_is_in_its_shards(alias, note):
     stage(note, alias, 200)
     long_lease = patience(1.5)  # it has to live, on however slow a machine
@@ -66,6 +67,7 @@ def test_leaves_to_a_live_drainer_what_is_in_its_shards(alias, note):
     assert Process.objects.using(alias).get().id == other.id
 
 
+@pytest.mark.slow
 def test_takes_over_from_a_dead_one(alias, note, other):
     stage(note, alias, 200)
     tally = Drain(using=alias, lease_seconds=LEASE).run(once=True)
@@ -74,6 +76,7 @@ def test_takes_over_from_a_dead_one(alias, note, other):
     assert not Process.objects.using(alias).exists()
 
 
+@pytest.mark.slow
 def test_takes_over_held_jobs_that_are_due(alias, note, other):
     stage(note, alias, 20, countdown=4000)
     StagedJob.objects.using(alias).update(available_at=DatabaseNow() - timedelta(seconds=1))
@@ -136,6 +139,7 @@ def drain_once(alias):
     return drain_here(alias, once=True, listen=lambda stop: None)
 
 
+@pytest.mark.slow
 def test_gives_up_a_broker_that_is_away(alias, away, note, settings, caplog):
     """From cron it would run beside more and more others. Jobs of another app leave meanwhile."""
     settings.OUTBOX = {**settings.OUTBOX, "LEASE_SECONDS": LEASE}
@@ -164,6 +168,7 @@ def test_a_broker_without_jobs_may_be_away(alias, away, note):
     assert not drain.has_failed
 
 
+@pytest.mark.slow
 def test_a_broker_of_held_jobs_may_be_away(alias, away, note, other):
     """The jobs that wait are in the shards of a live drainer, which sends them."""
     stage(away, alias, 1, countdown=4000)

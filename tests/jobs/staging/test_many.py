@@ -58,6 +58,7 @@ def _insert(connection):
 GIVEN = ("id", "staged_at", "is_immediate")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 1001])
 def test_staging_many_is_an_insert_a_thousand(count, alias, add):
     connection = connections[alias]
@@ -93,6 +94,7 @@ def test_a_chunk_ends_at_a_mebibyte(alias, add):
     assert sum(q["sql"].startswith(_insert(connection)) for q in queries) == 4
 
 
+@pytest.mark.slow
 @on_sqlite
 def test_a_generator_is_taken_bit_by_bit(alias, add):
     most = 0
@@ -131,6 +133,7 @@ def test_one_bad_job_and_nothing_of_the_call_is_staged(bad, error, alias, add, s
     assert staged() == [["before", 0], ["after", 0]]
 
 
+@pytest.mark.slow
 def test_a_bad_job_after_many_takes_back_what_was_written(alias, add, staged):
     def jobs():
         for i in range(2 * CHUNK_ROWS):

@@ -58,6 +58,7 @@ def test_others_are_left_alone(alias, published, run, seen_by):
     assert other.values().get() == before
 
 
+@pytest.mark.slow
 def test_pause_under_load(alias, published, running, seen_by):
     """A runner that is in the middle of a backlog handles nothing after pause has returned."""
     seen = seen_by("busy", batch_size=1, partitions=2)

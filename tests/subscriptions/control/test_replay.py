@@ -129,6 +129,7 @@ def test_while_it_runs(alias, published, running, seen_by, paused):
     assert sorted(seen[:6]) == sorted(seen[6:12])
 
 
+@pytest.mark.slow
 def test_again_and_again_under_load(alias, published, running, seen_by):
     """After the last reset each event comes, and each once: nothing of an old page is in it."""
     seen = seen_by("all", batch_size=3)
@@ -147,6 +148,7 @@ def test_again_and_again_under_load(alias, published, running, seen_by):
     assert seen[done:] == [(stream, 1) for stream in streams]
 
 
+@pytest.mark.slow
 def test_a_replay_ends_the_rest_of_a_failure(alias, published, running, ids):
     broken, seen = [True], []
 
