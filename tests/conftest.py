@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 #: Fixtures that several folders share, and plugins that choose where each test runs.
 pytest_plugins = [
+    "tests.fixtures.admin",
     "tests.fixtures.door",
     "tests.fixtures.drainers",
     "tests.fixtures.entities",

@@ -13,8 +13,8 @@ from outbox_app.door.models import Peer
 from outbox_app.models import DeadJob, StagedJob
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
+from ..door.test_admin import FIELDS
 from .pages import DEAD, OVERVIEW, STAGED, hidden, page, said, selection, text
-from .test_peers import FIELDS
 
 OTHER = "default"
 PEERS = reverse("admin:outbox_door_peer_changelist")

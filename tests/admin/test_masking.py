@@ -11,9 +11,9 @@ from outbox_app.admin.masking import MASK, masked, masked_text
 from outbox_app.admin.payload import data_of
 from tests.jobs.dead.rows import dead_jobs, message, staged_jobs
 
+from ..events.test_admin import publish
 from .pages import DEAD, STAGED, body, hidden, page, text
 from .test_lists import listed
-from .test_subscriptions import publish
 
 SECRET = "hunter-2"
 HIDDEN = "Hidden: this needs the permission outbox_"

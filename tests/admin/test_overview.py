@@ -27,8 +27,8 @@ from outbox_app.models import (
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold
 
+from ..entities.test_admin import staff
 from .pages import OVERVIEW, body, text
-from .test_entities import staff
 
 LIVE = f"{OVERVIEW}?part=live"
 

@@ -14,10 +14,10 @@ from outbox_app.events.models import Event, Gap, ParkedStream, Subscription
 from outbox_app.fleet.models import Server
 from outbox_app.models import DeadJob, Incident, Process, StagedJob, Statistic
 from outbox_app.prepared.models import PreparedEvent
+from tests.fixtures.admin import ROLES
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold
 
-from .conftest import ROLES
 from .pages import (
     APP,
     DEAD,

@@ -12,10 +12,10 @@ from outbox_app.events.models import Event, Gap
 from outbox_app.models import DeadJob, counting
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
+from ..events.test_admin import EVENTS, publish
+from ..events.test_admin import listed as versions
 from .pages import DEAD, STAGED, body, hidden, page, selection, text
 from .test_lists import listed
-from .test_subscriptions import EVENTS, publish
-from .test_subscriptions import listed as versions
 
 
 @pytest.fixture(autouse=True)

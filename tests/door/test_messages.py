@@ -57,7 +57,7 @@ from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.prepared.remote import HttpKeeper, ask_over_http
 from outbox_app.prepared.request import checked, time_ordered_id
 from tests import tasks
-from tests.eventlog.own_log.models import Visit
+from tests.events.log.own_log.models import Visit
 from tests.faults.tools import on
 from tests.patience import eventually, patience
 from tests.servers.proxy import Proxy

@@ -1,4 +1,4 @@
-"""A projection of versions. ``declare(StateOf, "states")`` of ``tests.projections.declared``."""
+"""A projection of versions, for ``tests.events.projections.declared.declare``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 from outbox_app.events import Projection
 from tests.entities.models import AccountVersion
-from tests.projections.models import Status
+from tests.events.projections.models import Status
 
 
 class StateOf(Projection):

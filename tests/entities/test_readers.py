@@ -21,10 +21,10 @@ from outbox_app.events.subscriptions import subscriber as module
 from outbox_app.events.testing import published_events
 from tests.entities.models import Account, AccountVersion, Stock, StockVersion
 from tests.entities.projected import StateOf
-from tests.eventlog.completeness.conftest import Reading
+from tests.events.log.completeness.conftest import Reading
+from tests.events.projections.declared import declare
+from tests.events.projections.models import Status
 from tests.faults.tools import on
-from tests.projections.declared import declare
-from tests.projections.models import Status
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

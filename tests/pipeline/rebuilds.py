@@ -15,8 +15,8 @@ from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
+from tests.events.projections.models import Sold, Status
 from tests.pipeline.here import Here
-from tests.projections.models import Sold, Status
 
 MODELS = {"spark_sold": Sold, "spark_status": Status}
 

@@ -15,7 +15,7 @@ import django
 if __name__ == "__main__":
     django.setup()
 
-from tests.projections.declared import SoldOf, StatusOf
+from tests.events.projections.declared import SoldOf, StatusOf
 
 
 class SparkSold(SoldOf):

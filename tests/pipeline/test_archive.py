@@ -38,7 +38,7 @@ from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types, some
 from outbox_app.pipeline.source import Reader
 from outbox_app.pipeline.store import Store
 from outbox_app.pipeline.table import Archive
-from tests.eventlog.sessions import Session
+from tests.events.log.sessions import Session
 from tests.faults.tools import on
 
 from .harness import (

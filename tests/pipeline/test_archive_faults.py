@@ -17,7 +17,7 @@ from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.store import Store
 from outbox_app.pipeline.table import Archive
-from tests.eventlog.own_log.models import Ledger
+from tests.events.log.own_log.models import Ledger
 from tests.faults.conftest import SERVERS
 from tests.faults.tools import on, outbox_on
 from tests.patience import patience

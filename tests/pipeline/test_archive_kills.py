@@ -24,8 +24,8 @@ from py4j.protocol import Py4JError
 from outbox_app.events.models import Event
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.session import reason
-from tests.eventlog.harness import Writer, traps
-from tests.eventlog.sessions import Session, truncate
+from tests.events.log.harness import Writer, traps
+from tests.events.log.sessions import Session, truncate
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import SECONDS, patience
 from tests.servers import processes

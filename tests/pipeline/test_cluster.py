@@ -15,7 +15,7 @@ from django.db import connections
 
 from outbox_app.events.models import Event
 from outbox_app.models import Statistic
-from tests.eventlog.sessions import Session
+from tests.events.log.sessions import Session
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import SECONDS, patience
 from tests.servers import processes

@@ -15,9 +15,9 @@ from outbox_app.pipeline.archive_reader import planned
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offset, Offsets
 from outbox_app.pipeline.options import Options
-from tests.eventlog.conformance import commit, concurrent
-from tests.eventlog.own_log.models import Ledger
-from tests.eventlog.sessions import Session, execute, truncate
+from tests.events.log.conformance import commit, concurrent
+from tests.events.log.own_log.models import Ledger
+from tests.events.log.sessions import Session, execute, truncate
 from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -19,7 +19,7 @@ from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.schema import arrow_types
 from outbox_app.pipeline.table import Archive
-from tests.eventlog.own_log.models import Visit
+from tests.events.log.own_log.models import Visit
 from tests.faults.tools import on
 
 from .harness import archive, named, source

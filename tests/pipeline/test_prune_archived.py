@@ -22,7 +22,7 @@ from outbox_app.pipeline.driver import archive_lookup
 from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.table import Archive
 from tests.docs.test_code_in_docs import ROOT, blocks
-from tests.eventlog.own_log.models import Ledger
+from tests.events.log.own_log.models import Ledger
 from tests.faults.tools import on
 
 from .harness import archive as fill

@@ -26,7 +26,10 @@ from outbox_app.pipeline.driver.rebuild_fold import ViewFold
 from outbox_app.pipeline.folding import fold
 from tests import forking
 from tests.emptying import cut_off
-from tests.eventlog.own_log.models import Ledger
+from tests.events.log.own_log.models import Ledger
+from tests.events.projections.conftest import in_thread
+from tests.events.projections.declared import StatusOf, declare
+from tests.events.projections.models import Sold, Status
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
 from tests.pipeline.here import Here
@@ -43,9 +46,6 @@ from tests.pipeline.rebuilds import (
     tables_left,
     work,
 )
-from tests.projections.conftest import in_thread
-from tests.projections.declared import StatusOf, declare
-from tests.projections.models import Sold, Status
 
 __all__ = ["failpoints_end_with_the_test", "in_thread", "name", "options", "spark_rebuilds"]
 

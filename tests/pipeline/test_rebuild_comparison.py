@@ -12,7 +12,10 @@ from outbox_app.events.models import Cursor, Event
 from outbox_app.events.projections import comparison
 from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
-from tests.eventlog.own_log.models import Ledger
+from tests.events.log.own_log.models import Ledger
+from tests.events.projections.conftest import in_thread
+from tests.events.projections.declared import StatusOf, declare
+from tests.events.projections.models import Pointed, Status
 from tests.faults.tools import on
 from tests.pipeline.here import Here
 from tests.pipeline.rebuilds import (
@@ -28,9 +31,6 @@ from tests.pipeline.rebuilds import (
     tables_left,
     work,
 )
-from tests.projections.conftest import in_thread
-from tests.projections.declared import StatusOf, declare
-from tests.projections.models import Pointed, Status
 
 __all__ = ["failpoints_end_with_the_test", "in_thread", "name", "options", "spark_rebuilds"]
 

@@ -45,7 +45,7 @@ def page() -> dict[str, Any]:
 @pytest.fixture
 def stays(alias):
     """A log for one test, with columns whose type in archives differs from Django's."""
-    with isolate_apps("tests.eventlog.own_log"):
+    with isolate_apps("tests.events.log.own_log"):
 
         class Stay(EventLog):
             lasted = models.DurationField(null=True)
@@ -165,7 +165,7 @@ def test_columns_of_a_logs_own_and_times_are_put_back(
 
 @on("postgres")
 def test_arrays_and_ranges_of_versions_that_have_sunk(alias, tmp_path):
-    with isolate_apps("tests.eventlog.own_log"):
+    with isolate_apps("tests.events.log.own_log"):
 
         class Tagged(EventLog):
             tags = ArrayField(models.CharField(max_length=9, null=True), null=True)

@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from django.db import connections
 
-from tests.eventlog.conformance import commit
-from tests.eventlog.sessions import execute, truncate
+from tests.events.log.conformance import commit
+from tests.events.log.sessions import execute, truncate
 from tests.servers.postgres import PostgreSQL
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -46,9 +46,9 @@ from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types
 from outbox_app.pipeline.session import reason
 from outbox_app.pipeline.source import OutboxDataSource
-from tests.eventlog.conformance import commit, concurrent
-from tests.eventlog.own_log.models import Ledger, Visit
-from tests.eventlog.sessions import Session, execute, truncate
+from tests.events.log.conformance import commit, concurrent
+from tests.events.log.own_log.models import Ledger, Visit
+from tests.events.log.sessions import Session, execute, truncate
 from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -20,9 +20,9 @@ from outbox_app.exceptions import DamagedCursor, ForeignCursor
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.session import reason
 from outbox_app.pipeline.source import OutboxDataSource
-from tests.eventlog.conformance import commit, concurrent
-from tests.eventlog.own_log.models import Ledger
-from tests.eventlog.sessions import Session, truncate
+from tests.events.log.conformance import commit, concurrent
+from tests.events.log.own_log.models import Ledger
+from tests.events.log.sessions import Session, truncate
 from tests.faults.tools import on
 
 from .test_source import struct

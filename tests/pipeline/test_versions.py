@@ -23,10 +23,10 @@ from outbox_app.pipeline.schema import COLUMNS, SCHEMA
 from outbox_app.pipeline.source import OutboxDataSource
 from tests.entities.models import Account, AccountVersion
 from tests.entities.projected import StateOf
-from tests.eventlog.own_log.models import Ledger
+from tests.events.log.own_log.models import Ledger
+from tests.events.projections.declared import declare
+from tests.events.projections.models import Status
 from tests.faults.tools import on
-from tests.projections.declared import declare
-from tests.projections.models import Status
 from tests.splitting import split
 
 from .harness import archive, source

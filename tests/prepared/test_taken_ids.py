@@ -24,7 +24,7 @@ from outbox_app.prepared import (
 from outbox_app.prepared import prepare as prepare_first
 from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
-from tests.eventlog.own_log.models import Visit
+from tests.events.log.own_log.models import Visit
 from tests.faults.tools import on
 
 committing = pytest.mark.django_db(transaction=True)

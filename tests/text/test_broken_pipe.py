@@ -13,8 +13,8 @@ from django.core.management import call_command
 from django.db import transaction
 
 from outbox_app.events import NewEvent, publish_many
-from tests.projections.declared import SoldOf, declare
-from tests.projections.models import Sold
+from tests.events.projections.declared import SoldOf, declare
+from tests.events.projections.models import Sold
 
 
 class Head(StringIO):

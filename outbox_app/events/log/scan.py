@@ -2,7 +2,7 @@
 
 Other processes read the ``parts``, at any time and as often as they must: the rows between two
 states are the same every time (on MySQL, provided that each missing position that was given up was
-really never used). One suite tests every scan (tests/eventlog/test_scans.py). Imports no Django:
+really never used). One suite tests every scan (tests/events/log/test_scans.py). Imports no Django:
 Spark's executors use it.
 """
 

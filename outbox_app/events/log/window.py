@@ -5,7 +5,7 @@ itself: until the next state is stored, the same state gives the same rows again
 after any crash. (MySQL and SQLite add rows committed meanwhile; MySQL adds them in between.) Every
 committed row comes once, and no row comes before it is committed. Rows of one stream come in the
 order of their versions, and if b's writer could see a, a comes before b. Reading that would break
-this raises ``ReadRefused``. One suite tests every window (tests/eventlog/conformance.py). Imports
+this raises ``ReadRefused``. One suite tests every window (tests/events/log/conformance.py). Imports
 no Django: Spark's executors use it.
 """
 

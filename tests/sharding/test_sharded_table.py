@@ -1,0 +1,1085 @@
+"""``ShardedTable`` and ``KeyIndex`` on a table that is being written, and killed at each step."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from threading import Event, Thread
+from types import SimpleNamespace
+from zlib import crc32
+
+import pytest
+from django.apps.registry import Apps
+from django.db import DataError, IntegrityError, OperationalError, connections, models, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from outbox_app.exceptions import InvalidArgument, OutboxError
+from outbox_app.process.lock_wait import is_conflict
+from outbox_app.sharding import KeyIndex, ShardedTable, find_by_key, table_copy
+from outbox_app.sharding.key_index import index_table
+from outbox_app.sharding.partitions import PostgresPartitions
+from outbox_app.sharding.table_copy import TableCopy
+from outbox_app.transactions import own_connection
+from tests import forking
+from tests.events.log.sessions import Session
+from tests.faults.test_pgbouncer import pooler as pooler
+from tests.faults.tools import alias_for
+from tests.patience import patience
+from tests.prepared.test_faults import behind
+from tests.servers import MariaDB
+from tests.splitting import partitions_read, partitions_read_by, run_operation, table_of
+
+from .splitter import SHARDS, order_model
+
+ROWS, WRITERS = 1500, 3
+
+servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+commits = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def order(alias):
+    model = order_model()
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.create_model(model)
+    yield model
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DROP TABLE split_order")
+        for name in connections[alias].introspection.table_names(cursor):
+            if name.startswith("split_order"):
+                cursor.execute(f"DROP TABLE {name}")
+        if alias == "postgres":
+            cursor.execute("SELECT proname FROM pg_proc WHERE proname LIKE 'split_order%'")
+            for (name,) in cursor.fetchall():
+                cursor.execute(f'DROP FUNCTION "{name}" CASCADE')
+
+
+class Writer(Thread):
+    """Changes rows of its own; ``rows`` is what it has committed."""
+
+    def __init__(self, number, order, alias, stop):
+        super().__init__()
+        self.order, self.alias, self.stop, self.number = order, alias, stop, number
+        self.random = random.Random(number)
+        self.rows = {}
+        self.made = self.committed = 0
+        self.conflicts = []
+        self.error = None
+
+    def make(self, shop):
+        self.made += 1
+        name = f"{self.number}-{self.made}"
+        # Places are unique in a shop.
+        return self.order(shop=shop, number=name, place=self.made * WRITERS + self.number + 1)
+
+    def run(self):
+        try:
+            while not self.stop.is_set():
+                self.change()
+        except BaseException as error:
+            self.error = error
+        finally:
+            connections.close_all()
+
+    def change(self):
+        rows = dict(self.rows)
+        try:
+            with transaction.atomic(using=self.alias):
+                for _ in range(self.random.randint(1, 3)):
+                    self.step(rows)
+                if self.random.random() < 0.2:
+                    raise KeyError
+        except KeyError:  # rolled back
+            return
+        except OperationalError as error:
+            if not is_conflict(error):  # MariaDB: a lock of the table
+                raise
+            self.conflicts += [str(error)]
+            return
+        self.rows = rows
+        self.committed += 1
+
+    def step(self, rows):
+        table = self.order._default_manager.using(self.alias)
+        kind = self.random.random()
+        if kind < 0.4 or not rows:
+            row = self.make(f"shop-{self.random.randrange(20)}")
+            row.save(using=self.alias)
+            rows[row.pk] = (row.number, row.shop, row.place, "", row.place * 2)
+            return
+        id = self.random.choice(list(rows))
+        number, shop, place, note, double = rows[id]
+        if kind < 0.7:
+            note = f"ä{self.random.random()}"
+            assert table.filter(pk=id).update(note=note) == 1
+        elif kind < 0.85:
+            shop = f"moved-{self.random.randrange(20)}"
+            assert table.filter(pk=id).update(shop=shop) == 1
+        else:
+            assert table.filter(pk=id).delete()[0] == 1
+            del rows[id]
+            return
+        rows[id] = (number, shop, place, note, double)
+
+
+@servers
+@commits
+@pytest.mark.timeout(240)
+def test_nothing_is_lost_while_it_is_written_to_and_killed(alias, order, environment):
+    stop = Event()
+    writers = [Writer(number, order, alias, stop) for number in range(WRITERS)]
+    for writer in writers:
+        made = [writer.make(f"shop-{n % 20}") for n in range(ROWS // WRITERS)]
+        order._default_manager.using(alias).bulk_create(made)
+        found = order._default_manager.using(alias).filter(number__startswith=f"{writer.number}-")
+        names = ("number", "shop", "place", "note", "double")
+        writer.rows = {id: tuple(row) for id, *row in found.values_list("pk", *names)}
+        assert len(writer.rows) == ROWS // WRITERS
+    for writer in writers:
+        writer.start()
+    try:
+        command = [sys.executable, "-m", "tests.sharding.splitter", alias]
+        run = forking.run(
+            command,
+            env=environment(alias),
+            capture_output=True,
+            text=True,
+            timeout=patience(100),
+        )
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert [writer.error for writer in writers] == [None] * WRITERS
+    assert min(writer.committed for writer in writers) > 10
+    if alias == "postgres":
+        assert [writer.conflicts for writer in writers] == [[]] * WRITERS
+
+    # Row by row, and nothing else; what tables of a run are left.
+    rows = order._default_manager.using(alias)
+    expected = {id: row for writer in writers for id, row in writer.rows.items()}
+    found = {id: tuple(row) for id, *row in rows.values_list("pk", *names)}
+    assert found == expected
+    with connections[alias].cursor() as cursor:
+        tables = connections[alias].introspection.table_names(cursor)
+        [index] = [name for name in tables if name.startswith("split_order_by_number")]
+        assert not any("__split_" in name or name.endswith("_keys") for name in tables)
+        cursor.execute(f"SELECT number, shop FROM {index}")
+        assert dict(cursor.fetchall()) == {row[0]: row[1] for row in expected.values()}
+        constraints = connections[alias].introspection.get_constraints(cursor, "split_order")
+    assert constraints["split_order_place"]["columns"] == ["place"]
+    assert constraints["split_order_once"]["unique"]
+
+    # The model, its numbers and its constraints are as before; look-ups read one partition.
+    new = writers[0].make("shop-new")
+    new.save(using=alias)
+    assert new.pk > max(expected)
+    for change in {"number": new.number}, {"place": 0}, {"place": new.place, "shop": new.shop}:
+        row = order(**{"shop": "other", "number": "other", "place": 10**6, **change})
+        with pytest.raises((IntegrityError, OperationalError)), transaction.atomic(using=alias):
+            row.save(using=alias)
+    assert partitions_read(rows.filter(shop="shop-new")) == 1
+    assert partitions_read(rows.filter(number=new.number)) == SHARDS
+    with CaptureQueriesContext(connections[alias]) as asked:
+        assert find_by_key(order, number=new.number, using=alias) == new
+    assert partitions_read_by(alias, asked[-1]["sql"]) == 1
+    assert find_by_key(order, number=new.number, using=alias).double == 2 * new.place
+    rows.filter(pk=new.pk).update(shop="elsewhere", number="A")
+    assert find_by_key(order, number="A", using=alias).shop == "elsewhere"
+    rows.filter(pk=new.pk).delete()
+    for number in ("A", new.number):
+        with pytest.raises(order.DoesNotExist):
+            find_by_key(order, number=number, using=alias)
+    with pytest.raises(InvalidArgument, match="one key"):
+        find_by_key(order, using=alias)
+
+    # Done is done; the index's triggers would be lost by another split, and it goes back.
+    operation = ShardedTable("Order", by="shop", shards=SHARDS, giving_up=["number"])
+    run_operation(operation, order, alias)
+    again = ShardedTable("Order", by="shop", shards=2)
+    with pytest.raises(InvalidArgument, match="trigger"):
+        run_operation(again, order, alias)
+    run_operation(KeyIndex("Order", key="number", by="shop"), order, alias, back=True)
+    run_operation(again, order, alias)
+    assert partitions_read(rows.filter(number="A")) == 2
+    assert {id: tuple(row) for id, *row in rows.values_list("pk", *names)} == expected
+
+
+@servers
+@commits
+def test_what_a_split_would_break_is_refused(alias, order):
+    def refused(match, **options):
+        with pytest.raises(InvalidArgument, match=match):
+            run_operation(ShardedTable("Order", **options), order, alias)
+
+    refused(r"would lose .*number.* \(number\)", by="shop")
+    refused(r"split_order_once \(shop, place\)", by="note", giving_up=["number"])
+    refused("giving_up names other", by="shop", giving_up=["number", "other"])
+    refused("has no column 'colour'; it has id", by="colour")
+    for shards in (1, 1025, "4", True):
+        with pytest.raises(InvalidArgument, match="2 to 1024"):
+            ShardedTable("Order", by="shop", shards=shards)
+    with pytest.raises(InvalidArgument, match="list of names"):
+        ShardedTable("Order", by="shop", giving_up="number")
+    with transaction.atomic(using=alias):
+        refused("atomic = False", by="shop")
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE split_order_line (id int, of_order bigint, "
+            "FOREIGN KEY (of_order) REFERENCES split_order (id))"
+        )
+    refused("foreign key .* of split_order_line", by="shop", giving_up=["number"])
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DROP TABLE split_order_line")
+    order(shop="a", number="x", place=1).save(using=alias)
+    run_operation(ShardedTable("O", by="shop", shards=2, giving_up=["number"]), order, alias)
+    order(shop="b", number="x", place=1).save(using=alias)
+    with pytest.raises(InvalidArgument, match="two rows with number = 'x'"):
+        run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
+    with pytest.raises(InvalidArgument, match="is split by shop itself"):
+        run_operation(KeyIndex("Order", key="shop", by="shop"), order, alias)
+
+
+@servers
+@commits
+def test_a_second_row_with_a_key_that_comes_while_its_index_is_filled(alias, order, monkeypatch):
+    """The index would have one of the two, and say that keys are unique."""
+    run_operation(OPERATIONS[0], order, alias)
+    rows, real = three_rows(order, alias), TableCopy.copy
+
+    def copy(self):
+        real(self)
+        rows.create(shop="b", number="1", place=1)
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    with pytest.raises(IntegrityError):
+        run_operation(OPERATIONS[1], order, alias)
+    assert rows.filter(number="1").count() == 2
+    assert index_table(order, "number") not in connections[alias].introspection.table_names()
+
+
+@servers
+@commits
+def test_what_goes_by_a_unique_constraint(alias, order):
+    """As the how-to says it."""
+    rows = order._default_manager.using(alias)
+    made = rows.create(shop="a", number="x", place=1)
+    for operation in OPERATIONS:
+        run_operation(operation, order, alias)
+
+    def upsert(**values):
+        unique = ["id", "shop"] if alias == "postgres" else None
+        options = {"update_conflicts": True, "update_fields": ["place"], "unique_fields": unique}
+        rows.bulk_create([order(number="x", place=2, **values)], **options)
+
+    upsert(id=made.pk, shop="a")
+    with pytest.raises(IntegrityError):
+        upsert(shop="b")
+    with pytest.raises(IntegrityError):
+        rows.bulk_create([order(shop="b", number="x", place=3)], ignore_conflicts=True)
+    assert list(rows.values_list("pk", "place")) == [(made.pk, 2)]
+
+
+@servers
+@commits
+def test_numbers_stay_and_are_not_given_out_again(alias, order):
+    rows = order._default_manager.using(alias)
+    rows.create(shop="a", number="1", place=1)
+    with connections[alias].cursor() as cursor:  # MySQL gives out another one for 0
+        cursor.execute("UPDATE split_order SET id = 0")
+    last = rows.create(shop="a", number="2", place=2).pk
+    rows.filter(pk=last).delete()
+    run_operation(OPERATIONS[0], order, alias)
+    assert rows.get().pk == 0
+    assert rows.create(shop="a", number="3", place=3).pk > last
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+@pytest.mark.parametrize("is_serial", [False, True], ids=["identity", "serial"])
+def test_a_sequence_keeps_its_name_and_goes_on(alias, order, is_serial):
+    """Django before 4.1 has made columns of the type ``serial``."""
+    rows = order._default_manager.using(alias)
+    with connections[alias].cursor() as cursor:
+        if is_serial:
+            cursor.execute(
+                "ALTER TABLE split_order ALTER id DROP IDENTITY; "
+                "CREATE SEQUENCE split_order_id_seq OWNED BY split_order.id; "
+                "ALTER TABLE split_order ALTER id SET DEFAULT nextval('split_order_id_seq')"
+            )
+        last = rows.create(shop="a", number="1", place=1).pk
+        run_operation(OPERATIONS[0], order, alias)
+        run_operation(ShardedTable("Order", by="shop", shards=3), order, alias)
+        assert last < rows.create(shop="a", number="2", place=2).pk <= last + 3
+        cursor.execute("SELECT pg_get_serial_sequence('split_order', 'id')")
+        assert cursor.fetchone() == ("public.split_order_id_seq",)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_an_index_that_could_not_be_made_is_left_out(alias, order):
+    """As a unique one it would keep rows out of the copy."""
+    rows = three_rows(order, alias)
+    with connections[alias].cursor() as cursor, pytest.raises(IntegrityError):
+        cursor.execute("CREATE UNIQUE INDEX CONCURRENTLY split_odd ON split_order (shop, note)")
+    run_operation(OPERATIONS[0], order, alias)
+    assert sorted(rows.values_list("number", flat=True)) == ["0", "1", "2"]
+
+
+@servers
+@commits
+def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
+    class Number(models.Model):  # noqa: DJ008
+        n = models.IntegerField()
+
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = "split_number"
+
+    real, rows = TableCopy.copy, Number._default_manager.using(alias)
+
+    def copy(self):
+        real(self)
+        rows.create(n=3)
+        rows.filter(n=1).update(n=4)
+        rows.filter(n=2).delete()
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    with table_of(Number, alias):
+        rows.bulk_create(Number(n=n) for n in range(3))
+        run_operation(ShardedTable("Number", by="n", shards=2), Number, alias)
+        assert sorted(rows.values_list("n", flat=True)) == [0, 3, 4]
+
+
+@servers
+@commits
+def test_columns_that_the_model_does_not_have(alias, order):
+    """SELECT * leaves out invisible ones, and generated ones take no value."""
+    rows = order._default_manager.using(alias)
+    rows.create(shop="a", number="x", place=1)
+    invisible = "INVISIBLE" if alias == "mariadb" else ""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            f"ALTER TABLE split_order ADD seen INT {invisible} DEFAULT 1, "
+            "ADD treble INT GENERATED ALWAYS AS (place * 3) STORED"
+        )
+        cursor.execute("UPDATE split_order SET seen = 7")
+    run_operation(OPERATIONS[0], order, alias)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT seen, treble FROM split_order")
+        assert cursor.fetchone() == (7, 3)
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@commits
+@pytest.mark.parametrize("breaks", [True, False])
+def test_rows_that_could_not_be_inserted_now(alias, order, breaks):
+    """A row that breaks a CHECK was left out of the copy without an error."""
+    rows = order._default_manager.using(alias)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SET check_constraint_checks = 0, sql_mode = ''")
+        cursor.execute("ALTER TABLE split_order ADD day DATE NOT NULL DEFAULT '0000-00-00'")
+        rows.create(shop="a", number="x", place=-1 if breaks else 1)
+    connections[alias].close()
+    if breaks:
+        with pytest.raises(IntegrityError, match="split_order_positive"):
+            run_operation(OPERATIONS[0], order, alias)
+    else:
+        run_operation(OPERATIONS[0], order, alias)
+    assert rows.count() == 1
+
+
+@servers
+@commits
+def test_a_table_that_has_no_numbers(alias):
+    """Its primary key is unique as long as the database says so."""
+
+    class Word(models.Model):  # noqa: DJ008
+        word = models.CharField(max_length=20, primary_key=True)
+        n = models.IntegerField()
+
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = "split_word"
+
+    with table_of(Word, alias):
+        rows = Word._default_manager.using(alias)
+        rows.create(word="a", n=1)
+        with pytest.raises(InvalidArgument, match=r"would lose .* \(word\)"):
+            run_operation(ShardedTable("Word", by="n", shards=2), Word, alias)
+        for options in {"by": "word"}, {"by": "n", "giving_up": ["word"]}:
+            run_operation(ShardedTable("Word", shards=2, **options), Word, alias)
+            assert rows.get().word == "a"
+
+
+@servers
+@commits
+def test_an_index_of_a_table_that_is_split_by_a_time(alias):
+    """MySQL gives times without their zone, which is not that of the settings."""
+
+    class Visit(models.Model):  # noqa: DJ008
+        number = models.CharField(max_length=20)
+        at = models.DateTimeField()
+
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = "split_Visit"  # triggers of MySQL have names in small letters
+
+    with table_of(Visit, alias):
+        made = Visit._default_manager.using(alias).create(number="x", at=timezone.now())
+        run_operation(ShardedTable("Visit", by="at", shards=2), Visit, alias)
+        index = KeyIndex("Visit", key="number", by="at")
+        run_operation(index, Visit, alias)
+        assert find_by_key(Visit, number="x", using=alias) == made
+        run_operation(index, Visit, alias, back=True)
+
+
+@servers
+@commits
+def test_a_row_that_moves_while_it_is_looked_up(alias, order):
+    rows = order._default_manager.using(alias)
+    made = rows.create(shop="a", number="x", place=1)
+    run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
+    index, shops = index_table(order, "number"), iter("bc")
+
+    def move(execute, sql, *args):
+        answer = execute(sql, *args)
+        if index in sql and (shop := next(shops, "")):
+            with own_connection(alias, seconds=5):
+                rows.filter(pk=made.pk).update(shop=shop)
+        return answer
+
+    with connections[alias].execute_wrapper(move):
+        assert find_by_key(order, number="x", using=alias).shop == "c"
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"INSERT INTO {index} (number, shop) VALUES ('y', 'a')")
+    with pytest.raises(order.DoesNotExist):  # what the index alone has is not looked for for ever
+        find_by_key(order, number="y", using=alias)
+
+
+@servers
+@commits
+def test_a_key_that_a_trigger_of_the_project_changes(alias, order):
+    """The UPDATE names another column."""
+    rows = order._default_manager.using(alias)
+    made = rows.create(shop="a", number="x", place=1)
+    run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
+    with connections[alias].cursor() as cursor:
+        if alias == "postgres":
+            cursor.execute(
+                "CREATE FUNCTION split_order_odd() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN NEW.number = NEW.note; RETURN NEW; END $$"
+            )
+            action = "EXECUTE FUNCTION split_order_odd()"
+        else:
+            action = "SET NEW.number = NEW.note"
+        cursor.execute(f"CREATE TRIGGER odd BEFORE UPDATE ON split_order FOR EACH ROW {action}")
+    rows.filter(pk=made.pk).update(note="y")
+    assert find_by_key(order, number="y", using=alias) == made
+
+
+@servers
+@commits
+def test_an_index_of_long_names(alias):
+    """PostgreSQL cuts names after 63 bytes."""
+
+    class Order(models.Model):  # noqa: DJ008
+        number_of_orders = models.CharField(max_length=20)
+        shop = models.CharField(max_length=20)
+
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = f"split_{'öü' * 10}"
+
+    with table_of(Order, alias):
+        rows = Order._default_manager.using(alias)
+        index = KeyIndex("Order", key="number_of_orders", by="shop")
+        run_operation(index, Order, alias)
+        made = rows.create(number_of_orders="x", shop="a")
+        rows.update(shop="b")
+        assert find_by_key(Order, number_of_orders="x", using=alias) == made
+        rows.all().delete()
+        with pytest.raises(Order.DoesNotExist):
+            find_by_key(Order, number_of_orders="x", using=alias)
+        run_operation(index, Order, alias, back=True)
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@commits
+def test_a_key_that_the_index_cannot_hold_is_refused(alias, order):
+    """The migration that made the column wider has left the index as it was."""
+    rows = order._default_manager.using(alias)
+    made = rows.create(shop="a", number="x", place=1)
+    run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("ALTER TABLE split_order MODIFY number VARCHAR(40) NOT NULL")
+    with pytest.raises(DataError):
+        rows.create(shop="a", number="y" * 30, place=2)
+    with pytest.raises(DataError):
+        rows.filter(pk=made.pk).update(number="y" * 30)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@pytest.mark.parametrize(
+    ("what", "made", "undone"),
+    [
+        (
+            "policy mine",
+            "CREATE POLICY mine ON split_order USING (true)",
+            "DROP POLICY mine ON split_order",
+        ),
+        (
+            "row security",  # without a policy the owner alone sees rows
+            "ALTER TABLE split_order ENABLE ROW LEVEL SECURITY",
+            "ALTER TABLE split_order DISABLE ROW LEVEL SECURITY",
+        ),
+        (
+            "rule kept",
+            "CREATE RULE kept AS ON DELETE TO split_order DO INSTEAD NOTHING",
+            "DROP RULE kept ON split_order",
+        ),
+        (
+            "deferrable constraint later",  # what is copied ignores conflicts, and cannot here
+            "ALTER TABLE split_order ADD CONSTRAINT later UNIQUE (shop, note) DEFERRABLE",
+            "ALTER TABLE split_order DROP CONSTRAINT later",
+        ),
+        (
+            "view split_view",
+            "CREATE VIEW split_view AS SELECT id FROM split_order",
+            "DROP VIEW split_view",
+        ),
+        (
+            "schema public, not the first of search_path,",  # it would move into the other one
+            'CREATE SCHEMA "Mine"; SET search_path = "Mine", public',
+            'SET search_path = DEFAULT; DROP SCHEMA "Mine"',
+        ),
+    ],
+)
+@commits
+def test_what_postgresql_would_lose_is_refused(alias, order, what, made, undone):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(made)
+    try:
+        with pytest.raises(InvalidArgument, match=f"cannot be split: {what} would be lost"):
+            run_operation(OPERATIONS[0], order, alias)
+    finally:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(undone)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_a_deferrable_constraint_is_given_up(alias, order):
+    with connections[alias].cursor() as cursor:
+        cursor.execute("ALTER TABLE split_order ADD CONSTRAINT later UNIQUE (note) DEFERRABLE")
+    rows = order._default_manager.using(alias)
+    rows.create(shop="a", number="x", place=1)
+    operation = ShardedTable("Order", by="shop", shards=2, giving_up=["number", "later"])
+    run_operation(operation, order, alias)
+    assert partitions_read(rows.filter(number="x")) == 2
+    assert rows.get().number == "x"
+
+
+@pytest.fixture
+def line(order, alias):
+    class Line(models.Model):  # noqa: DJ008
+        of = models.ForeignKey(order, models.CASCADE)
+
+        class Meta:
+            apps = order._meta.apps
+            app_label = "shop"
+            db_table = "split_Line"
+
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.create_model(Line)
+    yield Line
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.delete_model(Line)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_what_it_refers_to_is_deleted_while_it_is_split(alias, order, line, monkeypatch):
+    """Neither the copy nor who deletes finds a row that refers to one that is gone."""
+    orders, lines = order._default_manager.using(alias), line._default_manager.using(alias)
+    made = three_rows(order, alias)
+    for each in made.all():
+        lines.create(of=each)
+
+    def delete(number):
+        """As a cascade does."""
+        with transaction.atomic(using=alias):
+            lines.filter(of__number=number).delete()
+            orders.filter(number=number).delete()
+
+    real, real_sweep, calls = TableCopy.insert, PostgresPartitions.sweep, []
+
+    def insert(self, *args, **options):
+        real(self, *args, **options)
+        delete("0")
+
+    def sweep(self):
+        calls.append(self)
+        if len(calls) == 2:
+            delete("1")
+            lines.create(of=orders.get())
+            raise KeyError("killed")
+        real_sweep(self)
+
+    monkeypatch.setattr(TableCopy, "insert", insert)
+    monkeypatch.setattr(PostgresPartitions, "sweep", sweep)
+    operation = ShardedTable("Line", by="of", shards=2)
+
+    def orphan():
+        with pytest.raises(IntegrityError), transaction.atomic(using=alias):
+            lines.create(of_id=0)
+
+    with pytest.raises(KeyError):
+        run_operation(operation, line, alias)
+    orphan()
+    for _ in range(2):
+        run_operation(operation, line, alias)
+        with connections[alias].cursor() as cursor:
+            found = connections[alias].introspection.get_constraints(cursor, "split_Line")
+        keys = [each["foreign_key"] for each in found.values() if each["foreign_key"]]
+        assert keys == [("split_order", "id")]
+    orphan()
+    assert lines.filter(of__number="2").count() == lines.count() == 2
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_a_foreign_key_that_is_not_valid_is_refused(alias, order, line):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            'ALTER TABLE "split_Line" ADD CONSTRAINT later FOREIGN KEY (of_id) '
+            "REFERENCES split_order NOT VALID"
+        )
+    with pytest.raises(InvalidArgument, match="split: foreign key that is not valid later would"):
+        run_operation(ShardedTable("Line", by="of", shards=2), line, alias)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_the_grants_of_a_table_stay(alias, order):
+    seen = (
+        "SELECT relacl::text, array(SELECT attname || attacl::text "
+        "FROM pg_attribute WHERE attrelid = oid AND attacl IS NOT NULL ORDER BY 1) "
+        "FROM pg_class WHERE relname = 'split_order'"
+    )
+
+    def run(sql):
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall() if cursor.description else None
+
+    run("CREATE ROLE split_reports")
+    try:
+        run("GRANT SELECT (shop, place) ON split_order TO split_reports")
+        run("GRANT UPDATE (note) ON split_order TO split_reports WITH GRANT OPTION")
+        run("GRANT INSERT ON split_order TO split_reports WITH GRANT OPTION")
+        run("GRANT DELETE ON split_order TO PUBLIC")
+        before = run(seen)
+        run_operation(OPERATIONS[0], order, alias)
+        assert run(seen) == before
+    finally:
+        run("DROP OWNED BY split_reports")
+        run("DROP ROLE split_reports")
+
+
+@servers
+@commits
+@pytest.mark.parametrize(
+    "name",
+    [f"split_{'long' * 14}x", f"split_{'ö' * 28}", "Split.it"],
+    ids=["long", "bytes", "dot"],
+)
+def test_a_table_with_a_name_that_is_long_or_odd(alias, name):
+    class Long(models.Model):  # noqa: DJ008
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = name
+
+    with table_of(Long, alias):
+        run_operation(ShardedTable("Long", by="id", shards=12), Long, alias)
+        assert Long._default_manager.using(alias).create().pk
+
+
+def test_names_in_double_quotes_and_in_small_letters(django_db_blocker):
+    """ANSI_QUOTES, and a server on Windows: a table that is split is seen to be."""
+
+    class Visit(models.Model):  # noqa: DJ008
+        shop = models.CharField(max_length=20)
+
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = "split_Visit"
+
+    if "mariadb" not in connections:
+        pytest.skip("no mariadb")
+    small = MariaDB(extra_arguments=("--lower-case-table-names=1",))
+    with small as server, django_db_blocker.unblock(), alias_for(server.url) as alias:
+        connection = connections[alias]
+        mode = "SET sql_mode = 'STRICT_TRANS_TABLES,ANSI_QUOTES'"
+        connection.settings_dict["OPTIONS"]["init_command"] = mode
+        with connection.schema_editor(atomic=False) as editor:
+            editor.create_model(Visit)
+        for _ in range(2):
+            run_operation(ShardedTable("Visit", by="shop", shards=3), Visit, alias)
+        with CaptureQueriesContext(connection) as seen:
+            run_operation(ShardedTable("Visit", by="shop", shards=3), Visit, alias)
+        assert not [each["sql"] for each in seen if "CREATE" in each["sql"]]
+
+
+OPERATIONS = [
+    ShardedTable("Order", by="shop", shards=2, giving_up=["number"]),
+    KeyIndex("Order", key="number", by="shop"),
+]
+each_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=["split", "index"])
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_parameters_that_the_server_binds(alias, order, monkeypatch):
+    """OPTIONS = {"server_side_binding": True}: each parameter has to have a type."""
+    connection = connections[alias]
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "server_side_binding", True)
+    connection.close()
+    try:
+        three_rows(order, alias)
+        for operation in OPERATIONS:
+            run_operation(operation, order, alias)
+        assert find_by_key(order, number="1", using=alias).place == 2
+    finally:
+        connection.close()
+
+
+def three_rows(order, alias):
+    """Make the rows "0" to "2"; return those of the table."""
+    rows = order._default_manager.using(alias)
+    rows.bulk_create(order(shop="a", number=n, place=n + 1) for n in range(3))
+    return rows
+
+
+def write_meanwhile(order, alias):
+    """Rows "0" to "2" are there; "0" is gone afterwards, "1" is "x", and "3" is new."""
+    rows = order._default_manager.using(alias)
+    rows.filter(number="0").delete()
+    rows.filter(number="1").update(number="x")
+    rows.create(shop="a", number="3", place=4)
+
+
+@servers
+@commits
+@each_operation
+def test_what_is_written_last_is_copied_under_the_lock(alias, order, operation, monkeypatch):
+    rows = three_rows(order, alias)
+    real = TableCopy.make
+
+    def make(self):
+        swap = self.swap
+
+        def write_and_swap():
+            write_meanwhile(order, alias)
+            swap()
+
+        self.swap = write_and_swap
+        real(self)
+
+    monkeypatch.setattr(TableCopy, "make", make)
+    run_operation(operation, order, alias)
+    assert sorted(rows.values_list("number", flat=True)) == ["2", "3", "x"]
+    if operation is OPERATIONS[1]:
+        assert [find_by_key(order, number=n, using=alias).place for n in "23x"] == [3, 4, 2]
+
+
+@commits
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@each_operation
+def test_a_writer_with_rights_on_the_table_only(alias, order, operation, monkeypatch):
+    """Nor does its search_path lead to what the triggers write to."""
+    real = TableCopy.copy
+
+    def write(number):
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET ROLE split_writer; SET search_path = pg_catalog")
+            try:
+                sql = (
+                    "INSERT INTO public.split_order (shop, number, place) VALUES ('a', %s, 1 + %s)"
+                )
+                cursor.execute(sql, [number, number])
+            finally:
+                cursor.execute("RESET ROLE; RESET search_path")
+
+    def copy(self):
+        real(self)
+        write(1)
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("CREATE ROLE split_writer; GRANT INSERT ON split_order TO split_writer")
+        try:
+            run_operation(operation, order, alias)
+            write(2)
+        finally:
+            cursor.execute("DROP OWNED BY split_writer; DROP ROLE split_writer")
+    rows = order._default_manager.using(alias)
+    assert sorted(rows.values_list("number", flat=True)) == ["1", "2"]
+    if operation is OPERATIONS[1]:
+        assert find_by_key(order, number="2", using=alias).place == 3
+
+
+@servers
+@commits
+@each_operation
+def test_copying_locks_no_rows(alias, order, operation, monkeypatch):
+    """Nor does it wait for one that is locked, at any level."""
+    rows, real = three_rows(order, alias), TableCopy.copy
+    if alias == "mariadb":
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+    def copy(self):
+        with Session(alias) as other:
+            other.begin().sql("UPDATE split_order SET note = 'x' WHERE number = '1'")
+            real(self)
+            other.commit()
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    run_operation(operation, order, alias)
+    assert rows.get(number="1").note == "x"
+
+
+@servers
+@commits
+@each_operation
+def test_the_rest_is_copied_under_the_lock_of_the_table(alias, order, operation, monkeypatch):
+    real, found = TableCopy.check_watched, []
+    looks = {
+        "postgres": "SELECT 1 FROM pg_locks WHERE relation = 'split_order'::regclass "
+        "AND mode = 'AccessExclusiveLock' AND granted",
+        "mariadb": "SHOW OPEN TABLES WHERE In_use = 1 AND `Table` = 'split_order'",
+    }
+
+    def check(self):
+        found.append(len(self.run(looks[alias])))
+        real(self)
+
+    monkeypatch.setattr(TableCopy, "check_watched", check)
+    run_operation(operation, order, alias)
+    assert found == [1]
+
+
+@servers
+@commits
+@each_operation
+def test_one_run_at_once(alias, order, operation, monkeypatch):
+    """The second one would remove the triggers of the first one, which would lose changes."""
+    rows = three_rows(order, alias)
+    real, copied, goes_on, errors = TableCopy.copy, Event(), Event(), []
+
+    def copy(self):
+        real(self)
+        copied.set()
+        goes_on.wait(patience())
+
+    def first():
+        try:
+            run_operation(operation, order, alias)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    monkeypatch.setattr(table_copy, "ENDS", 0.2)
+    thread = Thread(target=first)
+    thread.start()
+    try:
+        assert copied.wait(patience())
+        monkeypatch.setattr(TableCopy, "copy", real)
+        for second in OPERATIONS:
+            with pytest.raises(OutboxError, match="in another session"):
+                run_operation(second, order, alias)
+        write_meanwhile(order, alias)
+    finally:
+        goes_on.set()
+        thread.join()
+    assert errors == []
+    assert sorted(rows.values_list("number", flat=True)) == ["2", "3", "x"]
+    if operation is OPERATIONS[1]:
+        assert find_by_key(order, number="x", using=alias).place == 2
+
+
+@commits
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_a_database_that_ends_idle_sessions(alias):
+    """The one that has the lock is idle while a table is copied."""
+    connection = connections[alias]
+    name = connection.ops.quote_name(connection.settings_dict["NAME"])
+    timeout = f"ALTER DATABASE {name} {{}} idle_in_transaction_session_timeout"
+    with connection.cursor() as cursor:
+        cursor.execute(f"{timeout.format('SET')} = '50ms'")
+        try:
+            with table_copy.only_run(connection, "split_order"):
+                time.sleep(0.5)
+                cursor.execute(
+                    "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
+                    "WHERE locktype = 'advisory' AND datname = current_database()"
+                )
+                assert cursor.fetchone() == (1,)
+        finally:
+            cursor.execute(timeout.format("RESET"))
+
+
+@commits
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@each_operation
+def test_the_session_that_works_has_the_lock(alias, order, operation, monkeypatch):
+    """MariaDB ends the statement of a process that was killed: until then no other run begins."""
+    real, found = TableCopy.copy, []
+    name = f"{connections[alias].settings_dict['NAME']}.split_order"
+
+    def copy(self):
+        lock = f"outbox_table_{crc32(name.encode())}"
+        sql = "SELECT IS_USED_LOCK(%s) = CONNECTION_ID(), @@lock_wait_timeout"
+        found.extend(self.run(sql, [lock]))
+        real(self)
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    run_operation(operation, order, alias)
+    assert found == [(1, table_copy.LOCK_WAIT)]
+
+
+@commits
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@each_operation
+def test_behind_a_pooler(alias, order, operation, pooler, monkeypatch):
+    """Which gives each transaction any session: none keeps a lock, nor what a run has set."""
+    real, others = TableCopy.copy, []
+    rows = order._default_manager.using(alias)
+    rows.create(shop="a", number="x", place=1)
+
+    def busy(self):
+        """Others take the sessions that the run has had, one of three."""
+        others.append(connections.create_connection(alias))
+        others[-1].set_autocommit(False)
+        with others[-1].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        real(self)
+
+    monkeypatch.setattr(TableCopy, "copy", busy)
+    monkeypatch.setattr(table_copy, "ENDS", 0.5)
+    with behind(alias, pooler):
+        try:
+            run_operation(operation, order, alias)
+            monkeypatch.setattr(TableCopy, "copy", real)
+            run_operation(operation, order, alias)
+            for _ in range(2):
+                others.append(connections.create_connection(alias))
+                others[-1].set_autocommit(False)
+            for each in others:
+                with each.cursor() as cursor:
+                    cursor.execute("SHOW lock_timeout")
+                    assert cursor.fetchone() == ("0",)
+        finally:
+            for each in others:
+                each.close()
+    assert rows.get().number == "x"
+
+
+@servers
+@commits
+@each_operation
+def test_a_run_whose_triggers_are_gone_ends(alias, order, operation, monkeypatch):
+    rows = three_rows(order, alias)
+    real = TableCopy.copy
+
+    def copy(self):
+        real(self)
+        self.unwatch()
+        write_meanwhile(order, alias)
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    with pytest.raises(OutboxError, match="triggers of this run on split_order are gone"):
+        run_operation(operation, order, alias)
+    assert sorted(rows.values_list("number", flat=True)) == ["2", "3", "x"]
+    monkeypatch.setattr(TableCopy, "copy", real)
+    run_operation(operation, order, alias)
+
+
+@commits
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_an_index_is_emptied_with_its_table(alias, order):
+    for operation in OPERATIONS:
+        run_operation(operation, order, alias)
+    rows = order._default_manager.using(alias)
+    for _ in range(2):
+        made = rows.create(shop="a", number="x", place=1)
+        assert find_by_key(order, number="x", using=alias) == made
+        with connections[alias].cursor() as cursor:
+            cursor.execute("TRUNCATE split_order")
+    run_operation(OPERATIONS[1], order, alias, back=True)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("TRUNCATE split_order")
+
+
+@commits
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+def test_sqlite_has_no_partitions(alias, order):
+    run_operation(ShardedTable("Order", by="shop"), order, alias)
+    run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
+    row = order(shop="a", number="x", place=1)
+    row.save(using=alias)
+    assert find_by_key(order, number="x", using=alias) == row
+
+
+def test_fields_that_may_be_null_and_several_keys_are_refused():
+    from outbox_app.events.models import StreamHead
+    from outbox_app.prepared.models import PreparedEvent
+    from outbox_app.sharding.sharded_table import field_of
+
+    with pytest.raises(InvalidArgument, match="decided_at may be null"):
+        field_of(PreparedEvent, "decided_at")
+    with pytest.raises(InvalidArgument, match="several columns"):
+        field_of(StreamHead, "stream")
+    assert isinstance(field_of(PreparedEvent, "event_id"), models.UUIDField)
+
+
+@commits
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@each_operation
+def test_a_transaction_stays_open_for_longer_than_a_lock_is_waited_for(
+    alias, order, operation, monkeypatch
+):
+    """A scan of the journal meets its entry, which is not committed."""
+    rows, real, other = three_rows(order, alias), TableCopy.catch_up, Session(alias)
+    rows.bulk_create(order(shop="b", number=f"b{n}", place=n + 1) for n in range(100))
+    waited = []
+
+    def catch_up(self, few=0):
+        if few and not waited:
+            rows.exclude(number="1").update(note="x")
+            self.run("SET SESSION innodb_lock_wait_timeout = 1")
+            other.begin().sql("UPDATE split_order SET note = 'x' WHERE number = '1'")
+        real(self, few)
+
+    def sleep(seconds):
+        waited.append(seconds)
+        other.commit()
+
+    monkeypatch.setattr(TableCopy, "catch_up", catch_up)
+    monkeypatch.setattr(table_copy, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    with other:
+        run_operation(operation, order, alias)
+    assert len(waited) == 1
+    assert set(rows.values_list("note", flat=True)) == {"x"}
