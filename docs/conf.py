@@ -15,7 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from outbox_app import __version__
 
 settings.configure(
-    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "outbox_app"],
+    INSTALLED_APPS=[
+        *("django.contrib.contenttypes", "django.contrib.auth", "outbox_app"),
+        *("outbox_app.events", "outbox_app.entities", "outbox_app.prepared"),
+        *("outbox_app.pipeline", "outbox_app.door", "outbox_app.fleet", "outbox_app.ids"),
+        *("outbox_app.django_tasks", "outbox_app.shadow"),
+    ],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
     SECRET_KEY="docs",
 )

@@ -1,8 +1,8 @@
 """System checks: ``manage.py check`` says what cannot work, and what to do instead.
 
-Ids ``outbox.E001`` and up are errors, ``outbox.W001`` and up warnings; ``docs/reference/checks.md``
-lists them. ``check --deploy`` also checks settings that matter in production only. Only the checks
-of databases and servers open connections. They run for the aliases that ``--database`` names
+Ids ``outbox.E001`` and up are errors, ``outbox.W001`` and up warnings; the reference page of each
+app lists its own. ``check --deploy`` also checks settings that matter in production only. Only the
+checks of databases and servers open connections. They run for the aliases that ``--database`` names
 (``migrate`` names its own, ``--tag`` with Django 6.1 all); those of brokers need ``--deploy``.
 """
 
@@ -48,9 +48,10 @@ DEPLOY_DATABASE = (check_sessions, check_servers)
 
 def register(module: ModuleType) -> None:
     """Register the checks of a module: its ALWAYS, DEPLOY, DATABASE and DEPLOY_DATABASE."""
+    room = module.__name__.split(".")[1]  # such as events; of the core: checks
     tags = {"ALWAYS": (), "DEPLOY": (), "DATABASE": (Tags.database,)}
     tags["DEPLOY_DATABASE"] = (Tags.database,)
     for name, further in tags.items():
         for check in getattr(module, name, ()):
             deploy = name.startswith("DEPLOY")
-            checks.register(linked(check), "outbox", *further, deploy=deploy)
+            checks.register(linked(check, room), "outbox", *further, deploy=deploy)

@@ -1,7 +1,7 @@
 """How messages of checks are written: long lists are cut, and each message names a page.
 
-A hint ends with the page of the documentation that lists all checks: its address, if it is
-published. Its rows link to the pages of their subjects.
+A hint ends with the page of the documentation that lists the checks of the app: its address, if it
+is published. Its rows link to the pages of their subjects.
 """
 
 from __future__ import annotations
@@ -29,13 +29,23 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def checks_page() -> str:
-    """Return the page that lists every id."""
+def checks_page(room: str = "checks") -> str:
+    """Return the page that lists the ids of the core, or of the capability in this room."""
+    anchor = "" if room == "checks" else "#system-checks"
     site = URLS["Documentation"]
-    return f"{site}reference/checks.html" if site else "docs/reference/checks.md"
+    return f"{site}reference/{room}.html{anchor}" if site else f"docs/reference/{room}.md{anchor}"
 
 
-def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
+def linked(
+    check: Callable[..., Iterable[CheckMessage]], room: str = "checks"
+) -> Callable[..., list[CheckMessage]]:
+    """Let a check report nothing while settings are unreadable, and its hints name the page.
+
+    Args:
+        check: A check of Django, which may yield its messages.
+        room: The package of the check's app, as ``events``; for the core ``checks``.
+    """
+
     @wraps(check)
     def with_pages(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
         usable = [alias for alias in databases or () if alias in usable_aliases()]
@@ -47,7 +57,7 @@ def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[C
             messages = []
         for message in messages:
             message.msg = escaped(without_passwords(message.msg))
-            message.hint = f"{escaped(message.hint)}\n\tSee {checks_page()}."
+            message.hint = f"{escaped(message.hint)}\n\tSee {checks_page(room)}."
         return messages
 
     return with_pages

@@ -20,7 +20,7 @@ from ..ids.models import DATACENTRES
 from .cluster import CHOICES
 from .registry import Registry
 
-HINT = "docs/reference/settings.md has the keys of FLEET."
+HINT = "docs/reference/fleet.md has the keys of FLEET."
 
 
 def check_fleet(**kwargs: Any) -> Iterator[CheckMessage]:

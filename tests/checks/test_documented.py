@@ -1,4 +1,4 @@
-"""Each id is on the page of the checks, each id of the page exists, and each hint has a link."""
+"""Each id is on the page of its app, each id of the page exists, and each hint has a link there."""
 
 from __future__ import annotations
 
@@ -11,32 +11,51 @@ from django.core.checks import Tags, Warning, run_checks
 from outbox_app.checks.messages import LISTED, checks_page, linked, listed
 from outbox_app.checks.values import check_settings
 from outbox_app.fleet.checks import check_fleet
+from tests.pages import ROOMS, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"outbox\.[EW]\d{3}")
 
 
-def ids_in_the_code():
-    texts = [path.read_text() for path in (ROOT / "outbox_app").rglob("*.py")]
-    return {id for text in texts for id in re.findall(r'"(outbox\.[EW]\d+)"', text)}
+def ids_in_the_code(app):
+    """The ids in the modules of an app. Those of the core are in no folder of a capability."""
+    others = [name for name in ROOMS if name.startswith(f"{app}.")]
+    found = set()
+    for path in (ROOT / app.replace(".", "/")).rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if not module.startswith(tuple(f"{name}." for name in others)):
+            found |= set(re.findall(r'"(outbox\.[EW]\d+)"', path.read_text()))
+    return found
 
 
-def test_ids_are_documented():
-    used = ids_in_the_code()
-    page = (ROOT / "docs" / "reference" / "checks.md").read_text()
-    documented = re.findall(r"^\| `(outbox\..*?)` \|", page, flags=re.MULTILINE)
-    assert used
+@pytest.mark.parametrize("app", ROOMS)
+def test_ids_are_documented_by_their_app(app):
+    used = ids_in_the_code(app)
+    documented = re.findall(r"^\| `(outbox\..*?)` \|", text_of(app), flags=re.MULTILINE)
+    assert used or app != "outbox_app"
     assert all(ID.fullmatch(id) for id in used)
     assert sorted(used) == sorted(documented)
 
 
-def test_a_hint_ends_with_the_page_of_all_checks():
+def test_a_hint_ends_with_the_page_of_the_checks_of_its_app():
     def check(**kwargs):
         yield Warning("one", hint="Do it.", id="outbox.W022")
 
     [message] = linked(check)()
     assert message.hint == "Do it.\n\tSee docs/reference/checks.md."
-    assert (ROOT / checks_page()).is_file()
+    [message] = linked(check, "events")()
+    assert message.hint == "Do it.\n\tSee docs/reference/events.md#system-checks."
+
+
+@pytest.mark.parametrize("app", [app for app in ROOMS if ids_in_the_code(app)])
+def test_that_page_exists(app):
+    room = app.rpartition(".")[2] if app != "outbox_app" else "checks"
+    page, _, anchor = checks_page(room).partition("#")
+    text = (ROOT / page).read_text()
+    if anchor:
+        assert anchor == "system-checks"
+        text = text.partition("\n## System checks\n")[2]
+    assert re.search(r"^\| `outbox\.[EW]\d+` \|", text, re.MULTILINE)
 
 
 def test_every_check_is_registered_with_links(settings):
@@ -44,6 +63,12 @@ def test_every_check_is_registered_with_links(settings):
     [message] = [m for m in run_checks(tags=["outbox"], databases=[]) if m.id == "outbox.E003"]
     assert message.hint.endswith("See docs/reference/checks.md.")
     assert not [m for m in run_checks(tags=[Tags.database], databases=[]) if m.id == "outbox.E003"]
+
+
+def test_a_check_of_an_app_is_registered_with_the_page_of_the_app(settings):
+    settings.OUTBOX = {"SINK": {"nowhere": ("/srv/archive", 1)}}
+    [message] = [m for m in run_checks(tags=["outbox"], databases=[]) if m.id == "outbox.E003"]
+    assert message.hint.endswith("See docs/reference/events.md#system-checks.")
 
 
 @pytest.mark.parametrize(

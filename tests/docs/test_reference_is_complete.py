@@ -1,6 +1,7 @@
-"""The reference lists all options, columns, indexes, signals and public names.
+"""The reference lists all options, columns, indexes, metrics, signals and public names.
 
-The tests look for each in its own section. (Settings and checks have separate tests.)
+The tests look for each in its own section, on the pages of its own app. (Settings and checks have
+separate tests.)
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 from django.core.management import get_commands, load_command_class
@@ -34,10 +34,12 @@ from outbox_app import (
     signals,
     testing,
 )
+from outbox_app.capability import Capability, capabilities
 from outbox_app.entities import testing as of_entities
 from outbox_app.events import log, subscriptions
 from outbox_app.events import testing as of_events
 from outbox_app.prepared import testing as of_prepared
+from tests.pages import APPS, REFERENCE, ROOMS, app_of, headings, pages, section, text_of
 from tests.tables import every_model
 
 #: What is public is exported here, and nowhere below.
@@ -62,20 +64,34 @@ PUBLIC = (
     of_events,
     of_prepared,
 )
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
-COMMANDS = sorted(name for name, app in get_commands().items() if app.startswith("outbox_app"))
+COMMANDS = {name: app for name, app in sorted(get_commands().items()) if app in APPS}
+#: Capabilities add to what they do: their pages say so under the same name.
+SHARED = {"run_outbox", "outbox_status", "outbox_prune"}
 MODELS = sorted(
     (each for each in every_model() if not each._meta.proxy),
     key=lambda m: m.__name__,
 )
+DOORS = {app.name: app.doors for app in capabilities()}
 
 
-def section(page: str, heading: str) -> str:
-    """The text below a heading of the second level that begins so."""
-    text = (REFERENCE / page).read_text()
-    found = re.search(rf"^## `{heading}`.*?(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
-    assert found, f"{page} has no section on {heading}"
-    return found[0]
+@pytest.mark.parametrize("app", capabilities()[1:], ids=lambda app: app.label)
+def test_a_page_begins_with_the_line_of_its_app(app: Capability) -> None:
+    page = REFERENCE / f"{app.name.rpartition('.')[2]}.md"
+    title, _, line, *_ = page.read_text().splitlines()
+    assert title.startswith("# ")
+    line, _, needs = line.partition(" It needs ")
+    assert line == f'Its line of `INSTALLED_APPS`: `"{app.name}"`.'
+    named = re.findall(r'`"([\w.]+)"`', needs.partition(". ")[0])
+    assert named == ["outbox_app", *app.needs]
+
+
+@pytest.mark.parametrize("app", ROOMS)
+def test_the_sidebar_groups_the_pages_of_an_app(app: str) -> None:
+    """Jobs come first."""
+    groups = (REFERENCE / "index.md").read_text().split("\n## ")[1:]
+    names = {page.stem for page in pages(app)} - {"index"}
+    [place] = [n for n, group in enumerate(groups) if names <= set(group.split())]
+    assert (place == 0) == (app == "outbox_app")
 
 
 def options(command: BaseCommand) -> set[str]:
@@ -99,56 +115,120 @@ def subcommands(command: BaseCommand) -> set[str]:
     return {name for action in found for name in action.choices}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("app", APPS)
+def test_pages_of_an_app_have_its_commands(app: str) -> None:
+    found = headings(app) & set(COMMANDS)
+    assert found - (SHARED if app != "outbox_app" else set()) == {
+        name for name, home in COMMANDS.items() if home == app
+    }
+
+
+def documented_options(app: str, command: str) -> set[str]:
+    cells = re.findall(r"^\| (`--[^|]*)", section(app, command), re.MULTILINE)
+    return {option for cell in cells for option in re.findall(r"`(--[a-z-]+)", cell)}
+
+
+@pytest.mark.parametrize("name", set(COMMANDS) - {"outbox_prune"})
 def test_every_option_is_documented_and_every_documented_option_exists(name: str) -> None:
-    cells = re.findall(r"^\| (`--[^|]*)", section("commands.md", name), re.MULTILINE)
-    documented = {option for cell in cells for option in re.findall(r"`(--[a-z-]+)", cell)}
-    assert documented == options(load_command_class(get_commands()[name], name))
+    app = COMMANDS[name]
+    assert documented_options(app, name) == options(load_command_class(app, name))
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_options_of_outbox_prune_are_documented_by_their_app(app: str) -> None:
+    added: dict[str, set[str]] = {}
+    for name, doors in DOORS.items():
+        more: list[str] = []
+        doors.prune_arguments(lambda option, more=more, **kwargs: more.append(option))
+        added[name] = {*more, *(f"--{kind}" for kind in doors.kept())}
+    if app == "outbox_app":
+        every = options(load_command_class(app, "outbox_prune"))
+        expected = every - set().union(*(added[name] for name in APPS[1:]))
+        assert added[app] <= expected
+    else:
+        expected = added[app]
+    assert documented_options(app, "outbox_prune") == expected
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_subcommand_is_documented(name: str) -> None:
-    text = section("commands.md", name)
-    found = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
-    assert subcommands(load_command_class(get_commands()[name], name)) <= found
+    app = COMMANDS[name]
+    found = set(re.findall(r"^\| `([a-z-]+)` \|", section(app, name), re.MULTILINE))
+    assert subcommands(load_command_class(app, name)) <= found
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_exit_codes_of_every_command_are_in_the_table(name: str) -> None:
-    table = (REFERENCE / "commands.md").read_text().partition("## Exit codes")[2]
-    assert f"`{name}`" in table.partition("\n## ")[0]
+@pytest.mark.parametrize("app", APPS)
+def test_exit_codes_of_every_command_are_in_the_table_of_its_app(app: str) -> None:
+    heads = "".join(re.findall(r"^\| code \| (.*)", text_of(app), re.MULTILINE))
+    assert sorted(re.findall(r"`(\w+)`", heads)) == sorted(
+        name for name, home in COMMANDS.items() if home == app
+    )
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_pages_of_an_app_have_its_tables(app: str) -> None:
+    named = set(re.findall(r"^#+ `\w+`: `(outbox_\w+)`$", text_of(app), re.MULTILINE))
+    assert named == {each._meta.db_table for each in MODELS if app_of(each.__module__) == app}
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
 def test_every_column_and_index_is_documented(model: type) -> None:
-    text = section("models.md", model.__name__)
-    assert model._meta.db_table in text
+    app = app_of(model.__module__)
+    text = section(app, f"{model.__name__}`: `{model._meta.db_table}")
+    assert text
     if model.__name__ == "DeadJob":  # it says so: as StagedJob
-        text += section("models.md", "StagedJob")
+        text += section(app, "StagedJob")
     named = [field.column for field in model._meta.fields if field.column]
     named += [item.name for item in (*model._meta.indexes, *model._meta.constraints)]
     assert [name for name in named if f"`{name}`" not in text] == []
 
 
+@pytest.mark.parametrize("app", APPS)
+def test_every_metric_is_documented_by_its_app_with_its_labels(app: str) -> None:
+    text = text_of(app).partition("\n| metric | labels | meaning |\n")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(outbox_\w+)` \|(.*?)\|", text, re.MULTILINE)
+    documented = [(name, tuple(re.findall(r"`(\w+)`", labels))) for name, labels in rows]
+    assert documented == [(name, each.labels) for name, each in DOORS[app].metrics.items()]
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_every_problem_is_documented_by_its_app_with_its_severity(app: str) -> None:
+    rows = re.findall(r"^\| (bad|warning) \| (.*?) \|", section(app, "outbox_status"), re.MULTILINE)
+    documented = {
+        code: severity for severity, codes in rows for code in re.findall("`(.*?)`", codes)
+    }
+    assert documented == {code: kind.severity for code, kind in DOORS[app].kinds.items()}
+
+
 def test_every_signal_is_documented() -> None:
-    text = (REFERENCE / "signals.md").read_text()
+    text = "\n".join(map(text_of, APPS))
     names = [name for name, value in vars(signals).items() if isinstance(value, Signal)]
     assert [name for name in names if f"| `{name}` |" not in text] == []
 
 
-def test_the_reference_is_about_what_is_exported_and_about_all_of_it() -> None:
-    """Under its public name: no page names a module that may move."""
+def directives() -> dict[str, list[str]]:
+    """The public names that each app's pages describe from their docstrings."""
     directive = (
         r"^\.\. auto(?:function|class|decorator|data|method|exception):: (outbox_app\.[\w.]+)"
     )
-    pages = "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
-    documented = set(re.findall(directive, pages, re.MULTILINE))
+    return {app: re.findall(directive, text_of(app), re.MULTILINE) for app in ROOMS}
+
+
+@pytest.mark.parametrize("app", ROOMS)
+def test_a_public_name_is_on_a_page_of_its_app(app: str) -> None:
+    assert [name for name in directives()[app] if app_of(name) != app] == []
+
+
+def test_the_reference_is_about_what_is_exported_and_about_all_of_it() -> None:
+    """Under its public name: no page names a module that may move."""
+    documented = {name for names in directives().values() for name in names}
+    text = "\n".join(map(text_of, ROOMS))
     of_models = (name for name, value in vars(models).items() if not inspect.ismodule(value))
     in_prose = {f"{models.__name__}.{name}" for name in of_models}
     exported = {f"{package.__name__}.{name}" for package in PUBLIC for name in package.__all__}
     exported |= in_prose
     in_prose |= {f"{celery.__name__}.{name}" for name in celery.__all__}
-    for name in re.findall(r"^## `(\w+)`", pages, re.MULTILINE):
+    for name in re.findall(r"^## `(\w+)`", text, re.MULTILINE):
         in_prose |= {f"outbox_app.{name}", f"{testing.__name__}.{name}"}
     assert exported - documented - in_prose == set()
     methods = {name for name in documented if name.rpartition(".")[0] in exported}

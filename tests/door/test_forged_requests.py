@@ -520,7 +520,7 @@ def test_a_job_that_has_no_meaning(changes: dict[str, Any]) -> None:
 
 
 def test_the_event_of_the_page(alias: str, send: Any) -> None:
-    page = Path(__file__).parents[2].joinpath("docs/reference/door.md").read_text()
+    page = Path(__file__).parents[2].joinpath("docs/reference/prepared.md").read_text()
     [event] = re.findall(r"### Prepare\n.*?```json\n(.*?)```", page, re.DOTALL)
     assert send(event.encode()).status_code == 201
 

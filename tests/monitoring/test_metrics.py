@@ -29,7 +29,6 @@ from outbox_app.prepared.series import Decisions
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-REFERENCE = DOCS / "reference" / "metrics.md"
 SERVER = "http://127.0.0.1:1/outbox/"
 HOSTILE = 'E"\\\n{x="1"} 7\n# HELP outbox_up no\u202e'
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -252,10 +251,3 @@ def test_so_does_that_of_a_log_on_another_alias(alias, monkeypatch):
     connections[alias].close()
     assert 'outbox_up{database="default"} 1.0' in exposition("")[0].decode()
     assert connections[alias].connection is None
-
-
-def test_every_metric_is_documented_with_its_labels():
-    rows = re.findall(r"^\| `(outbox_\w+)` \|(.*?)\|", REFERENCE.read_text(), re.MULTILINE)
-    documented = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
-    assert documented == {name: labels for name, (_, labels) in all_metrics().items()}
-    assert [name for name, _ in rows] == list(all_metrics())
