@@ -1,15 +1,17 @@
 """Signals of the package. Logs and metrics connect to them; the core imports no vendor.
 
 If a receiver raises, Django logs the error (``send_robust``) and the sender continues, unless the
-signal says otherwise. Receivers run in the process that does the work: those of ``jobs_staged`` and
-``events_published`` in the caller's transaction, before its commit; those of ``jobs_published`` in
-the drainer or, with immediate delivery, in the caller's process.
+signal says otherwise. Receivers run in the process that does the work: those of ``jobs_staged``
+in the caller's transaction, before its commit; those of ``jobs_published`` in the drainer or, with
+immediate delivery, in the caller's process.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 from django.dispatch import Signal
 
@@ -32,27 +34,16 @@ incident_recorded = Signal()
 drainer_started = Signal()
 drainer_stopped = Signal()
 
-#: Sent after events were written, before the commit. A receiver that raises fails the publish.
-#: Arguments: ``using`` (str), ``events`` (list of instances of the log, which is the sender).
-events_published = Signal()
 
-#: Sent after a page was handled and committed. Arguments: ``using`` (str), ``subscription`` (str),
-#: ``partition`` (int), ``log`` (str: its table), ``count`` (int), ``seconds`` (float).
-page_handled = Signal()
+def renew_locks_at_fork(names: Mapping[str, Any]) -> None:
+    """Let no forked child wait for a thread of its parent that was sending a signal of these."""
 
-#: Sent after a handler raised. Arguments: ``using``, ``subscription``, ``partition``, ``log``,
-#: ``error`` (the exception), ``failures`` (int: in a row).
-page_failed = Signal()
+    def renew() -> None:
+        for each in names.values():
+            if isinstance(each, Signal):
+                each.lock = threading.Lock()
 
-#: Sent after a stream was parked. Arguments: ``using`` (str), ``parked`` (ParkedStream).
-stream_parked = Signal()
+    os.register_at_fork(after_in_child=renew)
 
 
-def _renew_locks() -> None:
-    """Let no forked child wait for a thread of its parent that was sending a signal."""
-    for each in globals().values():
-        if isinstance(each, Signal):
-            each.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
+renew_locks_at_fork(globals())

@@ -36,7 +36,7 @@ def pay(order, outcome):
     from django.db import OperationalError
 
     from example_project.payments import services
-    from outbox_app.exceptions import PreparedError
+    from outbox_app.prepared.exceptions import PreparedError
 
     print(f"{order}: {outcome.name}", flush=True)
     try:

@@ -22,7 +22,7 @@ from contextlib import aclosing, contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
-from ..exceptions import PeerUnavailable
+from .exceptions import PeerUnavailable
 from .messages import JSON, PROBLEM, MessageRefused, media_type, parsed, written
 from .models import Peer
 from .peers import VERIFIES, Key, base_url, signing_key, valid_keys

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from ..aliases import outbox_alias
 from ..conf import outbox_settings
-from ..exceptions import InvalidPeer
+from .exceptions import InvalidPeer
 from .models import Peer
 
 #: The algorithm of each field of a key, the fields that sign, and the fields that verify.

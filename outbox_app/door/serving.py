@@ -25,10 +25,10 @@ from django.views.decorators.cache import cache_control, never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
 
-from ..exceptions import InvalidPeer
 from ..text import get_logger
 from ..transactions import without_transaction
 from . import messages, peers
+from .exceptions import InvalidPeer
 from .messages import MessageRefused
 from .models import Peer
 

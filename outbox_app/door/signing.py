@@ -14,9 +14,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ..exceptions import InvalidPeer, OutboxError
+from ..exceptions import OutboxError
 from ..text import get_logger, one_line
 from .clocks import CLOCKS, note_clock
+from .exceptions import InvalidPeer
 from .models import Peer
 from .peers import Key
 

@@ -26,12 +26,13 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
 
-from .. import exceptions as errors
+from ..events.exceptions import VersionConflict
 from ..events.log.heads import add_versions, bump_versions, current_version
 from ..events.models import StreamHead
 from ..failpoints import failpoint
 from ..process.lock_wait import is_conflict, is_lock_timeout
 from .declaration import REJECTED, CommandSpec, Rejected, spec_of
+from .exceptions import DamagedEntity, InvalidCommand, UnknownEntity
 from .handling import Gifts, Handled, handle, stored_rejection
 from .pruned import pruned_answer
 from .request import Call, Outcome, Rejection, Undone, ends_thread, stored_answer
@@ -145,7 +146,7 @@ class Attempt:
                 self.now, values, self.text, self.found = read()
         self.existed = values is not None
         if values is not None and isinstance(values["id"], str) and values["id"] != self.id:
-            raise errors.DamagedEntity(
+            raise DamagedEntity(
                 f"The table {self.entity._meta.db_table} on {self.using!r} does not distinguish "
                 f"{self.id!r} from {values['id']!r}: its column id does not compare byte by byte. "
                 "Nothing was written. Run manage.py makemigrations and migrate, and then "
@@ -228,13 +229,13 @@ class Attempt:
             raise self._damaged()
         spec = self.types.commands.get(call.command)
         if spec is None:
-            raise errors.InvalidCommand(
+            raise InvalidCommand(
                 f"{self.entity.__name__} has no command {call.command!r}. It has: "
                 f"{', '.join(sorted(self.types.commands)) or 'none'}."
             )
         spec.check(call.arguments)
         if call.expected not in (None, self.version):
-            raise errors.VersionConflict(
+            raise VersionConflict(
                 f"{self.name} was expected at version {call.expected}; it is at version "
                 f"{self.version}. Read it again, decide again, and send it with the version you "
                 "have seen.",
@@ -242,7 +243,7 @@ class Attempt:
                 current=self.version,
             )
         if self.text is None and not spec.creates:
-            raise errors.UnknownEntity(
+            raise UnknownEntity(
                 f"There is no {self.name}, and the command {spec.name!r} does not create one."
             )
         try:
@@ -393,8 +394,8 @@ class Attempt:
             run[call.command_id] = call
         return list(run.values())
 
-    def _damaged(self) -> errors.DamagedEntity:
-        return errors.DamagedEntity(
+    def _damaged(self) -> DamagedEntity:
+        return DamagedEntity(
             f"The row of {self.name} is at version {self.loaded}, which is not its newest version: "
             "it was edited by hand. Nothing was written. Run manage.py outbox_entities verify."
         )

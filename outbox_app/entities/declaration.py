@@ -17,7 +17,7 @@ from django.db import IntegrityError, ProgrammingError, connections
 from django.db.models import CheckConstraint, Field, UniqueConstraint
 
 from ..events.log.newevent import checked_name
-from ..exceptions import InvalidCommand
+from .exceptions import InvalidCommand
 from .models import EntityRow
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])

@@ -20,9 +20,10 @@ from django.db.models import QuerySet
 from ..events.aliases import log_alias
 from ..events.log.newevent import ANY, ExpectedVersion, NewEvent
 from ..events.models import Event, EventLog
-from ..exceptions import AnswerArchived, InvalidArgument, UnknownEntity
+from ..exceptions import InvalidArgument
 from ..jobs.staging.stage import stage
 from ..pipeline.driver.archive_lookup import archived_versions
+from .exceptions import AnswerArchived, UnknownEntity
 from .handling import require_running
 from .models import CommandsOnly, EntityRow, EntityVersion
 from .pruned import ArchivedAnswers

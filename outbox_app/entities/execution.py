@@ -27,7 +27,7 @@ from django.db import Error, IntegrityError, connections, transaction
 from django.utils.module_loading import import_string
 
 from ..conf import outbox_settings
-from ..exceptions import EntityContended, InvalidCommand, NotAtomic
+from ..exceptions import NotAtomic
 from ..failpoints import failpoint
 from ..process.callbacks import keep_callbacks_apart
 from ..process.enclosure import LOST, raise_what_ends_the_thread
@@ -36,6 +36,7 @@ from ..transactions import lacks_autocommit, open_transactions
 from . import counting
 from .attempt import Attempt, Moved
 from .declaration import spec_of
+from .exceptions import EntityContended, InvalidCommand
 from .handling import running
 from .request import Call, Outcome, Undone
 

@@ -23,10 +23,11 @@ from django.db.models import DateTimeField, DecimalField, JSONField
 from django.utils.timezone import is_aware
 
 from ..events.aliases import log_alias
+from ..events.exceptions import InvalidEvent
 from ..events.log.newevent import CheckedEvent, NewEvent, canonical, checked, require_storable
 from ..events.log.publish import publish_checked, require_log
 from ..events.models import EventLog
-from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused
+from ..exceptions import NotAtomic, StatementRefused
 from ..jobs.staging.detector import watching_callbacks
 from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models.encoding import unstorable
@@ -34,6 +35,7 @@ from ..process.callbacks import named
 from ..process.enclosure import enclosed, require_same
 from ..transactions import after_commit
 from .declaration import CommandSpec, Rejected, TypeSpec
+from .exceptions import InvalidCommand
 from .request import Call, Rejection
 
 

@@ -17,8 +17,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..capability import require_app
 from ..events.models.event import EventLog
-from ..exceptions import WrittenByCommands
 from ..fields import CharField
+from .exceptions import WrittenByCommands
 
 require_app("outbox_app.entities")
 
@@ -70,6 +70,13 @@ class EntityVersion(_Unsaved, EventLog):
                 fields=["stream", "command_id"], name="%(app_label)s_%(class)s_command"
             ),
         ]
+
+    @classmethod
+    def require_publishable(cls) -> None:
+        raise WrittenByCommands(
+            f"{cls.__name__} is the log of an entity, so only commands write to it. Call "
+            "execute() of the entity, or publish to another log."
+        )
 
 
 def log_number(table: str) -> int:

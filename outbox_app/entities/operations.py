@@ -19,15 +19,24 @@ from django.apps import apps
 from django.db import IntegrityError, OperationalError, connections
 from django.db.models import F, QuerySet
 
-from .. import exceptions as errors
+from ..events.exceptions import InvalidEvent
 from ..events.log.heads import bump_versions
 from ..events.log.newevent import NewEvent, checked, require_storable
 from ..events.log.publish import publish_checked
+from ..exceptions import InvalidArgument
 from ..models.counting import LISTED, counted
 from ..process.enclosure import LOST
 from ..process.foreground import throttled
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..text import Write, get_logger
+from .exceptions import (
+    AnswerGone,
+    DamagedEntity,
+    EntityContended,
+    EntityError,
+    OutcomeUnknown,
+    UnknownEntity,
+)
 from .models import EntityRow, EntityVersion
 
 logger = get_logger("outbox_app.entities")
@@ -58,7 +67,7 @@ def entity_named(name: str) -> Any:
         if name in (entity._meta.label, entity._meta.label_lower, entity._meta.db_table):
             return entity
     known = ", ".join(entity._meta.label for entity in entity_types()) or "none"
-    raise errors.InvalidArgument(f"There is no entity type {name!r}. Known: {known}.")
+    raise InvalidArgument(f"There is no entity type {name!r}. Known: {known}.")
 
 
 def summary(entity: Any, *, using: str) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def describe(entity: Any, id: str, *, version: int | None, using: str) -> dict[s
     last = list(versions.values(*fields, "recorded_at", arguments=F("data"))[:LISTED])
     if not now and not last:
         which = "" if version is None else f" version {version} (or no longer one) of"
-        raise errors.UnknownEntity(f"There is no{which} {entity._meta.label} {id!r} on {using!r}.")
+        raise UnknownEntity(f"There is no{which} {entity._meta.label} {id!r} on {using!r}.")
     return {
         "type": entity._meta.label,
         "id": id,
@@ -111,9 +120,9 @@ def import_commands(lines: Iterable[str], *, using: str | None, write: Write) ->
             fields = json.loads(line)
             entity = entity_named(str(fields.pop("type", "")))
             outcome = entity.execute(**fields, using=using)
-        except (errors.OutcomeUnknown, *LOST):
+        except (OutcomeUnknown, *LOST):
             raise
-        except errors.AnswerGone:  # it was executed, and its version is pruned
+        except AnswerGone:  # it was executed, and its version is pruned
             done["replayed"] += 1
         except Exception as error:  # a handler's own, too
             done["failed"] += 1
@@ -140,7 +149,7 @@ def erase(
     no row or version, its head is behind its versions, or other rows or transactions hold it.
     """
     if not reason.strip():
-        raise errors.InvalidArgument("An erasure needs a reason.")
+        raise InvalidArgument("An erasure needs a reason.")
     metadata = {ERASED: {"reason": reason, "by": by}}
     last = _end(entity, id, metadata, using=using)
     old: Any = QuerySet(entity.versions, using=using).filter(stream=id, request_hash__isnull=False)
@@ -164,21 +173,21 @@ def _end(entity: Any, id: str, metadata: Any, *, using: str) -> int:
         event = NewEvent(id, f"{entity._meta.model_name}.{ERASED}", metadata=metadata)
         end = checked(event, entity.versions)
         require_storable([end], using=using)
-    except errors.InvalidEvent as error:
-        raise errors.InvalidArgument(str(error)) from None
+    except InvalidEvent as error:
+        raise InvalidArgument(str(error)) from None
     end.row.command_id = f"{ERASED}-{uuid4()}"  # type: ignore[attr-defined]
     with locked(entity, id, using=using) as (head, newest):
         if newest is not None and newest.version > head:
-            raise errors.DamagedEntity(
+            raise DamagedEntity(
                 f"The head of {label} {id!r} is at version {head}, but its newest version is "
                 f"{newest.version}. Run first: manage.py outbox_entities verify {label} --repair"
             )
         try:
             removed, _ = QuerySet(entity, using=using).filter(pk=id).delete()
         except IntegrityError as error:
-            raise errors.EntityError(f"{label} {id!r} is not erased: {error}") from error
+            raise EntityError(f"{label} {id!r} is not erased: {error}") from error
         if not removed and newest is None:
-            raise errors.UnknownEntity(f"{label} {id!r} has no row and no version on {using!r}.")
+            raise UnknownEntity(f"{label} {id!r} has no row and no version on {using!r}.")
         if not removed and ERASED in newest.metadata:
             return int(newest.version)
         # A command that has read the row before this finds the head moved, and is repeated.
@@ -202,7 +211,7 @@ def locked(entity: Any, id: str, *, using: str) -> Iterator[tuple[int, Any]]:
     except OperationalError as error:
         if not outermost or not is_conflict(error):
             raise
-        raise errors.EntityContended(
+        raise EntityContended(
             f"{entity._meta.label} {id!r} is locked by another transaction. Nothing was written: "
             "try again."
         ) from error

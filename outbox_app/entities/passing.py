@@ -20,13 +20,14 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from ..conf import fleet_settings
 from ..door import client, peers
+from ..door.exceptions import PeerError
 from ..door.messages import written
 from ..door.models import Peer
 from ..events.aliases import log_alias
 from ..events.log.newevent import slice_of
-from ..exceptions import Overloaded, PeerError
 from ..fleet import topology
 from ..process.counters import ELSEWHERE, PASSED
+from .exceptions import Overloaded
 from .execution import scope_of
 from .request import Call, Outcome, Rejection
 

@@ -18,10 +18,11 @@ from typing import Any
 from django.db.models import QuerySet
 
 from ..conf import outbox_settings
-from ..exceptions import AnswerArchived, AnswerGone, ArchiveRefused
 from ..models.upsert import upsert
 from ..pipeline.driver.archive_lookup import archived_versions
+from ..pipeline.exceptions import ArchiveRefused
 from ..text import without_passwords
+from .exceptions import AnswerArchived, AnswerGone
 from .models import PrunedCommand, command_key, log_number
 from .operations import ERASED
 from .request import Call, Command, Outcome, stored_answer

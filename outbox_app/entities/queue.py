@@ -25,10 +25,10 @@ from django.db import connections
 from django.utils.asyncio import async_unsafe
 
 from ..conf import outbox_settings
-from ..exceptions import InvalidCommand, Overloaded
 from ..text import get_logger
 from ..transactions import leave_pool
 from . import counting
+from .exceptions import InvalidCommand, Overloaded
 from .execution import answer, in_callers_transaction, scope_of
 from .passing import NotPassedOn, leader_of, pass_on
 from .request import Call, Command, Outcome, deadline_after, deliver

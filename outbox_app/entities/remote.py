@@ -14,13 +14,15 @@ from typing import Any
 from django.db import connections
 from django.utils.encoding import escape_uri_path
 
-from .. import exceptions as errors
 from ..door import client
+from ..door.exceptions import PeerUnavailable
 from ..door.models import Peer
 from ..door.peers import LIMITS, peer_named, service_of
+from ..events.exceptions import VersionConflict
 from ..events.log.newevent import ANY, ExpectedVersion
 from ..fleet.cluster import Service
 from ..fleet.cluster import service as of_the_fleet
+from .exceptions import AnswerArchived, AnswerGone, EntityError, InvalidCommand, OutcomeUnknown
 from .request import Call, Command, Outcome, Rejection, deadline_after, raised
 from .views import KEY, PROBLEMS
 
@@ -96,7 +98,7 @@ def _execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
     path = f"{type.lower()}/{request.id}/{request.command}"
     odd = {"", ".", ".."} & set(path.split("/")) or "\n" in path or "/" in type + request.command
     if odd or not KEY.fullmatch(request.command_id):
-        raise errors.InvalidCommand(
+        raise InvalidCommand(
             "Over HTTP a type and a command must not have a slash; an id must not have a line "
             "break, or a part that is empty, '.' or '..'; a command id must be 1 to 174 visible "
             f"ASCII characters without a comma. Got {path!r}, {request.command_id!r}."
@@ -116,10 +118,10 @@ def _execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
             headers=headers,
             most=LIMITS["bytes"],
         )
-    except errors.PeerUnavailable as error:
+    except PeerUnavailable as error:
         if not error.sent:
             raise
-        raise errors.OutcomeUnknown(
+        raise OutcomeUnknown(
             f"The service {service.name!r} gave no answer to {request.command!r} of "
             f"{request.id!r} ({error}). Send the command again with the same command id: it is "
             "executed once."
@@ -135,17 +137,15 @@ def _outcome(name: str, request: Call, status: int, said: Any) -> Outcome:
             replayed = bool(said.get("replayed"))
             return Outcome(None, version, Rejection(code, text), replayed=replayed)
         case {"code": "version_conflict", "detail": str(text), "current": int(current)}:
-            raise errors.VersionConflict(text, stream=request.id, current=current)
+            raise VersionConflict(text, stream=request.id, current=current)
         case {"code": "answer_archived", "detail": str(text), "version": int(version)}:
-            raise errors.AnswerArchived(text, version=version)
+            raise AnswerArchived(text, version=version)
         case {"code": "answer_gone", "detail": str(text), "version": int(version)}:
-            raise errors.AnswerGone(text, version=version)
+            raise AnswerGone(text, version=version)
         case {"code": str(code), "detail": str(text)} if code in PROBLEMS:
             raise PROBLEMS[code][1](text)
         case {"code": "failed"}:
-            raise errors.EntityError(f"{request.command!r} failed at {name!r}: its log says why.")
+            raise EntityError(f"{request.command!r} failed at {name!r}: its log says why.")
         case {"detail": str(text)} if status in REFUSED:
-            raise errors.InvalidCommand(f"The service {name!r} refuses {request.command!r}: {text}")
-    raise errors.PeerUnavailable(
-        f"The service {name!r} gave an unexpected answer, with status {status}."
-    )
+            raise InvalidCommand(f"The service {name!r} refuses {request.command!r}: {text}")
+    raise PeerUnavailable(f"The service {name!r} gave an unexpected answer, with status {status}.")

@@ -26,18 +26,28 @@ from django.utils.timezone import activate as activate_zone
 from django.utils.timezone import get_current_timezone, get_default_timezone
 from django.utils.translation import activate, deactivate_all, get_language
 
-from .. import exceptions as errors
+from ..events.exceptions import InvalidEvent
 from ..events.log.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
+from ..exceptions import OutboxError
 from ..failpoints import failpoint
 from ..models.encoding import unstorable
 from ..process.enclosure import LOST
 from ..process.endings import comes_from_outside
 from .declaration import Rejected
+from .exceptions import (
+    CommandIdConflict,
+    CommandTimeout,
+    EntityContended,
+    EntityError,
+    InvalidCommand,
+    OutcomeUnknown,
+    Overloaded,
+)
 
 Result = TypeVar("Result")
 
 #: Errors that a call may get before its command id was looked up.
-UNSURE = (errors.CommandTimeout, errors.EntityContended, errors.Overloaded, InternalError, *LOST)
+UNSURE = (CommandTimeout, EntityContended, Overloaded, InternalError, *LOST)
 #: The longest timeout, in seconds.
 MAX_TIMEOUT = 1_000_000
 _sorted = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
@@ -93,7 +103,7 @@ def deadline_after(timeout: float | None, default: float) -> float:
     """Return the time when a caller gives up. Raises ``InvalidCommand`` for a bad timeout."""
     seconds = default if timeout is None else timeout
     if type(seconds) not in (int, float) or not 0 < seconds <= MAX_TIMEOUT:
-        raise errors.InvalidCommand(f"timeout must be above 0, at most {MAX_TIMEOUT}: {seconds!r}.")
+        raise InvalidCommand(f"timeout must be above 0, at most {MAX_TIMEOUT}: {seconds!r}.")
     return time.monotonic() + seconds
 
 
@@ -103,7 +113,7 @@ class Call:
     def __init__(self, asked: Command, deadline: float = inf) -> None:
         arguments = {} if asked.arguments is None else asked.arguments
         if not isinstance(arguments, Mapping):
-            raise errors.InvalidCommand(f"arguments must be a mapping by name; got {arguments!r}.")
+            raise InvalidCommand(f"arguments must be a mapping by name; got {arguments!r}.")
         try:
             self.id = checked_name("id", asked.id)
             self.command = checked_name("command", asked.command)
@@ -111,8 +121,8 @@ class Call:
             self.arguments, self.text = canonical("arguments", dict(arguments))
             #: The version that the entity must be at; 0: it must not exist; None: any.
             self.expected = expected_number(asked.expected_version)
-        except errors.InvalidEvent as error:
-            raise errors.InvalidCommand(str(error)) from None
+        except InvalidEvent as error:
+            raise InvalidCommand(str(error)) from None
         self.hash = sha256(_sorted([self.command, self.arguments]).encode()).hexdigest()
         #: The time when the caller gives up, by the monotonic clock.
         self.deadline = deadline
@@ -155,7 +165,7 @@ class Call:
         for field in ("id", "command", "command_id", "text"):
             if why := unstorable(getattr(self, field), using=using):
                 what = "arguments" if field == "text" else field
-                self.answer = errors.InvalidCommand(f"{what} {why}")
+                self.answer = InvalidCommand(f"{what} {why}")
                 return True
         return False
 
@@ -174,7 +184,7 @@ class Call:
         except BaseException as error:
             if isinstance(error, Exception) or ends_thread(error, [self]):
                 raise
-            raise errors.OutboxError(  # Django logs it, and runs the callbacks of other callers
+            raise OutboxError(  # Django logs it, and runs the callbacks of other callers
                 f"A callback of the command {self.command!r} of {self.id!r} raised {error!r}, "
                 "which ends no thread of another caller. The command is committed."
             ) from error
@@ -189,9 +199,9 @@ class Call:
         assert self.answer is not None, "a call without an answer"
         raise self.answer
 
-    def conflict(self, command: str, version: int) -> errors.CommandIdConflict:
+    def conflict(self, command: str, version: int) -> CommandIdConflict:
         """Return the error for a command id that another request has, with the answer's version."""
-        return errors.CommandIdConflict(
+        return CommandIdConflict(
             f"The command id {self.command_id!r} of {self.id!r} belongs to another request, "
             f"{command!r} at version {version}: the command or its arguments differ. "
             "Use a new id for a new request."
@@ -203,7 +213,7 @@ class Call:
         if isinstance(self.undone_by, Exception) and not self.begun:
             return self.undone_by
         text = f"The command {self.command!r} of {self.id!r} timed out before it was begun."
-        return self.told(errors.CommandTimeout(f"{text} Nothing was written: send it again."))
+        return self.told(CommandTimeout(f"{text} Nothing was written: send it again."))
 
     def told(self, error: Exception) -> Exception:
         """Return the error for the caller: ``OutcomeUnknown`` if the command may have run.
@@ -212,11 +222,11 @@ class Call:
         """
         if not self.begun or not isinstance(error, UNSURE):
             return error
-        unknown = errors.OutcomeUnknown(
+        unknown = OutcomeUnknown(
             f"The command {self.command!r} of {self.id!r} was in progress when it timed out or the "
             "connection was lost. Send it again with the same command id: it is executed once."
         )
-        unknown.__cause__ = None if isinstance(error, errors.EntityError) else error
+        unknown.__cause__ = None if isinstance(error, EntityError) else error
         return unknown
 
 

@@ -24,10 +24,10 @@ from django.utils.functional import SimpleLazyObject
 from ..events.log.heads import ADD, add_versions
 from ..events.log.insert import chunks, own_values
 from ..events.log.newevent import slice_of
+from ..events.signals import events_published
 from ..models import DatabaseNow
 from ..models.upsert import insert_rows
 from ..process.wakeup import EVENTS, wake_after_commit
-from ..signals import events_published
 from .models import PrunedCommand, command_key, log_number
 from .request import Call
 

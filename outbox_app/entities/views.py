@@ -17,16 +17,29 @@ from django.apps import apps
 from django.http import HttpRequest
 from django.utils import timezone, translation
 
-from .. import exceptions as errors
 from ..conf import fleet_settings
 from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.models import Peer
 from ..door.serving import SENDER, Said, door, seconds_left
+from ..events.exceptions import VersionConflict
 from ..events.log.newevent import ANY, NO_STREAM
+from ..exceptions import InvalidArgument, OutboxError
 from ..process.enclosure import LOST
 from ..text import get_logger
 from .declaration import CommandSpec, spec_of
+from .exceptions import (
+    AnswerArchived,
+    AnswerGone,
+    CommandIdConflict,
+    CommandTimeout,
+    DamagedEntity,
+    EntityContended,
+    InvalidCommand,
+    OutcomeUnknown,
+    Overloaded,
+    UnknownEntity,
+)
 from .models import EntityRow
 from .operations import entity_named, entity_types
 from .passing import answered_here
@@ -40,18 +53,18 @@ KEY = re.compile(r"[!-+\--~]{1,174}")
 VERSION = re.compile(r'"(0|[1-9][0-9]{0,18})"')
 
 #: Errors by the ``code`` of their problem document, with their status.
-PROBLEMS: dict[str, tuple[int, type[errors.OutboxError]]] = {
-    "invalid_command": (422, errors.InvalidCommand),
-    "unknown_entity": (404, errors.UnknownEntity),
-    "command_id_conflict": (422, errors.CommandIdConflict),
-    "answer_archived": (410, errors.AnswerArchived),
-    "answer_gone": (410, errors.AnswerGone),
-    "version_conflict": (412, errors.VersionConflict),
-    "contended": (409, errors.EntityContended),
-    "timeout": (503, errors.CommandTimeout),
-    "overloaded": (503, errors.Overloaded),
-    "damaged": (500, errors.DamagedEntity),
-    "outcome_unknown": (504, errors.OutcomeUnknown),
+PROBLEMS: dict[str, tuple[int, type[OutboxError]]] = {
+    "invalid_command": (422, InvalidCommand),
+    "unknown_entity": (404, UnknownEntity),
+    "command_id_conflict": (422, CommandIdConflict),
+    "answer_archived": (410, AnswerArchived),
+    "answer_gone": (410, AnswerGone),
+    "version_conflict": (412, VersionConflict),
+    "contended": (409, EntityContended),
+    "timeout": (503, CommandTimeout),
+    "overloaded": (503, Overloaded),
+    "damaged": (500, DamagedEntity),
+    "outcome_unknown": (504, OutcomeUnknown),
 }
 #: JSON schema's types for the annotations of handlers, and for the fields of answers.
 SCHEMAS = {"int": "integer", "str": "string", "bool": "boolean", "float": "number"}
@@ -90,7 +103,7 @@ def execute(
 
 
 def _granted(peer: Peer, type: str, command: str) -> Any:
-    with suppress(errors.InvalidArgument):
+    with suppress(InvalidArgument):
         entity = entity_named(type)
         known = type == entity._meta.label_lower and command in spec_of(entity).commands
         if known and peers.may_execute(peer, f"{type}.{command}"):
@@ -123,9 +136,9 @@ def _problem(error: Exception, peer: Peer, command: str) -> tuple[int, Any, dict
     for code, (status, kind) in PROBLEMS.items():
         if isinstance(error, kind):
             said: dict[str, Any] = {"code": code, "detail": str(error)}
-            if isinstance(error, errors.VersionConflict):
+            if isinstance(error, VersionConflict):
                 said |= {"current": error.current}
-            if isinstance(error, errors.AnswerGone):
+            if isinstance(error, AnswerGone):
                 said |= {"version": error.version}
             after = math.ceil(getattr(error, "retry_after", 1))
             return status, said, {"Retry-After": str(after)} if status == 503 else {}
@@ -149,7 +162,7 @@ def routed(request: HttpRequest, peer: Peer, content: Any) -> Said:
             with translation.override(language), timezone.override(zone):
                 command = Command(*asked, command_id=key, expected_version=versions.get(at, at))
                 calls.append(Call(command))
-    except (errors.OutboxError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (OutboxError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise MessageRefused(422, "There is no such type, or no such command.") from error
     return 200, answered_here(entity, calls, seconds_left(request) or entity.timeout)
 

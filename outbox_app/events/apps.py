@@ -14,4 +14,6 @@ class EventsConfig(capability.Capability):
     verbose_name = _("Outbox: events")
 
     def ready(self) -> None:
+        from . import log_lines  # noqa: F401  # connects its receivers
+
         autodiscover_modules("subscribers")

@@ -22,8 +22,8 @@ from django.db.models import Field, ForeignKey
 from ..checks.aliases import written_aliases
 from ..checks.messages import LISTED
 from ..conf import outbox_settings
-from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import StagedJob
+from .exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from .log.reader import LogReader, reads_by_time
 from .log.registry import all_logs
 from .log.requirements import violations

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..exceptions import InvalidEvent
 from ..mixin import OutboxMixin, alias_of, key_of
+from .exceptions import InvalidEvent
 from .log.publish import publish
 from .models import EventLog
 

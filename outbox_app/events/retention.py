@@ -23,7 +23,7 @@ from django.db.models import F
 
 from ..capability import all_doors
 from ..conf import outbox_settings
-from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused, Unreachable
+from ..exceptions import InvalidArgument, OutboxError
 from ..models.clock import database_time
 from ..process.lock_wait import atomic_with_lock_wait
 from ..process.preflight import require_migrated
@@ -31,6 +31,7 @@ from ..retention.rows import BATCH_SIZE, check_arguments, deleting_by_key, remov
 from ..text import Write, get_logger
 from .aliases import log_alias
 from .archives import Lookup, open_archive
+from .exceptions import ArchiveError, ReadRefused
 from .log.reader import LogReader, reads_by_time
 from .log.registry import all_logs, log_named, sinks
 from .log.window import TOMBSTONE
@@ -172,7 +173,7 @@ def _batches(
         for count, reached, held in steps:
             removed, holder = removed + count, held
             yield count, reached
-    except (ArchiveRefused, Unreachable) as error:
+    except ArchiveError as error:
         raise type(error)(f"{removed} rows of {table} were removed, then: {error}") from error
     if holder:
         write(f"held log={table} by={holder}")
@@ -189,7 +190,7 @@ def prune_steps(
 ) -> Iterator[tuple[int, int, str]]:
     """Delete batches from the front; yield the count, the position, and who needs the next row.
 
-    Raises ``ReadRefused``, ``ArchiveRefused``, ``Unreachable``.
+    Raises ``ReadRefused``, ``ArchiveError``.
     """
     try:
         holds(log, using=using)

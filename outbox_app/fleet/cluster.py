@@ -19,9 +19,10 @@ from typing import Any, get_args, get_type_hints
 
 from ..conf import FleetSettings, fleet_settings
 from ..door import client
+from ..door.exceptions import PeerUnavailable
 from ..door.models import Peer
 from ..door.peers import is_name, service_of
-from ..exceptions import InvalidArgument, PeerUnavailable
+from ..exceptions import InvalidArgument
 from .announcing import join_as
 from .balance import Balance, Failing
 from .registry import CLIENT, Member

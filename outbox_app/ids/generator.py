@@ -32,12 +32,13 @@ from django.db import connections, models
 
 from ..aliases import chosen, outbox_alias
 from ..conf import fleet_settings
-from ..exceptions import InvalidArgument, NoNode
+from ..exceptions import InvalidArgument
 from ..models.clock import Milliseconds
 from ..process.background import at_end
 from ..process.foreground import set_timeouts
 from ..process.lease import elapsed
 from ..transactions import after_commit, is_in_test, lacks_autocommit, own_connection, require_table
+from .exceptions import NoNode
 from .models import DATACENTRES, NODES, Node
 
 __all__ = ["IdParts", "SnowflakeField", "parts_of", "shard_of", "snowflake", "snowflakes"]

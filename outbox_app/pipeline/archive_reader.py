@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from ..events.exceptions import ReadRefused
 from ..events.log.filter import EventFilter
-from ..exceptions import ReadRefused
 from ..text import get_logger
 from .database import columns_of, conformed, connect
 from .offset import Offset, Offsets

@@ -17,12 +17,13 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from ..exceptions import ArchiveRefused, ReadRefused, TooManyGaps, Unreachable
+from ..events.exceptions import ReadRefused, TooManyGaps
 from ..failpoints import failpoint
 from ..text import Write, get_logger, one_line
 from .archive_reader import Part
 from .compaction import compact
 from .database import connect
+from .exceptions import ArchiveRefused, Unreachable
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import File, first_difference, read_all, write_days

@@ -11,8 +11,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from ..exceptions import ArchiveRefused
 from ..failpoints import failpoint
+from .exceptions import ArchiveRefused
 from .parquet import File, first_difference, read_all, write_days
 
 if TYPE_CHECKING:

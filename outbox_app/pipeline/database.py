@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..exceptions import InvalidSchema, NoSpark, Unreachable
+from .exceptions import InvalidSchema, NoSpark, Unreachable
 from .options import EVENTS, Options
 from .schema import COLUMNS, SCHEMA, SCHEMAS, kind_of, kinds
 

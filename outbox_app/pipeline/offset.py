@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..events.exceptions import DamagedCursor, ForeignCursor, UnknownLog
 from ..events.log.scan import LogScan
 from ..events.log.state import WindowState
-from ..exceptions import DamagedCursor, ForeignCursor, UnknownLog
 from .database import Database
 
 #: The version of the format. Offsets of another version are refused.

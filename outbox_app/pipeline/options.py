@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ..events.log.filter import EventFilter
-from ..exceptions import InvalidOption, Unreachable
+from .exceptions import InvalidOption, Unreachable
 
 #: The log that every project has.
 EVENTS = "outbox_event"

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from ..exceptions import ArchiveRefused, InvalidSchema
+from .exceptions import ArchiveRefused, InvalidSchema
 from .store import Store
 
 #: The column by which the table is partitioned: the day of ``recorded_at`` in UTC.

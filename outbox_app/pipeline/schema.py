@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ..exceptions import InvalidSchema
+from .exceptions import InvalidSchema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..exceptions import NoSpark
+from .exceptions import NoSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,10 +26,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from ..events.exceptions import ReadRefused
 from ..events.log.filter import EventFilter
-from ..exceptions import InvalidOption, ReadRefused
 from .archive_reader import ALL, Part, file_batches, planned
 from .database import columns_of, connect
+from .exceptions import InvalidOption
 from .offset import Offset, Offsets
 from .options import Options
 from .schema import arrow_schema, ddl

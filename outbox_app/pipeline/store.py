@@ -15,8 +15,8 @@ from uuid import uuid4
 
 from pyarrow import fs
 
-from ..exceptions import ArchiveRefused, Unreachable
 from ..text import one_line, without_passwords
+from .exceptions import ArchiveRefused, Unreachable
 
 #: Characters of a path that delta-rs does not take literally.
 _UNFIT = re.compile(r"[?#\\\x00-\x1f]|%[0-9A-Fa-f]{2}")

@@ -28,8 +28,9 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from ..exceptions import ArchiveRefused, DamagedCursor
+from ..events.exceptions import DamagedCursor
 from ..failpoints import failpoint
+from .exceptions import ArchiveRefused
 from .offset import Offset
 from .parquet import DAY, File, damaged, read_checked
 from .store import Store, told

@@ -24,7 +24,6 @@ from django.db import connections
 from django.db.models import Case, F, When
 from django.db.models.functions import Least
 
-from ..exceptions import UnknownPrepared
 from ..failpoints import failpoint
 from ..models import DatabaseNow
 from ..models.clock import aware, stored
@@ -34,6 +33,7 @@ from ..process.lock_wait import is_conflict
 from ..process.loop import LeasedLoop
 from ..text import get_logger, storable
 from . import keeper
+from .exceptions import UnknownPrepared
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question, outcomes
 from .local import PREFIX
 from .models import PreparedEvent

@@ -23,12 +23,13 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, connections, transaction
 from django.db.models import DurationField, Model
 
+from ..events.exceptions import MessageIdConflict
 from ..events.log.insert import CHUNK_ROWS, chunks
 from ..events.log.newevent import NewEvent, checked
 from ..events.log.publish import publish_checked
 from ..events.log.registry import log_named
 from ..events.models import EventLog
-from ..exceptions import MessageIdConflict, NotAtomic, PreparedError
+from ..exceptions import NotAtomic
 from ..failpoints import failpoint
 from ..jobs.drain.incidents import record_incident
 from ..jobs.staging.stage import stage
@@ -43,6 +44,7 @@ from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..process.tracing import inside, span_of, start_span
 from ..text import get_logger
 from ..transactions import lacks_autocommit
+from .exceptions import PreparedError
 from .models import PreparedEvent
 from .request import content_hash
 

@@ -13,10 +13,10 @@ from uuid import UUID
 from django.db import connections
 
 from ..aliases import outbox_alias
-from ..exceptions import InvalidPrepared, KeeperUnavailable
 from ..process.enclosure import LOST
 from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
+from .exceptions import InvalidPrepared, KeeperUnavailable
 from .keeper import Answer
 from .models import PreparedEvent
 

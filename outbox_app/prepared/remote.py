@@ -12,14 +12,15 @@ from uuid import UUID
 
 from ..door import signing as signing  # without the extra this fails first
 from ..door.client import SECONDS
+from ..door.exceptions import InvalidPeer, PeerError, PeerUnavailable
 from ..door.messages import EVENTS, cloudevent, written, zoned
 from ..door.models import Peer
 from ..door.peers import limit, moment, peer_named
-from ..exceptions import InvalidPeer, InvalidPrepared, KeeperUnavailable, PeerError, PeerUnavailable
 from ..fleet.cluster import call
 from ..jobs.staging.insert import chunks
 from ..models.clock import stored
 from ..transactions import open_transactions
+from .exceptions import InvalidPrepared, KeeperUnavailable
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer, status_of
 from .models import PreparedEvent

@@ -25,10 +25,11 @@ from ..events.log.newevent import checked as checked_event
 from ..events.log.publish import require_log
 from ..events.log.registry import log_named
 from ..events.models import Event, EventLog
-from ..exceptions import InvalidEvent, InvalidPrepared, UnknownLog, WrittenByCommands
+from ..exceptions import OutboxError
 from ..jobs.staging.declarations import named
 from ..models.encoding import unstorable
 from ..process.tracing import TRACE, current_trace, trace_in
+from .exceptions import InvalidPrepared
 from .models import PreparedEvent
 
 #: The seconds after which the policy of an event decides (never later than the setting
@@ -87,7 +88,7 @@ def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
             raise InvalidPrepared(f"The log {fields['log']} is not on the keeper's {using!r}.")
         if using:
             _require_storable(fields, using)
-    except (InvalidEvent, UnknownLog, WrittenByCommands) as error:
+    except OutboxError as error:
         raise InvalidPrepared(str(error)) from error
     if new.policy not in PreparedEvent.Policy.values:
         known = ", ".join(map(repr, PreparedEvent.Policy.values))

@@ -21,12 +21,21 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.utils import timezone
 
-from .. import exceptions as errors
+from ..exceptions import NotAtomic
 from ..process.background import Background
 from ..process.backoff import described
 from ..process.preflight import require_migrated
 from ..text import get_logger
 from ..transactions import after_commit, is_atomic, is_in_test, open_transactions
+from .exceptions import (
+    Contradiction,
+    FencedOut,
+    InvalidPrepared,
+    KeeperUnavailable,
+    PreparedConflict,
+    PreparedError,
+    UnknownPrepared,
+)
 from .fences import COMMITTED, OF_ANOTHER, ROLLED_BACK, Question, fence, outcomes
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
 from .local import LocalKeeper
@@ -140,13 +149,13 @@ def prepare(
 def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> list[Prepared]:
     """Do what ``prepare()`` does, for several events in one request: all, or an error."""
     if using not in connections:
-        raise errors.InvalidPrepared(f"using={using!r}: there is no such database alias.")
+        raise InvalidPrepared(f"using={using!r}: there is no such database alias.")
     keeper = keeper_of(to, using)
     if not connections[using].in_atomic_block:
         _require_fences(using)
     requests = [checked(new, using=keeper.using) for new in events]
     if len({each.event_id for each in requests}) < len(requests):
-        raise errors.InvalidPrepared("Two of the events have the same event_id. Give each its own.")
+        raise InvalidPrepared("Two of the events have the same event_id. Give each its own.")
     for alias in open_transactions():
         _warn_once(alias)
     now = timezone.now()
@@ -155,7 +164,7 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
             found = f"is {answer.state} already"
             if answer.state == CONFLICT:
                 found = "belongs to an event with other content, or of another sender"
-            raise errors.PreparedConflict(
+            raise PreparedConflict(
                 f"The event id {request.event_id} {found}. Do not begin the transaction; a new "
                 "event needs a new id."
             )
@@ -207,9 +216,7 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
     tell = partial(_tell, state=State.CONFIRMED, wait=wait)
     for (_, using), group in _by_keeper(events):
         if not connections[using].in_atomic_block:  # on_commit() would confirm at once
-            raise errors.NotAtomic(
-                f"confirm_on_commit() was called outside a transaction on {using!r}."
-            )
+            raise NotAtomic(f"confirm_on_commit() was called outside a transaction on {using!r}.")
         after_commit(partial(_attempt, group, tell), using=using)
 
 
@@ -217,7 +224,7 @@ def _require_outcome(events: Sequence[Prepared], wanted: str, call: str, hint: s
     found = _outcomes(events)
     for event in events:
         if (outcome := found.get(event.event_id, OF_ANOTHER)) != wanted:
-            raise errors.FencedOut(
+            raise FencedOut(
                 f"The prepared event {event.event_id} cannot be {call}: its fence on "
                 f"{event.using!r} says {outcome}.{hint}"
             )
@@ -267,8 +274,8 @@ def _attempt(events: Sequence[Prepared], call: Callable[..., None], *args: Any) 
     except SoftTimeLimitExceeded:  # of the task that this thread executes
         raise
     except Exception as error:
-        answered = isinstance(error, errors.PreparedError)
-        if answered and not isinstance(error, errors.KeeperUnavailable):
+        answered = isinstance(error, PreparedError)
+        if answered and not isinstance(error, KeeperUnavailable):
             logger.error("The keeper did not decide as told error=%s", described(error))
         else:
             logger.warning("The keeper was not told, so it will ask error=%s", described(error))
@@ -288,13 +295,13 @@ def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) ->
         told += keeper.decide(dict.fromkeys(recorded, state))
     for answer in told:
         if answer.state == CONTRADICTION:
-            raise errors.Contradiction(
+            raise Contradiction(
                 answer.detail
                 or f"The prepared event {answer.event_id} was decided otherwise at the keeper "
                 f"{to!r}, so it cannot be {state}. Nothing was changed."
             )
         if answer.state != state:
-            error = errors.UnknownPrepared if answer.state == UNKNOWN else errors.PreparedError
+            error = UnknownPrepared if answer.state == UNKNOWN else PreparedError
             detail = answer.detail or "the log of the keeper says why"
             raise error(f"{answer.event_id} is {answer.state}: {detail}")
 

@@ -15,12 +15,12 @@ from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.models import Peer
 from ..door.serving import KEEPER, SENDER, Said, door, seconds_left
-from ..exceptions import InvalidPrepared
 from ..jobs.staging.insert import chunks
 from ..models import DatabaseNow
 from ..models.clock import stored
 from ..text import get_logger
 from . import keeper
+from .exceptions import InvalidPrepared
 from .fences import Question, outcomes
 from .models import PreparedEvent
 from .request import MOST_SKIPPED, NewPrepared, checked

@@ -18,8 +18,9 @@ from outbox_app.checks.databases import (
     check_sessions,
     check_sqlite,
 )
+from outbox_app.entities.exceptions import DamagedEntity
 from outbox_app.events.models import EventLog
-from outbox_app.exceptions import DamagedEntity, InvalidArgument
+from outbox_app.exceptions import InvalidArgument
 from outbox_app.fields import CharField, exact_collation
 from outbox_app.models import StagedJob
 from outbox_app.process.preflight import require_alias

@@ -242,7 +242,7 @@ def test_every_logger_is_documented() -> None:
     sources = (root / "outbox_app").rglob("*.py")
     code = "\n".join(file.read_text() for file in sources)
     text = (root / "docs/howto/deploy.md").read_text().partition("\n## Logs\n")[2]
-    names = set(re.findall(r'get_logger\("(outbox_app\.[a-z]+)"\)', code))
+    names = set(re.findall(r'get_logger\("(outbox_app\.[a-z._]+)"\)', code))
     assert names
     assert sorted(name for name in names if f"`{name}`" not in text) == []
 

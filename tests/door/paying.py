@@ -90,8 +90,8 @@ def pay(alias: str, most: int, folder: Path) -> None:
 
 
 def _pay(alias: str, ids: list[UUID], ending: Callable[[str], Any], begun: int) -> None:
-    from outbox_app.exceptions import FencedOut, KeeperUnavailable, PreparedConflict
     from outbox_app.prepared import NewPrepared, prepared_many
+    from outbox_app.prepared.exceptions import FencedOut, KeeperUnavailable, PreparedConflict
 
     new = [
         NewPrepared(f"order-{id.int % 40}", "order.paid", {}, event_id=id, immune=IMMUNE)

@@ -12,7 +12,7 @@ from django.db import connections, transaction
 
 from outbox_app.door import clocks
 from outbox_app.door.clocks import note_clock, wrong_clocks
-from outbox_app.exceptions import PeerUnavailable
+from outbox_app.door.exceptions import PeerUnavailable
 from outbox_app.models import DatabaseNow, Statistic
 from outbox_app.monitoring.diagnosis import problems
 from outbox_app.monitoring.status import outbox_status

@@ -15,24 +15,23 @@ from django.db.models import QuerySet
 from django.test import Client
 from django.utils import timezone, translation
 
+from outbox_app.door.exceptions import InvalidPeer, PeerUnavailable
 from outbox_app.entities import Rejected, remote, service, views
 from outbox_app.entities.declaration import spec_of
-from outbox_app.events import prune_events
-from outbox_app.events.log.newevent import NO_STREAM
-from outbox_app.exceptions import (
+from outbox_app.entities.exceptions import (
     AnswerArchived,
     AnswerGone,
     CommandIdConflict,
     EntityContended,
     EntityError,
     InvalidCommand,
-    InvalidPeer,
     OutcomeUnknown,
     Overloaded,
-    PeerUnavailable,
     UnknownEntity,
-    VersionConflict,
 )
+from outbox_app.events import prune_events
+from outbox_app.events.exceptions import VersionConflict
+from outbox_app.events.log.newevent import NO_STREAM
 from outbox_app.models import DatabaseNow
 from tests.archives import archive
 from tests.door.test_messages import served  # noqa: F401

@@ -20,10 +20,11 @@ from uuid import UUID
 import pytest
 
 from outbox_app.door import client
+from outbox_app.door.exceptions import InvalidPeer, PeerUnavailable
 from outbox_app.door.messages import MessageRefused
 from outbox_app.door.peers import peer_named
-from outbox_app.exceptions import InvalidPeer, KeeperUnavailable, PeerUnavailable
 from outbox_app.prepared import NewPrepared, prepare
+from outbox_app.prepared.exceptions import KeeperUnavailable
 from outbox_app.prepared.fences import Question
 from outbox_app.prepared.remote import HttpKeeper, ask_over_http
 from outbox_app.prepared.request import checked

@@ -25,18 +25,10 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from outbox_app.door.client import call
+from outbox_app.door.exceptions import InvalidPeer
 from outbox_app.door.models import Peer
 from outbox_app.door.peers import moment, peer_named
 from outbox_app.events.models import Event
-from outbox_app.exceptions import (
-    Contradiction,
-    FencedOut,
-    InvalidPeer,
-    InvalidPrepared,
-    KeeperUnavailable,
-    PreparedConflict,
-    PreparedError,
-)
 from outbox_app.models import StagedJob
 from outbox_app.prepared import (
     NewPrepared,
@@ -52,6 +44,14 @@ from outbox_app.prepared import (
     remote,
 )
 from outbox_app.prepared import sender as senders
+from outbox_app.prepared.exceptions import (
+    Contradiction,
+    FencedOut,
+    InvalidPrepared,
+    KeeperUnavailable,
+    PreparedConflict,
+    PreparedError,
+)
 from outbox_app.prepared.fences import Question, outcomes
 from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.prepared.remote import HttpKeeper, ask_over_http

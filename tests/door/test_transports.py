@@ -27,10 +27,11 @@ from django.db import transaction
 
 from outbox_app.door import client
 from outbox_app.door.client import call
+from outbox_app.door.exceptions import PeerUnavailable
 from outbox_app.door.peers import peer_named
 from outbox_app.door.signing import httpx2
-from outbox_app.exceptions import KeeperUnavailable, PeerUnavailable
 from outbox_app.prepared import NewPrepared, fence, prepare, prepare_many, prepared
+from outbox_app.prepared.exceptions import KeeperUnavailable
 from tests.patience import patience
 
 from .test_messages import Handler, Server

@@ -16,7 +16,6 @@ from django.db import transaction
 
 from outbox_app.door import client
 from outbox_app.door.clocks import wrong_clocks
-from outbox_app.exceptions import KeeperUnavailable
 from outbox_app.prepared import (
     NewPrepared,
     confirm,
@@ -26,6 +25,7 @@ from outbox_app.prepared import (
     prepared_many,
     remote,
 )
+from outbox_app.prepared.exceptions import KeeperUnavailable
 from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import time_ordered_id
 from tests import forking

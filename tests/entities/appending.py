@@ -173,7 +173,7 @@ async def _aask(answers: int, id: str, command_id: str, item: int, *, alias: str
 def _again(error: Exception) -> bool:
     from django.db import InterfaceError, OperationalError
 
-    from outbox_app.exceptions import CommandTimeout, EntityContended, OutcomeUnknown
+    from outbox_app.entities.exceptions import CommandTimeout, EntityContended, OutcomeUnknown
 
     lost = InterfaceError, OperationalError, CommandTimeout, EntityContended, OutcomeUnknown
     if not isinstance(error, lost):

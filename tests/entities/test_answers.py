@@ -13,19 +13,17 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.entities import Command, Rejected, Rejection
-from outbox_app.events import ANY, NO_STREAM, publish
-from outbox_app.events.models import StreamHead
-from outbox_app.exceptions import (
+from outbox_app.entities.exceptions import (
     CommandIdConflict,
     DamagedEntity,
-    InvalidArgument,
     InvalidCommand,
-    NotAtomic,
-    StatementRefused,
     UnknownEntity,
-    VersionConflict,
     WrittenByCommands,
 )
+from outbox_app.events import ANY, NO_STREAM, publish
+from outbox_app.events.exceptions import VersionConflict
+from outbox_app.events.models import StreamHead
+from outbox_app.exceptions import InvalidArgument, NotAtomic, StatementRefused
 from tests.entities.models import Account, AccountVersion, Stock
 from tests.mysql import is_mysql
 

@@ -16,16 +16,13 @@ from hypothesis import strategies as st
 
 from outbox_app.entities import Command, Rejected, Rejection, command, execution
 from outbox_app.entities.declaration import spec_of
+from outbox_app.entities.exceptions import CommandIdConflict, InvalidCommand
 from outbox_app.entities.request import Call
-from outbox_app.exceptions import (
-    CommandIdConflict,
-    InvalidCommand,
-    TransactionEnded,
-    VersionConflict,
-)
+from outbox_app.events.exceptions import VersionConflict
+from outbox_app.events.signals import events_published
+from outbox_app.exceptions import TransactionEnded
 from outbox_app.failpoints import set_failpoint
 from outbox_app.process.enclosure import ConnectionClosed
-from outbox_app.signals import events_published
 from tests.entities.models import Account, AccountVersion, Person, PersonVersion, Stock
 
 commits = pytest.mark.django_db(transaction=True)

@@ -14,7 +14,7 @@ from django.db import InternalError, OperationalError, connections
 
 from outbox_app.entities import Command, execution, queue
 from outbox_app.entities.attempt import Moved
-from outbox_app.exceptions import DamagedEntity, OutcomeUnknown
+from outbox_app.entities.exceptions import DamagedEntity, OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account
 from tests.patience import eventually

@@ -13,9 +13,9 @@ from django.db import OperationalError, connections, transaction
 
 from outbox_app.entities import Command, attempt, execution
 from outbox_app.entities.attempt import Moved
+from outbox_app.entities.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.events import NO_STREAM
 from outbox_app.events.models import StreamHead
-from outbox_app.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.failpoints import set_failpoint
 from tests import forking
 from tests.entities.models import Account, Person

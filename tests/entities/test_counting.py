@@ -11,11 +11,11 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.entities import Command, Rejected, counting, execution
 from outbox_app.entities.attempt import Moved
+from outbox_app.entities.exceptions import EntityContended
 from outbox_app.entities.queue import queues
-from outbox_app.exceptions import EntityContended
+from outbox_app.events.signals import events_published
 from outbox_app.models import Statistic
 from outbox_app.process import counters
-from outbox_app.signals import events_published
 from tests.entities.models import Account, Person, PersonVersion
 from tests.process.counters.planted import totals
 

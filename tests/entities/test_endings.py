@@ -14,7 +14,7 @@ from django.db import connections, transaction
 
 from outbox_app.entities import Command, command, passing, queue
 from outbox_app.entities.declaration import spec_of
-from outbox_app.signals import events_published
+from outbox_app.events.signals import events_published
 from tests.entities.models import Account, AccountVersion, Stock
 from tests.patience import eventually, patience
 

@@ -15,16 +15,16 @@ from django.utils import translation
 
 from outbox_app.entities import Command, queue
 from outbox_app.entities.declaration import spec_of
-from outbox_app.events.models import StreamHead
-from outbox_app.exceptions import (
+from outbox_app.entities.exceptions import (
     EntityContended,
     InvalidCommand,
     OutcomeUnknown,
     Overloaded,
     UnknownEntity,
 )
+from outbox_app.events.models import StreamHead
+from outbox_app.events.signals import events_published
 from outbox_app.failpoints import set_failpoint
-from outbox_app.signals import events_published
 from tests.entities.models import Account, AccountVersion, Person, Stock
 from tests.faults.tools import on
 from tests.patience import eventually

@@ -8,9 +8,10 @@ import pytest
 from django.db import transaction
 
 from outbox_app.entities import Command, Rejected
+from outbox_app.entities.exceptions import InvalidCommand, WrittenByCommands
 from outbox_app.events import publish
+from outbox_app.events.exceptions import InvalidEvent
 from outbox_app.events.models import Event
-from outbox_app.exceptions import InvalidCommand, InvalidEvent, WrittenByCommands
 from outbox_app.models import StagedJob
 from tests import tasks
 from tests.entities.models import Account, AccountVersion

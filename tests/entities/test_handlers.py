@@ -13,13 +13,9 @@ from outbox_app import idempotent
 from outbox_app.entities import Command, Rejected, command, execution, rule
 from outbox_app.entities.attempt import Moved
 from outbox_app.entities.declaration import spec_of
-from outbox_app.exceptions import (
-    CallbackFailed,
-    InvalidCommand,
-    InvalidEvent,
-    StatementRefused,
-    UnsafeCallback,
-)
+from outbox_app.entities.exceptions import InvalidCommand
+from outbox_app.events.exceptions import InvalidEvent
+from outbox_app.exceptions import CallbackFailed, StatementRefused, UnsafeCallback
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.staging import detector
 from tests.entities.models import Account

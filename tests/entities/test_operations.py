@@ -19,19 +19,19 @@ from django.utils.timezone import make_aware
 
 from outbox_app.entities import Command, operations, verification
 from outbox_app.entities.declaration import spec_of
+from outbox_app.entities.exceptions import (
+    CommandIdConflict,
+    DamagedEntity,
+    EntityContended,
+    OutcomeUnknown,
+    UnknownEntity,
+)
 from outbox_app.entities.handling import columns_of
 from outbox_app.entities.operations import erase
 from outbox_app.events import subscriber
 from outbox_app.events.models import StreamHead
 from outbox_app.events.testing import run_subscribers
-from outbox_app.exceptions import (
-    CommandIdConflict,
-    DamagedEntity,
-    EntityContended,
-    InvalidArgument,
-    OutcomeUnknown,
-    UnknownEntity,
-)
+from outbox_app.exceptions import InvalidArgument
 from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account, AccountVersion, Person, Stock
 

@@ -17,17 +17,14 @@ from django.db import InternalError, OperationalError, connections, transaction
 from django.utils import timezone, translation
 
 from outbox_app.door import client, messages, peers
+from outbox_app.door.exceptions import PeerUnavailable
 from outbox_app.entities import Command, counting, passing, queue
+from outbox_app.entities.exceptions import DamagedEntity, OutcomeUnknown
 from outbox_app.entities.request import Call
-from outbox_app.exceptions import (
-    DamagedEntity,
-    OutcomeUnknown,
-    PeerUnavailable,
-    VersionConflict,
-)
+from outbox_app.events.exceptions import VersionConflict
+from outbox_app.events.signals import events_published
 from outbox_app.fleet import topology
 from outbox_app.process import counters
-from outbox_app.signals import events_published
 from tests.entities.models import Account, AccountVersion
 from tests.patience import SECONDS, eventually, patience
 from tests.process.counters.planted import totals

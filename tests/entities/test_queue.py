@@ -20,15 +20,15 @@ from django.utils import translation
 from django.utils.functional import lazy
 
 from outbox_app.entities import Command, Rejected, execution, queue, request
-from outbox_app.entities.request import Call
-from outbox_app.exceptions import (
+from outbox_app.entities.exceptions import (
     CommandTimeout,
     DamagedEntity,
     InvalidCommand,
-    NotAtomic,
     OutcomeUnknown,
     Overloaded,
 )
+from outbox_app.entities.request import Call
+from outbox_app.exceptions import NotAtomic
 from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account, Person
 from tests.patience import eventually, patience

@@ -15,7 +15,7 @@ from django.test.utils import isolate_apps
 
 from outbox_app.entities import Command, Entity, EntityVersion, Rejected, command
 from outbox_app.entities.declaration import TypeSpec
-from outbox_app.exceptions import InvalidCommand
+from outbox_app.entities.exceptions import InvalidCommand
 from tests.entities.models import Person
 from tests.faults.tools import on
 

@@ -18,7 +18,7 @@ from outbox_app.entities.testing import (
     commands,
     in_one_thread,
 )
-from outbox_app.exceptions import VersionConflict
+from outbox_app.events.exceptions import VersionConflict
 from tests.entities.models import Account
 
 

@@ -8,8 +8,9 @@ import pytest
 from django.db import transaction
 
 from outbox_app.events import NO_STREAM
+from outbox_app.events.exceptions import InvalidEvent, VersionConflict
 from outbox_app.events.models import Event
-from outbox_app.exceptions import InvalidEvent, InvalidJob, VersionConflict
+from outbox_app.exceptions import InvalidJob
 from tests.mixin.models import Order, Seat
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_atomic")]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import InterfaceError, OperationalError, connections
 
-from outbox_app.exceptions import CommandTimeout, EntityContended, OutcomeUnknown
+from outbox_app.entities.exceptions import CommandTimeout, EntityContended, OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StagedJob
 from tests.entities.models import Account

@@ -12,16 +12,19 @@ from django.utils import timezone
 from outbox_app import cancel, reschedule, stage
 from outbox_app.checks.databases import check_databases
 from outbox_app.entities import Rejected
+from outbox_app.entities.exceptions import InvalidCommand
 from outbox_app.events import publish, subscriber
+from outbox_app.events.exceptions import InvalidEvent
 from outbox_app.events.models import Cursor, Event, Gap
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.skips import skip_gap
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.exceptions import InvalidCommand, InvalidEvent, InvalidJob, InvalidPrepared
+from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs.staged import move_to_dead_for
 from outbox_app.models import DatabaseNow, DeadJob, StagedJob
 from outbox_app.models.encoding import replaced, unstorable
 from outbox_app.prepared import operations, prepare
+from outbox_app.prepared.exceptions import InvalidPrepared
 from outbox_app.prepared.models import PreparedEvent
 from tests.entities import models
 from tests.entities.models import Account

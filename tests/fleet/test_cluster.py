@@ -15,9 +15,10 @@ from django.db import connection, connections
 
 from outbox_app import entities
 from outbox_app.door import client
+from outbox_app.door.exceptions import InvalidPeer, PeerUnavailable
 from outbox_app.door.models import Peer
 from outbox_app.entities import CommandService
-from outbox_app.exceptions import InvalidArgument, InvalidPeer, PeerUnavailable
+from outbox_app.exceptions import InvalidArgument
 from outbox_app.fleet import cluster, servers
 from outbox_app.fleet.balance import Failing
 from outbox_app.fleet.cluster import LEAST, Budget, service

@@ -18,9 +18,9 @@ import pytest
 from django.contrib.auth.models import Group
 from django.core.handlers.wsgi import WSGIHandler
 
+from outbox_app.door.exceptions import PeerUnavailable
 from outbox_app.door.peers import peer_named
 from outbox_app.entities import service
-from outbox_app.exceptions import PeerUnavailable
 from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import announcing, servers
 from outbox_app.prepared import prepared

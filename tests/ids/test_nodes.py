@@ -7,7 +7,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import F
 
 from outbox_app.aliases import chosen
-from outbox_app.exceptions import NoNode
+from outbox_app.ids.exceptions import NoNode
 from outbox_app.ids.generator import Snowflakes
 from outbox_app.ids.models import Node
 from outbox_app.models.clock import Milliseconds

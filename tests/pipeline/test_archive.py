@@ -22,12 +22,12 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from outbox_app.events.log.window import TOMBSTONE
 from outbox_app.events.models import Event
-from outbox_app.exceptions import ArchiveRefused, InvalidOption, InvalidSchema
 from outbox_app.pipeline import parquet as writing
 from outbox_app.pipeline import read
 from outbox_app.pipeline.archive_reader import _has_file_system
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.database import connect
+from outbox_app.pipeline.exceptions import ArchiveRefused, InvalidOption, InvalidSchema
 from outbox_app.pipeline.parquet import (
     first_difference,
     read_batches,

@@ -11,9 +11,10 @@ import pytest
 from django.core.management.color import no_style
 from django.db import connections
 
+from outbox_app.events.exceptions import ForeignCursor, ReadRefused
 from outbox_app.events.models import Event
-from outbox_app.exceptions import ArchiveRefused, ForeignCursor, ReadRefused, Unreachable
 from outbox_app.pipeline.archiver import Archiver
+from outbox_app.pipeline.exceptions import ArchiveRefused, Unreachable
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.store import Store
 from outbox_app.pipeline.table import Archive

@@ -10,10 +10,10 @@ from django.contrib.admin import site
 from django.core.management import call_command
 
 from outbox_app.events import publish
+from outbox_app.events.exceptions import GapNotSkippable
 from outbox_app.events.models import Event, Gap, ParkedStream
 from outbox_app.events.subscriptions.skips import skip_gap
 from outbox_app.events.subscriptions.version_gaps import give_up
-from outbox_app.exceptions import GapNotSkippable
 from outbox_app.pipeline.defects import Audit, Defect
 from outbox_app.pipeline.driver import audit_gaps
 from outbox_app.pipeline.driver.audit_gaps import accepted_gaps, record

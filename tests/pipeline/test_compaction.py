@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 
 from outbox_app.events.log.filter import EventFilter
-from outbox_app.exceptions import ArchiveRefused
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archive_reader import file_batches
 from outbox_app.pipeline.compaction import compact
+from outbox_app.pipeline.exceptions import ArchiveRefused
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.parquet import write_days

@@ -18,11 +18,11 @@ from deltalake.exceptions import CommitFailedError
 
 from outbox_app.events import prune_events
 from outbox_app.events.models import Event
-from outbox_app.exceptions import ArchiveRefused, Unreachable
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archive_reader import file_batches, planned
 from outbox_app.pipeline.compaction import compact
 from outbox_app.pipeline.driver.archive_lookup import ArchiveLookup
+from outbox_app.pipeline.exceptions import ArchiveRefused, Unreachable
 from outbox_app.pipeline.schema import SCHEMA, arrow_types
 from outbox_app.pipeline.table import Archive
 from tests.faults.tools import eventually, on

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
+from outbox_app.events.exceptions import DamagedCursor, ForeignCursor, UnknownLog
 from outbox_app.events.models import Event
-from outbox_app.exceptions import DamagedCursor, ForeignCursor, UnknownLog
 from outbox_app.pipeline.archive_reader import planned
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offset, Offsets

@@ -13,11 +13,11 @@ from django.db import connections
 
 from outbox_app.events.log.filter import EventFilter
 from outbox_app.events.models import Event
-from outbox_app.exceptions import InvalidOption, Unreachable
 from outbox_app.pipeline import archive_reader
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.driver import pipeline as driver
 from outbox_app.pipeline.driver.pipeline import Pipeline
+from outbox_app.pipeline.exceptions import InvalidOption, Unreachable
 from outbox_app.pipeline.options import Options
 from tests.faults.tools import on
 

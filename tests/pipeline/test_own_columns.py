@@ -13,10 +13,10 @@ from django.db import connections, transaction
 from pyarrow import parquet
 
 from outbox_app.events import publish
-from outbox_app.exceptions import ArchiveRefused, InvalidSchema
 from outbox_app.pipeline.archive_reader import file_batches, planned, read
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.database import connect
+from outbox_app.pipeline.exceptions import ArchiveRefused, InvalidSchema
 from outbox_app.pipeline.schema import arrow_types
 from outbox_app.pipeline.table import Archive
 from tests.events.log.own_log.models import Visit

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures
 
-from outbox_app.exceptions import ArchiveRefused
 from outbox_app.pipeline import read
+from outbox_app.pipeline.exceptions import ArchiveRefused
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.table import Archive
 

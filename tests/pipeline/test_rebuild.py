@@ -9,6 +9,7 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.events.log.filter import EventFilter
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event
@@ -16,7 +17,6 @@ from outbox_app.events.projections.rebuild import rebuild
 from outbox_app.events.projections.rows import ProjectionTable
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.fields import exact_collation
 from outbox_app.pipeline.archive_reader import planned

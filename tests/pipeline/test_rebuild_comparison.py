@@ -8,9 +8,9 @@ from django.db.models import DateTimeField
 from django.db.models.functions import Upper
 
 from outbox_app.events import NewEvent, publish_many, subscriber
+from outbox_app.events.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.events.models import Cursor, Event
 from outbox_app.events.projections import comparison
-from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
 from tests.events.log.own_log.models import Ledger
 from tests.events.projections.conftest import in_thread

@@ -7,11 +7,12 @@ import pytest
 from django.core.management import call_command
 from pyspark.errors import PySparkException
 
+from outbox_app.events.exceptions import ReadRefused
 from outbox_app.events.models import Event, Gap
-from outbox_app.exceptions import PipelineError, ReadRefused
 from outbox_app.pipeline import archive_reader
 from outbox_app.pipeline.driver import run
 from outbox_app.pipeline.driver.pipeline import Pipeline
+from outbox_app.pipeline.exceptions import PipelineError
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.schema import arrow_types
 from outbox_app.pipeline.session import reason

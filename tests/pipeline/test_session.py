@@ -14,8 +14,8 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from outbox_app.exceptions import NoSpark
 from outbox_app.pipeline.database import connect
+from outbox_app.pipeline.exceptions import NoSpark
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.session import is_local, is_running, spark_session
 

@@ -29,18 +29,12 @@ from pyspark.sql.types import (
 from pyspark.sql.worker import lookup_data_sources
 
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.exceptions import ForeignCursor, ReadRefused
 from outbox_app.events.models import Event, StreamHead
-from outbox_app.exceptions import (
-    ForeignCursor,
-    InvalidOption,
-    InvalidSchema,
-    PipelineError,
-    ReadRefused,
-    Unreachable,
-)
 from outbox_app.models import InboxEntry
 from outbox_app.pipeline.archive_reader import Part
 from outbox_app.pipeline.database import connect, connected
+from outbox_app.pipeline.exceptions import InvalidOption, InvalidSchema, PipelineError, Unreachable
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types

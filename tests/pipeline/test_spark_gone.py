@@ -7,9 +7,9 @@ import signal
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from outbox_app.exceptions import InvalidOption, PipelineError
 from outbox_app.pipeline.driver import pipeline as module
 from outbox_app.pipeline.driver.pipeline import pipeline
+from outbox_app.pipeline.exceptions import InvalidOption, PipelineError
 
 
 class Gone:

@@ -11,7 +11,7 @@ import pytest
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
-from outbox_app.exceptions import ArchiveRefused, Unreachable
+from outbox_app.pipeline.exceptions import ArchiveRefused, Unreachable
 from outbox_app.pipeline.store import Store
 
 

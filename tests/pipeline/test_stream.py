@@ -15,8 +15,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.exceptions import DamagedCursor, ForeignCursor
 from outbox_app.events.models import Event
-from outbox_app.exceptions import DamagedCursor, ForeignCursor
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.session import reason
 from outbox_app.pipeline.source import OutboxDataSource

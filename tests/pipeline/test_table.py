@@ -21,10 +21,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from outbox_app.exceptions import ArchiveRefused
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.compaction import compact
 from outbox_app.pipeline.driver.archive_lookup import ArchiveLookup
+from outbox_app.pipeline.exceptions import ArchiveRefused
 from outbox_app.pipeline.parquet import read_batches, write_days
 from outbox_app.pipeline.schema import COLUMNS, ddl, kind_of
 from outbox_app.pipeline.store import Store

@@ -14,11 +14,11 @@ from django.db.models import QuerySet
 
 from outbox_app.entities.operations import erase
 from outbox_app.events.projections.rebuild import rebuild
-from outbox_app.exceptions import InvalidSchema
 from outbox_app.pipeline import folding
 from outbox_app.pipeline.driver.pipeline import Pipeline, log_options
 from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
 from outbox_app.pipeline.driver.run import run_audit
+from outbox_app.pipeline.exceptions import InvalidSchema
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA
 from outbox_app.pipeline.source import OutboxDataSource
 from tests.entities.models import Account, AccountVersion

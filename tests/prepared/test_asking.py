@@ -17,7 +17,6 @@ from django.core.management import call_command
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from outbox_app.exceptions import FencedOut
 from outbox_app.models import DatabaseNow, Incident
 from outbox_app.prepared import (
     COMMITTED,
@@ -30,6 +29,7 @@ from outbox_app.prepared import (
 )
 from outbox_app.prepared import fences as fences_module
 from outbox_app.prepared.asking import CheckBack, SenderWorker
+from outbox_app.prepared.exceptions import FencedOut
 from outbox_app.prepared.fences import Question
 from outbox_app.prepared.keeper import CALL
 from outbox_app.prepared.models import Fence, PreparedEvent

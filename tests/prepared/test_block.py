@@ -11,15 +11,15 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, OperationalError, connections, transaction
 
-from outbox_app.exceptions import (
+from outbox_app.models import StagedJob
+from outbox_app.prepared import NewPrepared, fence, keeper, prepared, prepared_many
+from outbox_app.prepared import sender as senders
+from outbox_app.prepared.exceptions import (
     FencedOut,
     InvalidPrepared,
     KeeperUnavailable,
     PreparedConflict,
 )
-from outbox_app.models import StagedJob
-from outbox_app.prepared import NewPrepared, fence, keeper, prepared, prepared_many
-from outbox_app.prepared import sender as senders
 from outbox_app.prepared.models import Fence, PreparedEvent
 from tests import tasks
 from tests.faults.tools import on

@@ -14,8 +14,9 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from outbox_app.exceptions import FencedOut, NotAtomic
+from outbox_app.exceptions import NotAtomic
 from outbox_app.prepared import fence, fences
+from outbox_app.prepared.exceptions import FencedOut
 from outbox_app.prepared.fences import Question, outcomes
 from outbox_app.prepared.models import Fence
 from outbox_app.retention.rows import prune

@@ -13,6 +13,7 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app.events.log.publish import publish
 from outbox_app.events.models import Event
+from outbox_app.events.signals import events_published
 from outbox_app.exceptions import NotAtomic
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Incident
@@ -20,7 +21,7 @@ from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.keeper import Answer
 from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
-from outbox_app.signals import events_published, incident_recorded
+from outbox_app.signals import incident_recorded
 from tests.faults.tools import on
 
 from .conftest import FULL

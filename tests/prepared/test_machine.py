@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from outbox_app.events.models import Event
-from outbox_app.exceptions import FencedOut
 from outbox_app.models import DatabaseNow, Incident
 from outbox_app.prepared import fence, keeper
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import SenderWorker, ask
+from outbox_app.prepared.exceptions import FencedOut
 from outbox_app.prepared.fences import Question
 from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.prepared.request import NewPrepared, checked

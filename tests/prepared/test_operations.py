@@ -13,11 +13,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from outbox_app.exceptions import Contradiction, NotMigrated
+from outbox_app.exceptions import NotMigrated
 from outbox_app.models import DatabaseNow, Incident
 from outbox_app.prepared import operations, prepared
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import SenderWorker
+from outbox_app.prepared.exceptions import Contradiction
 from outbox_app.prepared.models import PreparedEvent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])

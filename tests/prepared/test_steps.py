@@ -17,15 +17,7 @@ from django.contrib.auth.models import Group
 from django.db import OperationalError, connections, transaction
 
 from outbox_app.events.models import Event
-from outbox_app.exceptions import (
-    Contradiction,
-    FencedOut,
-    InvalidPrepared,
-    KeeperUnavailable,
-    NotAtomic,
-    PreparedConflict,
-    PreparedError,
-)
+from outbox_app.exceptions import NotAtomic
 from outbox_app.models import Incident
 from outbox_app.prepared import (
     NewPrepared,
@@ -44,6 +36,14 @@ from outbox_app.prepared import (
     request,
 )
 from outbox_app.prepared import sender as senders
+from outbox_app.prepared.exceptions import (
+    Contradiction,
+    FencedOut,
+    InvalidPrepared,
+    KeeperUnavailable,
+    PreparedConflict,
+    PreparedError,
+)
 from outbox_app.prepared.local import LocalKeeper
 from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.process.background import Background

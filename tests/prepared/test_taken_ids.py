@@ -12,7 +12,6 @@ from django.db import connections, transaction
 
 from outbox_app.events.log.publish import publish
 from outbox_app.events.models import Event, EventLog
-from outbox_app.exceptions import PreparedConflict, PreparedError
 from outbox_app.prepared import (
     NewPrepared,
     confirm,
@@ -22,6 +21,7 @@ from outbox_app.prepared import (
     prepared,
 )
 from outbox_app.prepared import prepare as prepare_first
+from outbox_app.prepared.exceptions import PreparedConflict, PreparedError
 from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
 from tests.events.log.own_log.models import Visit

@@ -10,8 +10,8 @@ from django.db import transaction
 from django.test import TestCase, override_settings
 
 from outbox_app.events.testing import assert_published
-from outbox_app.exceptions import FencedOut
 from outbox_app.prepared import aconfirm, aprepare, confirm, fence, prepare, prepared
+from outbox_app.prepared.exceptions import FencedOut
 from outbox_app.prepared.models import Fence
 from outbox_app.prepared.sender import Prepared
 from outbox_app.prepared.testing import assert_confirmed, assert_prepared

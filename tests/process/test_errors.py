@@ -5,19 +5,25 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-from outbox_app import exceptions
-from outbox_app.exceptions import OutboxError, VersionConflict
+from outbox_app.capability import capabilities
+from outbox_app.events.exceptions import VersionConflict
+from outbox_app.exceptions import OutboxError
 
 FACTS: dict[str, Any] = {"VersionConflict": {"stream": "order-1", "current": 3}}
 FACTS |= {"Overloaded": {"retry_after": 5}, "PeerUnavailable": {"sent": False}}
 ERRORS = [
-    error for _, error in inspect.getmembers(exceptions, inspect.isclass)
-    if issubclass(error, OutboxError)
-]  # fmt: skip
+    error
+    for app in capabilities()
+    if find_spec(f"{app.name}.exceptions")
+    for _, error in inspect.getmembers(import_module(f"{app.name}.exceptions"), inspect.isclass)
+    if issubclass(error, OutboxError) and error.__module__ == f"{app.name}.exceptions"
+]
 
 
 @pytest.mark.parametrize("error", ERRORS)

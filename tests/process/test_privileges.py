@@ -14,12 +14,12 @@ from django.db import connections, transaction
 from outbox_app import stage_many
 from outbox_app.entities import Command
 from outbox_app.events import subscriber
+from outbox_app.events.exceptions import UnsafeLog
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.registry import all_logs
 from outbox_app.events.models import Cursor, Event
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.exceptions import UnsafeLog
 from outbox_app.models import DatabaseNow, DeadJob, StagedJob
 from outbox_app.monitoring.status import outbox_status
 from tests import tasks

@@ -21,7 +21,7 @@ from outbox_app.door import client
 from outbox_app.door.models import Peer
 from outbox_app.door.peers import peer_named
 from outbox_app.entities import Command, passing, queue, service
-from outbox_app.exceptions import OutcomeUnknown
+from outbox_app.entities.exceptions import OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import announcing
 from tests.door.test_messages import Handler, Server

@@ -13,9 +13,10 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.events import subscriber
 from outbox_app.events.checks import check_log_tables
+from outbox_app.events.exceptions import UnsafeLog
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Event
-from outbox_app.exceptions import InvalidArgument, UnsafeLog
+from outbox_app.exceptions import InvalidArgument
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked

@@ -23,9 +23,9 @@ from ...admin.filters import column_filter
 from ...admin.masking import masked_line, masked_text
 from ...admin.tables import SHORT, WORDS, Group, Table
 from ...capability import kinds
-from ...exceptions import ReplayRefused
 from ...text import duration, one_line, shown
 from ..aliases import log_alias
+from ..exceptions import ReplayRefused
 from ..models import Cursor, Event, ParkedStream, Subscription
 from ..subscriptions import control, lag
 from ..subscriptions.skips import discard_stream, skip_event

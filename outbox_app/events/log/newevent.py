@@ -23,8 +23,8 @@ from zlib import crc32
 from django.core.serializers.json import DjangoJSONEncoder
 
 from ...conf import SLICES, outbox_settings
-from ...exceptions import InvalidEvent
 from ...models.encoding import unstorable
+from ..exceptions import InvalidEvent
 from ..models import EventLog
 from .window import TOMBSTONE
 

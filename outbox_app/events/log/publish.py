@@ -17,18 +17,12 @@ from uuid import UUID
 
 from django.db import IntegrityError, connections, transaction
 
-from ...exceptions import (
-    InvalidEvent,
-    MessageIdConflict,
-    UnknownLog,
-    VersionConflict,
-    WrittenByCommands,
-)
 from ...process.wakeup import EVENTS, wake_after_commit
-from ...signals import events_published
 from ...transactions import require_atomic, require_table
 from ..aliases import log_alias
+from ..exceptions import InvalidEvent, MessageIdConflict, UnknownLog, VersionConflict
 from ..models import Event, EventLog
+from ..signals import events_published
 from .heads import bump_versions, current_version
 from .insert import CHUNK_ROWS, insert, insert_and_bump
 from .newevent import (
@@ -216,15 +210,11 @@ def _published_before(
 
 
 def require_log(log: Any) -> None:
-    """Raise ``UnknownLog`` or ``WrittenByCommands`` unless one can publish to ``log``."""
+    """Raise ``UnknownLog``, or an error of the log, unless one can publish to it."""
     is_log = isinstance(log, type) and issubclass(log, EventLog)
     if not is_log or log._meta.abstract or log._meta.proxy:
         raise UnknownLog(
             "log must be a concrete model, no proxy, derived from "
             f"outbox_app.events.models.EventLog; got {log!r}."
         )
-    if log.has_answers:
-        raise WrittenByCommands(
-            f"{log.__name__} is the log of an entity, so only commands write to it. Call "
-            "execute() of the entity, or publish to another log."
-        )
+    log.require_publishable()

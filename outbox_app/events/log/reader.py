@@ -20,7 +20,7 @@ from django.db.models.expressions import Col
 from django.utils.module_loading import import_string
 
 from ...conf import outbox_settings
-from ...exceptions import LogSetBack
+from ..exceptions import LogSetBack
 from ..models import EventLog
 from .filter import EventFilter
 from .insert import own_values

@@ -13,9 +13,9 @@ from django.apps import apps
 from django.db.models import Max, Min
 
 from ...conf import outbox_settings
-from ...exceptions import UnknownLog
 from ...models.clock import aware
 from ..aliases import log_alias
+from ..exceptions import UnknownLog
 from ..models import EventLog
 
 #: Seconds by which ``recorded_at`` may be out of order.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...exceptions import LogSetBack, UnsafeLog
+from ..exceptions import LogSetBack, UnsafeLog
 from .window import Run
 
 _VARIABLES = (

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
-from ...exceptions import DamagedCursor
+from ..exceptions import DamagedCursor
 
 #: Lower than every transaction id: a snapshot with this ``xmax`` sees nothing.
 NEVER = -(2**62)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from django.db import connections
 
-from ...exceptions import ForeignCursor, ReadRefused
+from ..exceptions import ForeignCursor, ReadRefused
 from .reader import LogReader
 from .state import PostgresState, Snapshot, WindowState
 from .windows.postgres import XMAX

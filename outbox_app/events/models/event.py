@@ -27,7 +27,7 @@ class EventLog(models.Model):
     """Base of every log. Derive a concrete model from it for a log of your own. Fields that you
     add need a default, or null. Write to it by ``publish(…, log=YourLog)`` only."""
 
-    #: Whether its rows are the answers of commands, which alone write them.
+    #: Whether its rows are the answers of commands, whose columns its records have, too.
     has_answers: ClassVar = False
     #: The position, which cursors refer to.
     id = models.BigAutoField(primary_key=True)
@@ -59,6 +59,10 @@ class EventLog(models.Model):
 
     def __str__(self) -> str:
         return f"{self.type} {self.stream}@{self.version}"
+
+    @classmethod
+    def require_publishable(cls) -> None:
+        """Raise an error if something else than ``publish()`` writes the rows."""
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
         """Return the event in the JSON format of CloudEvents."""

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ...exceptions import LogSetBack
 from ...fields import CharField, TextField
 from ...models.clock import DatabaseNow
+from ..exceptions import LogSetBack
 
 
 class Subscription(models.Model):

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from django.db import models
 
-from ...exceptions import InvalidSubscriber
-from ...signals import events_published
+from ..exceptions import InvalidSubscriber
 from ..log.record import RecordedEvent
 from ..models import EventLog
+from ..signals import events_published
 from ..subscriptions.subscriber import (
     OnError,
     OnGap,

@@ -22,11 +22,11 @@ from django.db import connections, models, transaction
 from django.db.models import Exists, OuterRef
 
 from ...conf import outbox_settings
-from ...exceptions import RebuildFailed, RebuildRefused, TooManyGaps
 from ...failpoints import failpoint
 from ...process.lock_wait import atomic_with_lock_wait, is_conflict
 from ...process.preflight import require_migrated
 from ...text import Write, get_logger
+from ..exceptions import RebuildFailed, RebuildRefused, TooManyGaps
 from ..log.filter import EventFilter
 from ..log.reader import LogReader
 from ..log.state import WindowState, is_whole_window

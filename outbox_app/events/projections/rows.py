@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import IntegrityError, connections, models, transaction
 
-from ...exceptions import InvalidSubscriber
 from ...failpoints import failpoint
 from ...jobs.staging.insert import CHUNK_BYTES, chunks
 from ...models.upsert import PLAIN, array_type, upsert
 from ...process.enclosure import refusing
+from ..exceptions import InvalidSubscriber
 from ..log.record import RecordedEvent
 
 if TYPE_CHECKING:

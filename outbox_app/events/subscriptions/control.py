@@ -19,12 +19,13 @@ import django.db
 from django.db import transaction
 from django.db.models import Exists, OuterRef
 
-from ...exceptions import ReplayRefused, TransactionEnded, UnknownSubscription
+from ...exceptions import TransactionEnded
 from ...models import DatabaseNow, Lease, counting
 from ...process.lock_wait import atomic_with_lock_wait, is_conflict
 from ...text import get_logger
 from ...transactions import own_connection
 from ..aliases import log_alias
+from ..exceptions import ReplayRefused, UnknownSubscription
 from ..log.filter import EventFilter
 from ..log.reader import LogReader
 from ..log.registry import log_named

@@ -17,10 +17,10 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, Q
 
-from ...exceptions import ReplayRefused
 from ...models import DatabaseNow
 from ...models.clock import aware
 from ...transactions import own_connection
+from ..exceptions import ReplayRefused
 from ..log.filter import EventFilter
 from ..log.window import TOMBSTONE
 from ..models import Cursor, EventLog, Gap, ParkedStream

@@ -18,7 +18,7 @@ from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef
 
 from ...conf import outbox_settings
-from ...exceptions import LeaseLost, ReadRefused, TransactionEnded
+from ...exceptions import LeaseLost, TransactionEnded
 from ...failpoints import failpoint
 from ...models import DatabaseNow
 from ...models.encoding import replaced
@@ -26,6 +26,7 @@ from ...process.backoff import described
 from ...process.callbacks import keep_callbacks_apart
 from ...process.endings import raise_what_ends_process
 from ...text import storable
+from ..exceptions import ReadRefused
 from ..log.filter import EventFilter
 from ..log.reader import Events, LogReader, reads_by_time
 from ..log.record import COLUMNS, RecordedEvent

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 from django.db import connections
 
-from ...exceptions import LogSetBack, OutboxError, TransactionEnded
+from ...exceptions import OutboxError, TransactionEnded
 from ...failpoints import failpoint
 from ...jobs.staging.detector import watching_callbacks
 from ...process.enclosure import SwallowedError, enclosed
 from ...process.endings import ends_process
 from ...process.tracing import inside, start_span
+from ..exceptions import LogSetBack
 from ..log.record import RecordedEvent
 from .subscriber import Handler, Subscriber
 

@@ -17,11 +17,11 @@ import django.db
 from django.db.models import Count, Exists, OuterRef, QuerySet, Subquery
 from django.utils.connection import ConnectionDoesNotExist
 
-from ...exceptions import DamagedCursor, UnknownLog
 from ...models import DatabaseNow, Lease, Process, counting
 from ...monitoring.long_transactions import LongTransactions, open_writers
 from ...process.lease import alive
 from ..aliases import log_alias
+from ..exceptions import DamagedCursor, UnknownLog
 from ..log.filter import EventFilter
 from ..log.reader import LogReader, reads_by_time
 from ..log.registry import all_logs, log_named

@@ -18,9 +18,9 @@ from ...exceptions import LeaseLost, TransactionEnded
 from ...models.encoding import replaced
 from ...process.backoff import described
 from ...process.enclosure import is_lost
-from ...signals import stream_parked
 from ..log.record import RecordedEvent
 from ..models import Cursor, ParkedStream
+from ..signals import stream_parked
 from .cursors import CursorConflict, evidence
 from .subscriber import Handler, Subscriber
 

@@ -25,14 +25,15 @@ from django.db import close_old_connections, connections
 from django.dispatch import Signal
 
 from ...conf import outbox_settings
-from ...exceptions import LeaseLost, ReadRefused, TransactionEnded
+from ...exceptions import LeaseLost, TransactionEnded
 from ...failpoints import failpoint
 from ...process.backoff import described
 from ...process.enclosure import LOST, is_lost
-from ...signals import page_failed, page_handled
+from ..exceptions import ReadRefused
 from ..log.record import RecordedEvent
 from ..log.window import Page
 from ..models import Cursor, ParkedStream
+from ..signals import page_failed, page_handled
 from .cursors import (
     CursorConflict,
     LogCursor,

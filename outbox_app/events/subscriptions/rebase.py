@@ -17,10 +17,11 @@ from django.db import connections, transaction
 from django.db.models import Max, Min, Value
 from django.db.models.functions import Least
 
-from ...exceptions import DamagedCursor, InvalidArgument, ReadRefused, ReplayRefused
+from ...exceptions import InvalidArgument
 from ...process.preflight import require_migrated
 from ...text import Write, get_logger
 from ..aliases import log_alias
+from ..exceptions import DamagedCursor, ReadRefused, ReplayRefused
 from ..log.reader import LogReader, reads_by_time
 from ..log.registry import all_logs, log_named
 from ..log.state import PostgresState, WindowState

@@ -19,8 +19,8 @@ from typing import Any
 
 from django.db.models import Exists
 
-from ...exceptions import ReadRefused
 from ...process.lock_wait import atomic_with_lock_wait
+from ..exceptions import ReadRefused
 from ..log.newevent import slice_of
 from ..log.reader import LogReader
 from ..models import Cursor, ParkedStream, Subscription

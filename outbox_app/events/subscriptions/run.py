@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import connections
 
-from ...exceptions import InvalidArgument, UnknownSubscription
+from ...exceptions import InvalidArgument
 from ...process.foreground import (
     Listen,
     prepare,
@@ -23,6 +23,7 @@ from ...process.foreground import (
     stop_on_signals,
 )
 from ...text import get_logger
+from ..exceptions import UnknownSubscription
 from .runner import ANSWER_SECONDS, Runner
 from .subscriber import Subscriber, all_subscribers, subscriber_named
 

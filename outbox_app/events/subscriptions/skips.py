@@ -12,8 +12,8 @@ from __future__ import annotations
 from django.db import transaction
 from django.db.models import Max
 
-from ...exceptions import GapNotSkippable
 from ...text import get_logger
+from ..exceptions import GapNotSkippable
 from ..models import Cursor, Gap, ParkedStream
 from .control import alias_of, locked, record_skip
 from .cursors import reader_of

@@ -17,10 +17,10 @@ from django.db.models import Max
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from ...exceptions import ReplayRefused
 from ...models import counting
 from ...models.clock import stored
 from ...text import one_line
+from ..exceptions import ReplayRefused
 from ..log.registry import position_before
 from ..models import EventLog
 

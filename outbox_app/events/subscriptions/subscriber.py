@@ -16,11 +16,12 @@ from typing import Any, Literal, get_args
 from celery.app.task import Task
 from django.db.models import Max
 
-from ...exceptions import InvalidSubscriber, OutboxError, UnknownLog, UnknownSubscription
+from ...exceptions import OutboxError
 from ...jobs.staging.stage import stage_many
 from ...jobs.staging.validation import as_key
 from ...text import storable
 from ..aliases import log_alias
+from ..exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from ..log.filter import EventFilter
 from ..log.reader import LogReader
 from ..log.record import RecordedEvent

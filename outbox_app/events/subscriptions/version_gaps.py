@@ -15,7 +15,6 @@ from functools import partial
 from django.db import transaction
 
 from ...models.upsert import upsert
-from ...signals import stream_parked
 from ...text import get_logger
 from ..log.completeness import Completeness, MissingVersions, contiguous
 from ..log.filter import EventFilter
@@ -24,6 +23,7 @@ from ..log.record import RecordedEvent
 from ..log.state import WindowState
 from ..log.windows.time import TOP, TimeState
 from ..models import DeliveredVersion, Gap, GapQuerySet, ParkedStream
+from ..signals import stream_parked
 from .parking import Parking
 
 logger = get_logger("outbox_app.events.subscriptions")

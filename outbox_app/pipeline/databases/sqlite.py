@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from ...events.log.scans.sqlite import SqliteScan
-from ...exceptions import Unreachable
 from ..database import Database, batches_of
+from ..exceptions import Unreachable
 from ..options import Options
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 from django.db.models import DurationField, Field, GenericIPAddressField, JSONField
 
-from ...exceptions import NoSpark, Unreachable
+from ..exceptions import NoSpark, Unreachable
 from .rebuild_fold import as_stored
 
 if TYPE_CHECKING:

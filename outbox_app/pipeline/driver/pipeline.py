@@ -21,8 +21,8 @@ from ...conf import outbox_settings
 from ...events.aliases import log_alias
 from ...events.log.registry import log_named
 from ...events.models import Event, EventLog
-from ...exceptions import InvalidOption, PipelineError
 from ...process.preflight import require_alias
+from ..exceptions import InvalidOption, PipelineError
 from ..options import Options
 from ..session import is_local, is_running, reason, spark_session
 

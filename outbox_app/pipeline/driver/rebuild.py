@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, models, transaction
 
+from ...events.exceptions import RebuildRefused
 from ...events.log.filter import EventFilter
 from ...events.log.state import WindowState
 from ...events.models import EventLog
@@ -25,9 +26,9 @@ from ...events.projections.comparison import compare
 from ...events.projections.projection import Projection
 from ...events.projections.rebuild import Rebuild, failing_as_one, rebuildable, require_whole
 from ...events.projections.shadow_table import shadow_table
-from ...exceptions import PipelineError, RebuildRefused
 from ...failpoints import failpoint
 from ...text import Write, get_logger
+from ..exceptions import PipelineError
 from ..session import reason
 from .pipeline import disconnect
 from .rebuild_fold import columns, load_fold

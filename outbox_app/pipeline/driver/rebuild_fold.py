@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from ...exceptions import PipelineError
+from ..exceptions import PipelineError
 
 if TYPE_CHECKING:
     from ...events.log.record import RecordedEvent

@@ -15,7 +15,6 @@ from django.db import connections, transaction
 
 from ...aliases import outbox_alias
 from ...capability import all_doors
-from ...exceptions import InvalidOption, PipelineError
 from ...models import Statistic
 from ...models.statistic import label_of, write_figures
 from ...text import Write
@@ -24,6 +23,7 @@ from ..audit import LIMIT, audit
 from ..audit_checks import EVENTS_SCHEMA
 from ..database import connect
 from ..defects import ENTITY, Audit, Defect
+from ..exceptions import InvalidOption, PipelineError
 from ..figures import figures
 from ..offset import Offsets
 from ..schema import some

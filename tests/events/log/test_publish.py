@@ -15,17 +15,17 @@ from django.db.models.functions import Cast
 from django.test.utils import isolate_apps
 
 from outbox_app.events import ANY, NO_STREAM, NewEvent, publish, publish_many
-from outbox_app.events.log import publish as publishing
-from outbox_app.events.log.reader import LogReader
-from outbox_app.events.models import Event, EventLog, StreamHead
-from outbox_app.exceptions import (
+from outbox_app.events.exceptions import (
     InvalidEvent,
     MessageIdConflict,
-    NotAtomic,
     UnknownLog,
     VersionConflict,
 )
-from outbox_app.signals import events_published
+from outbox_app.events.log import publish as publishing
+from outbox_app.events.log.reader import LogReader
+from outbox_app.events.models import Event, EventLog, StreamHead
+from outbox_app.events.signals import events_published
+from outbox_app.exceptions import NotAtomic
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_atomic")]
 

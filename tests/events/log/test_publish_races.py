@@ -11,9 +11,9 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from outbox_app.events import ANY, NO_STREAM, NewEvent, publish, publish_many
+from outbox_app.events.exceptions import MessageIdConflict, VersionConflict
 from outbox_app.events.log import heads
 from outbox_app.events.models import Event, StreamHead
-from outbox_app.exceptions import MessageIdConflict, VersionConflict
 from tests.faults.tools import on
 from tests.patience import eventually, patience
 

@@ -11,10 +11,10 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.exceptions import ForeignCursor, TooManyGaps, UnsafeLog
 from outbox_app.events.log.state import MysqlState
 from outbox_app.events.log.windows.mysql import without
 from outbox_app.events.models import Event
-from outbox_app.exceptions import ForeignCursor, TooManyGaps, UnsafeLog
 from tests.faults.tools import on
 
 from .conformance import commit

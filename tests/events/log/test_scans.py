@@ -11,10 +11,10 @@ import random
 import pytest
 
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.exceptions import DamagedCursor
 from outbox_app.events.log.scan import dealt, ranges
 from outbox_app.events.log.state import MysqlState
 from outbox_app.events.models import Event
-from outbox_app.exceptions import DamagedCursor
 
 from .conformance import commit, concurrent
 from .harness import stress

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from outbox_app.exceptions import DamagedCursor
+from outbox_app.events.exceptions import DamagedCursor
 
 from .conformance import commit, reading
 

@@ -10,12 +10,12 @@ import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app.events import NewEvent, publish, publish_many
+from outbox_app.events.exceptions import DamagedCursor, ForeignCursor, TooManyGaps
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.state import MysqlState
 from outbox_app.events.log.window import TOMBSTONE
 from outbox_app.events.log.windows import mysql
 from outbox_app.events.models import Event
-from outbox_app.exceptions import DamagedCursor, ForeignCursor, TooManyGaps
 from tests.events.log.own_log.models import Ledger
 from tests.faults.tools import eventually, on
 from tests.mysql import explain, plan_of

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from django.db import connections, transaction
 
+from outbox_app.events.exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from outbox_app.events.log.state import BEGINNING, PostgresState, Snapshot
 from outbox_app.events.models import Event
-from outbox_app.exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from tests.faults.tools import on
 
 from .conformance import commit, names, read_all, reading, unread

@@ -8,12 +8,12 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from outbox_app.events.exceptions import ForeignCursor, UnsafeLog
 from outbox_app.events.log.filter import EventFilter
 from outbox_app.events.log.state import SqliteState
 from outbox_app.events.log.windows.mysql import MysqlWindow
 from outbox_app.events.log.windows.postgres import PostgresWindow
 from outbox_app.events.log.windows.sqlite import SqliteWindow
-from outbox_app.exceptions import ForeignCursor, UnsafeLog
 from tests.faults.tools import eventually
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgreSQL

@@ -8,11 +8,11 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.exceptions import InvalidSubscriber
 from outbox_app.events.models import Cursor, Event
 from outbox_app.events.projections.push import receive
-from outbox_app.exceptions import InvalidSubscriber
+from outbox_app.events.signals import events_published
 from outbox_app.failpoints import set_failpoint
-from outbox_app.signals import events_published
 from tests.events.projections.declared import StatusOf, declare
 from tests.events.projections.models import Status
 from tests.faults.tools import on

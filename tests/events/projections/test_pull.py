@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from outbox_app.events import NewEvent, Projection, publish_many, subscriber
+from outbox_app.events.exceptions import InvalidSubscriber
 from outbox_app.events.log.record import recorded
 from outbox_app.events.models import Cursor, Event
 from outbox_app.events.projections.rows import PendingEvent, ProjectionTable
-from outbox_app.exceptions import InvalidSubscriber
 from outbox_app.failpoints import set_failpoint
 from tests.events.projections.declared import SoldOf, StatusOf, declare
 from tests.events.projections.models import Bare, Hourly, Numbered, Seat, Sold, Stamped, Status

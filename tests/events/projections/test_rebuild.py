@@ -13,13 +13,13 @@ from django.db import OperationalError, connections, models, transaction
 from django.test.utils import isolate_apps
 
 from outbox_app.events import NewEvent, publish_many, subscriber
+from outbox_app.events.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.projections.rebuild import Rebuild, rebuild
 from outbox_app.events.projections.shadow_table import shadow_table
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.process.lock_wait import atomic_with_lock_wait
 from tests import forking

@@ -14,10 +14,10 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app.events import NO_STREAM, publish, subscriber
 from outbox_app.events.checks import check_log_tables
+from outbox_app.events.exceptions import VersionConflict
 from outbox_app.events.models import Event
 from outbox_app.events.subscriptions.partition import Partition
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.exceptions import VersionConflict
 from tests.patience import patience
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "partition-a-log.md"

@@ -11,14 +11,14 @@ from django.core.management import CommandError, call_command
 from outbox_app.events import subscriber
 from outbox_app.events.aliases import log_alias
 from outbox_app.events.checks import check_declared_logs
+from outbox_app.events.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from outbox_app.events.models import Event, EventLog
 from outbox_app.events.projections.push import receive
+from outbox_app.events.signals import events_published
 from outbox_app.events.subscriptions.run import choose
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from outbox_app.monitoring.diagnosis import Limits, problems
 from outbox_app.monitoring.status import outbox_status
-from outbox_app.signals import events_published
 
 
 def handle(events):

@@ -8,6 +8,7 @@ from django.db import connections, transaction
 
 from outbox_app.events import NewEvent, prune_events, publish_many, subscriber
 from outbox_app.events.checks import check_log_tables
+from outbox_app.events.exceptions import LogSetBack, ReadRefused, ReplayRefused
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
@@ -16,7 +17,6 @@ from outbox_app.events.subscriptions.counting import count_events
 from outbox_app.events.subscriptions.partition import Partition
 from outbox_app.events.subscriptions.skips import discard_stream, skip_event
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.exceptions import LogSetBack, ReadRefused, ReplayRefused
 from tests.events.log.own_log.models import Ledger
 from tests.faults.tools import on
 

@@ -18,6 +18,7 @@ from outbox_app.events import subscriber
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.windows.time import TimeWindow
 from outbox_app.events.models import Cursor, ParkedStream
+from outbox_app.events.signals import page_failed, page_handled, stream_parked
 from outbox_app.events.subscriptions import subscriber as module
 from outbox_app.events.subscriptions.control import release
 from outbox_app.events.subscriptions.partition import Partition
@@ -26,7 +27,6 @@ from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.jobs.staging import detector
 from outbox_app.models import Incident, Process
 from outbox_app.process.lease import LeaseHolder
-from outbox_app.signals import page_failed, page_handled, stream_parked
 from tests.faults.tools import eventually, on
 from tests.patience import patience
 

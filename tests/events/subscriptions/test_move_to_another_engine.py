@@ -12,11 +12,11 @@ from django.db import transaction
 
 from outbox_app.capability import capabilities
 from outbox_app.events import NewEvent, publish_many
+from outbox_app.events.exceptions import ForeignCursor, ReplayRefused
 from outbox_app.events.models import Event
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.lag import lags
 from outbox_app.events.subscriptions.rebase import rebase_outbox
-from outbox_app.exceptions import ForeignCursor, ReplayRefused
 
 #: The apps whose rows move.
 APPS = [app.label for app in capabilities()]

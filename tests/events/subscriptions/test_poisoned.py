@@ -8,11 +8,11 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox_app.events import subscriber
+from outbox_app.events.exceptions import GapNotSkippable
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions.control import release
 from outbox_app.events.subscriptions.handling import Attempt, narrowed
 from outbox_app.events.subscriptions.skips import discard_stream, skip_event
-from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import InboxEntry
 
 pytestmark = pytest.mark.django_db(transaction=True)

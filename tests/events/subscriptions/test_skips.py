@@ -9,6 +9,7 @@ from django.core.management import call_command
 from django.db import OperationalError
 
 from outbox_app.events import subscriber
+from outbox_app.events.exceptions import GapNotSkippable
 from outbox_app.events.log.newevent import slice_of
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
@@ -17,7 +18,6 @@ from outbox_app.events.subscriptions.counting import count_events
 from outbox_app.events.subscriptions.parking import Parking
 from outbox_app.events.subscriptions.skips import discard_stream, skip_event, skip_gap
 from outbox_app.events.subscriptions.version_gaps import give_up
-from outbox_app.exceptions import GapNotSkippable
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import InboxEntry
 from tests.events.log.sessions import Session

@@ -10,12 +10,12 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.events import publish, subscriber
+from outbox_app.events.exceptions import ReplayRefused
 from outbox_app.events.models import Cursor, Event, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions import subscriber as declared
 from outbox_app.events.subscriptions.cursors import fail
 from outbox_app.events.subscriptions.lag import lags
-from outbox_app.exceptions import ReplayRefused
 from outbox_app.models import DatabaseNow, InboxEntry, Process, StagedJob
 from tests import tasks
 from tests.events.log.own_log.models import Ledger

@@ -18,9 +18,10 @@ from django.db import connections, transaction
 from kombu.utils.objects import cached_property
 
 from outbox_app.events import publish
+from outbox_app.events.signals import events_published
 from outbox_app.jobs.staging import declarations, fork
 from outbox_app.models import StagedJob
-from outbox_app.signals import events_published, jobs_staged
+from outbox_app.signals import jobs_staged
 from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)

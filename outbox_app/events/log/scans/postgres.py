@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ....exceptions import ForeignCursor
+from ...exceptions import ForeignCursor
 from ..filter import EventFilter
 from ..scan import LogScan, dealt, ranges
 from ..state import BEGINNING, NEVER, PostgresState, Snapshot

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ....exceptions import TooManyGaps, UnsafeLog
+from ...exceptions import TooManyGaps, UnsafeLog
 from ..filter import EventFilter
 from ..requirements import require_exact, require_given_out
 from ..state import MysqlState

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ....exceptions import ForeignCursor, UnsafeLog
+from ...exceptions import ForeignCursor, UnsafeLog
 from ..filter import EventFilter
 from ..requirements import require_exact
 from ..state import BEGINNING, NEVER, PostgresState, Snapshot

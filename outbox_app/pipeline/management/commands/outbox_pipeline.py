@@ -21,12 +21,13 @@ import django.db
 from django.core.management.base import CommandError, CommandParser
 
 from ....aliases import inbox_alias
-from ....exceptions import InvalidArgument, PipelineError
+from ....exceptions import InvalidArgument
 from ....management.teaching import TeachingCommand
 from ....process.foreground import stop_on_signals
 from ....process.waiting import StopFlag
 from ...driver.pipeline import Pipeline, pipeline
 from ...driver.rebuild import log_of, rebuild_on_spark
+from ...exceptions import PipelineError
 from ...session import reason
 
 

@@ -12,6 +12,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.events import publish, publish_many, subscriber
+from outbox_app.events.exceptions import DamagedCursor, InvalidSubscriber
 from outbox_app.events.log.filter import EventFilter
 from outbox_app.events.log.newevent import NewEvent, slice_of
 from outbox_app.events.log.reader import LogReader
@@ -22,7 +23,6 @@ from outbox_app.events.subscriptions.control import repartition
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.skips import skip_event
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.exceptions import DamagedCursor, InvalidSubscriber
 from outbox_app.models import DatabaseNow
 from tests.events.log.conformance import read_all
 from tests.events.log.sessions import Session

@@ -6,11 +6,11 @@ import pytest
 from django.db import OperationalError, connections
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.events.exceptions import GapNotSkippable
 from outbox_app.events.models import Cursor, DeliveredVersion, Gap, ParkedStream
+from outbox_app.events.signals import stream_parked
 from outbox_app.events.subscriptions import parking, version_gaps
 from outbox_app.events.subscriptions.skips import skip_gap
-from outbox_app.exceptions import GapNotSkippable
-from outbox_app.signals import stream_parked
 from tests.events.log.own_log.models import Ledger
 
 from .conftest import WAYS, Log

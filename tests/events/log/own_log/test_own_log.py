@@ -16,12 +16,12 @@ from django.db.migrations.questioner import NonInteractiveMigrationQuestioner
 from django.db.migrations.state import ProjectState
 
 from outbox_app.events import NO_STREAM, publish, subscriber
+from outbox_app.events.exceptions import ReplayRefused, VersionConflict
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.registry import all_logs, log_named
 from outbox_app.events.models import Cursor, Event, StreamHead
 from outbox_app.events.subscriptions import control
 from outbox_app.events.testing import published_events
-from outbox_app.exceptions import ReplayRefused, VersionConflict
 
 from .models import Ledger, Visit
 

@@ -9,13 +9,13 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.events import NewEvent, prune_events, publish_many, subscriber
+from outbox_app.events.exceptions import ReplayRefused
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions import subscriber as declared
 from outbox_app.events.subscriptions.counting import count_events
 from outbox_app.events.subscriptions.skips import discard_stream, skip_event, skip_gap
-from outbox_app.exceptions import ReplayRefused
 from tests.faults.tools import on
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]

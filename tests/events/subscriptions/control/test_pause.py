@@ -9,9 +9,9 @@ import pytest
 from django.db import OperationalError, connections
 
 from outbox_app.events import subscriber
+from outbox_app.events.exceptions import ReplayRefused, UnknownSubscription
 from outbox_app.events.models import Cursor, Subscription
 from outbox_app.events.subscriptions import control
-from outbox_app.exceptions import ReplayRefused, UnknownSubscription
 from tests.emptying import cut_off
 from tests.events.log.sessions import Session
 from tests.faults.tools import eventually, on

@@ -11,12 +11,13 @@ import pytest
 from django.db import connections
 
 from outbox_app.events import subscriber
+from outbox_app.events.exceptions import ReplayRefused
 from outbox_app.events.log.newevent import slice_of
 from outbox_app.events.models import Cursor, Event, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions import subscriber as module
 from outbox_app.events.subscriptions.runner import Runner
-from outbox_app.exceptions import OutboxError, ReplayRefused
+from outbox_app.exceptions import OutboxError
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Incident
 from tests.events.log.own_log.models import Ledger

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from django.db import connections
 
+from outbox_app.events.exceptions import ReplayRefused
 from outbox_app.events.log.newevent import slice_of
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions import subscriber as declared
 from outbox_app.events.subscriptions.start_point import position_of
-from outbox_app.exceptions import ReplayRefused
 from outbox_app.models import counting
 from tests.events.log.sessions import Session
 from tests.faults.tools import on
