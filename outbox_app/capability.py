@@ -8,7 +8,7 @@ and metrics. Nothing here reads a database.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import lru_cache
 from importlib import import_module
@@ -20,9 +20,11 @@ from django.core.signals import setting_changed
 from django.dispatch import receiver
 from django.utils.functional import cached_property
 
+from .conf import read
 from .text import one_line
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from django.db.models import Model, QuerySet
     from django.urls import URLPattern
     from django.utils.safestring import SafeString
@@ -172,6 +174,8 @@ class Doors:
     name = ""
     #: Pages show the doors in this order.
     rank = 0
+    #: The dataclass of its keys in OUTBOX.
+    settings: type[DataclassInstance] | None = None
     kinds: Mapping[str, Kind] = {}
     metrics: Mapping[str, Metric] = {}
     #: Names that it writes to the table of statistics, beside the counters of processes.
@@ -305,6 +309,14 @@ def kinds() -> dict[str, Kind]:
 def all_metrics() -> dict[str, Metric]:
     """Return all metrics by name."""
     return {name: metric for doors in all_doors() for name, metric in doors.metrics.items()}
+
+
+def setting(name: str) -> Any:
+    """Return the value of a key of OUTBOX that an installed app has."""
+    for doors in all_doors():
+        if doors.settings and name in {each.name for each in fields(doors.settings)}:
+            return getattr(read(doors.settings), name)
+    raise LookupError(name)
 
 
 @receiver(setting_changed, dispatch_uid="outbox_app.capability")

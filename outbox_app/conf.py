@@ -1,34 +1,73 @@
 """Settings: the dictionary ``OUTBOX`` of the Django project, typed and read lazily.
 
-Every setting has a default, so the dictionary may be absent. Nothing is read at import.
-``outbox_settings()`` raises ``ImproperlyConfigured`` for a key that does not exist. The system
-checks (``outbox_app.checks``) find values that contradict each other, so that ``manage.py check``
-names all of them at once.
+Every key has a default, so the dictionary may be absent. Nothing is read at import. Each app has
+its keys in its ``conf``. A key that does not exist raises ``ImproperlyConfigured``, and so does one
+of an app that is not installed. The system checks (``outbox_app.checks``) find values that
+contradict each other, so that ``manage.py check`` names all of them at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import celery
+from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 
+T = TypeVar("T")
+
+
+class Rule(NamedTuple):
+    """What a value must be, in place of the rule for its type: ``metadata={"rule": Rule(…)}``."""
+
+    fits: Callable[[Any], bool]
+    #: Words for the error: "expected …".
+    expected: str
+
+
 #: Number of shards. Rows keep the shard they were staged with, so this is not a setting.
 SHARDS = 128
-#: Number of slices of a log. Rows keep the slice they were published with.
-SLICES = 1024
 #: Heartbeats in one lease.
 BEATS = 5
 #: The longest retention, in days. Python's dates begin in year 1, so it cannot be much longer.
 MAX_DAYS = 365_000
 #: The oldest Celery that is supported.
 CELERY = (5, 5)
+#: The keys of the other apps, to name the app of a key that is not installed. A test compares them.
+KEYS_OF_APPS = {
+    "outbox_app.events": (
+        "SUBSCRIPTION_INTERVAL",
+        "EVENT_RETENTION_DAYS",
+        "SINK",
+        "MAX_EVENT_BYTES",
+        "WINDOWS",
+        "SETTLE_SECONDS",
+        "TOMBSTONES",
+        "PAGE_SIZE",
+        "MAX_RETRY_DELAY",
+    ),
+    "outbox_app.entities": (
+        "ENTITY_COMMAND_DAYS",
+        "ENTITY_QUEUE",
+        "ENTITY_THREADS",
+        "ENTITY_SCOPE",
+    ),
+    "outbox_app.prepared": (
+        "PREPARED_MAX_DECIDE_BY",
+        "PREPARED_RETENTION_DAYS",
+        "FENCE_RETENTION_DAYS",
+    ),
+    "outbox_app.door": ("PEERS",),
+    "outbox_app.fleet": ("FLEET",),
+    "outbox_app.ids": ("DATACENTRE",),
+    "outbox_app.django_tasks": ("TASK_RESULT_RETENTION_DAYS",),
+}
 
 
 def require_celery() -> None:
@@ -43,7 +82,7 @@ def require_celery() -> None:
 
 @dataclass(frozen=True, slots=True)
 class OutboxSettings:
-    """The keys of ``OUTBOX``, with the defaults that the documentation names."""
+    """The keys of ``OUTBOX`` for jobs, with the defaults that the documentation names."""
 
     #: Alias whose ``atomic()`` blocks stage jobs. None: the alias to which the routers write
     #: StagedJob.
@@ -71,8 +110,6 @@ class OutboxSettings:
     STRICT_TASK_NAMES: bool = False
     #: Seconds between two polls of an idle drainer. None: 1 where commits wake it, else 0.1.
     INTERVAL: float | None = None
-    #: Seconds between two polls of an idle subscription. None: as for INTERVAL.
-    SUBSCRIPTION_INTERVAL: float | None = None
     #: Rows read, published and deleted at once.
     BATCH_SIZE: int = 1000
     #: Seconds after which a silent drainer loses its shards.
@@ -101,48 +138,8 @@ class OutboxSettings:
     INBOX_RETENTION_DAYS: int = 30
     #: Days for which incidents are kept.
     INCIDENT_RETENTION_DAYS: int = 30
-    #: Days for which results of ``django.tasks`` are kept.
-    TASK_RESULT_RETENTION_DAYS: int = 30
     #: Hours for which the counters of drainers and subscriptions are kept.
     STATISTICS_RETENTION_HOURS: int = 48
-    #: Days for which events are kept once every subscription has passed them. None: without limit.
-    EVENT_RETENTION_DAYS: int | None = None
-    #: Logs whose old events are pruned automatically: by table, the archive's folder or address and
-    #: the age in days. An event stays until it is archived and every subscription has passed it.
-    SINK: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    #: Days for which the ids of commands are kept once retention has removed their versions,
-    #: counted from the command. A later repeat is executed again. None: without limit.
-    ENTITY_COMMAND_DAYS: int | None = None
-    #: Largest data and metadata of an event, in bytes of JSON each.
-    MAX_EVENT_BYTES: int = 256 * 1024
-    #: Dotted paths of window classes by database vendor. They replace the built-in ones.
-    WINDOWS: Mapping[str, str] = field(default_factory=dict)
-    #: MySQL: seconds after which a missing position whose row was never seen counts as never used.
-    SETTLE_SECONDS: float = 5.0
-    #: MySQL: seal positions that were never used with a tombstone row.
-    TOMBSTONES: bool = False
-    #: Events handed to a subscriber at once.
-    PAGE_SIZE: int = 500
-    #: Commands that may wait for one entity in one process.
-    ENTITY_QUEUE: int = 10_000
-    #: Threads that execute the commands of coroutines, in one process.
-    ENTITY_THREADS: int = 4
-    #: Dotted path of a function that names the scope of the caller's session, such as its tenant:
-    #: only commands of one scope share a transaction. None: all of them may.
-    ENTITY_SCOPE: str | None = None
-    #: The most seconds that a sender may ask for until the policy of a prepared event decides.
-    PREPARED_MAX_DECIDE_BY: float = 14 * 86400.0
-    #: Days for which the keeper keeps decided events.
-    PREPARED_RETENTION_DAYS: int = 30
-    #: Days for which a sender keeps fences. Longer than any keeper may still ask about one.
-    FENCE_RETENTION_DAYS: int = 30
-    #: The services that prepare events here, or that keep events of this one, over HTTP: by name,
-    #: the fields of ``Peer``. An entry here takes precedence over the table.
-    PEERS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: This process as a server or a client of a service's doors: the fields of ``FleetSettings``.
-    FLEET: Mapping[str, Any] = field(default_factory=dict)
-    #: Longest pause before a failed page is tried again, in seconds.
-    MAX_RETRY_DELAY: float = 60.0
     #: The admin masks the values of keys whose names contain one of these, for every user.
     SENSITIVE_KEYS: tuple[str, ...] = (
         *("password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie"),
@@ -150,63 +147,51 @@ class OutboxSettings:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FleetSettings:
-    """The keys of ``OUTBOX["FLEET"]``."""
+def read(keys: type[T]) -> T:
+    """Return the values of ``OUTBOX`` for the keys of one app, a dataclass, over its defaults.
 
-    #: The service that processes of this project belong to. Empty: they register nowhere.
-    SERVICE: str = ""
-    #: Address at which others call the door of this process. Empty: it is a client, never called.
-    ADDRESS: str = ""
-    #: Its share of the calls, relative to the weights of the other servers: 0 (drained) to 100.
-    WEIGHT: int = 100
-    #: Dotted path of a ``Registry``.
-    REGISTRY: str = "outbox_app.fleet.registries.DatabaseRegistry"
-    #: For ToozRegistry: the address of Redis, ZooKeeper, …
-    REGISTRY_URL: str = ""
-    #: For StaticRegistry: the servers' addresses by service.
-    SERVERS: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    BALANCE: Literal["random", "round_robin", "weighted_random"] = "weighted_random"
-    #: Whether a call tries one server only, or several one after the other.
-    CLUSTER: Literal["fail_fast", "fail_over"] = "fail_over"
-    #: Seconds for all attempts of a call together.
-    DEADLINE: float = 5.0
-    #: Which servers lead the entities of routed types: "elected" means the registered ones, a list
-    #: names them. None: no server leads, and each command is executed where it arrives.
-    TOPOLOGY: Literal["elected"] | Sequence[str] | None = "elected"
-    #: Number of the datacentre, 0 to 7: ids are made with its 32 nodes. None: with any of all 256.
-    DATACENTRE: int | None = None
+    Raises:
+        ImproperlyConfigured: ``OUTBOX`` is no dictionary, or has a key that no installed app has.
+    """
+    found: T = _read(keys)  # type: ignore[arg-type]
+    return found
 
 
-NAMES = tuple(each.name for each in fields(OutboxSettings))
-
-
-@lru_cache(maxsize=1)
-def outbox_settings() -> OutboxSettings:
-    """Return the values of ``django.conf.settings.OUTBOX`` over the defaults."""
+@lru_cache
+def _read(keys: Any) -> Any:
     given: Any = getattr(settings, "OUTBOX", {})
     if not isinstance(given, dict):
         raise ImproperlyConfigured(
             f"The setting OUTBOX must be a dictionary; it is {type(given).__name__}."
         )
-    unknown = sorted(set(given) - set(NAMES))
-    if unknown:
+    if apps.apps_ready:
+        _refuse_unknown(given)
+    names = {each.name for each in fields(keys)}
+    return keys(**{name: value for name, value in given.items() if name in names})
+
+
+def _refuse_unknown(given: dict[str, Any]) -> None:
+    known = [each.name for each in fields(OutboxSettings)]
+    for app, names in KEYS_OF_APPS.items():
+        if apps.is_installed(app):
+            known += names
+        elif strange := sorted(given.keys() & names):
+            raise ImproperlyConfigured(
+                f"The setting OUTBOX has {', '.join(map(repr, strange))} of {app}: add {app!r} to "
+                "INSTALLED_APPS, or remove the key."
+            )
+    if unknown := sorted(given.keys() - {*known}):
         raise ImproperlyConfigured(
             f"The setting OUTBOX has no key {', '.join(map(repr, unknown))}. "
-            f"Known keys: {', '.join(NAMES)}."
+            f"Known keys: {', '.join(known)}."
         )
-    return OutboxSettings(**given)
 
 
-def fleet_settings() -> FleetSettings:
-    """Return the values of ``OUTBOX["FLEET"]`` over the defaults."""
-    try:
-        return FleetSettings(**outbox_settings().FLEET)
-    except TypeError as error:
-        known = ", ".join(each.name for each in fields(FleetSettings))
-        raise ImproperlyConfigured(f"OUTBOX['FLEET']: {error}. Known keys: {known}.") from error
+def outbox_settings() -> OutboxSettings:
+    """Return the settings of jobs."""
+    return read(OutboxSettings)
 
 
 @receiver(setting_changed, dispatch_uid="outbox_app.conf")
 def _clear_cache(**kwargs: Any) -> None:
-    outbox_settings.cache_clear()
+    _read.cache_clear()

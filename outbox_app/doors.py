@@ -16,6 +16,7 @@ from django.utils.translation import ngettext_lazy
 
 from .aliases import inbox_alias, outbox_alias
 from .capability import BAD, WARNING, Doors, Kind, Loop, Metric
+from .conf import OutboxSettings
 from .jobs.drain.run import drain_here
 from .models import DeadJob, InboxEntry, Incident, StagedJob, Statistic
 from .process.counters import by_name
@@ -138,6 +139,8 @@ def _by_name(rows: Any, before: datetime, *, dry_run: bool) -> Iterable[Any]:
 
 class CoreDoors(Doors):
     """Jobs. Their facts are the fields of ``OutboxStatus`` itself."""
+
+    settings = OutboxSettings
 
     name = "jobs"
     kinds = KINDS

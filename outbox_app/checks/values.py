@@ -1,13 +1,15 @@
 """The dictionary ``OUTBOX``: its keys and types, and values that contradict each other.
 
-All errors are reported at once. The expected types are those of ``conf.OutboxSettings``, so a new
-setting is checked as soon as it is declared.
+All errors are reported at once. The expected types are those of the dataclasses in ``conf`` of
+each app, so a new setting is checked as soon as it is declared; ``metadata`` of a field may have a
+rule of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from django.core.checks import CheckMessage, Error
@@ -15,7 +17,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.utils.module_loading import import_string
 
-from ..conf import BEATS, MAX_DAYS, OutboxSettings, outbox_settings
+from ..capability import all_doors
+from ..conf import BEATS, MAX_DAYS, OutboxSettings, Rule, outbox_settings, read
 from ..jobs.staging.modes import MODES
 from ..process.lease import TRUST
 
@@ -24,12 +27,7 @@ MOST = {"DAYS": MAX_DAYS, "HOURS": 24 * MAX_DAYS}
 #: The largest number of seconds, thirty years: far larger ones overflow Python's times.
 MOST_SECONDS = 10**9
 #: The least value of a number, if it is not just "above 0".
-LEAST = {
-    **{"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0},
-    **{"INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01},
-}
-#: Days for which a sender keeps a fence after the last time that a keeper may ask about it.
-FENCE_MARGIN = 7
+LEAST = {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01}
 #: The part of the lease that is certain to be left when a batch is published.
 LEFT = TRUST - 1 / BEATS
 #: Timeouts: the part of another setting that each must not exceed, and what would happen if it did.
@@ -42,18 +40,22 @@ TIMEOUTS = (
 
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
-    try:
-        conf = outbox_settings()
-    except ImproperlyConfigured as error:
-        hint = "docs/reference/settings.md lists the keys of OUTBOX."
-        return [Error(str(error), hint=hint, id="outbox.E001")]
     found: list[CheckMessage] = []
-    for name, hint in get_type_hints(OutboxSettings).items():
-        found += _check_value(name, getattr(conf, name), hint)
-    return found or [*_check_timeouts(conf), *_check_prepared(conf)]
+    for keys in (doors.settings for doors in all_doors() if doors.settings):
+        try:
+            conf = read(keys)
+        except ImproperlyConfigured as error:
+            hint = "docs/reference/settings.md lists the keys of OUTBOX."
+            return [Error(str(error), hint=hint, id="outbox.E001")]
+        rules = {each.name: each.metadata.get("rule") for each in fields(keys)}
+        for name, hint in get_type_hints(keys).items():
+            found += _check_value(keys, name, getattr(conf, name), hint, rules[name])
+    return found or list(_check_timeouts(outbox_settings()))
 
 
-def _check_value(name: str, value: Any, hint: Any) -> list[CheckMessage]:
+def _check_value(
+    keys: Any, name: str, value: Any, hint: Any, rule: Rule | None
+) -> list[CheckMessage]:
     if name.endswith("DATABASE"):
         if value is None or value in list(connections):
             return []
@@ -61,10 +63,12 @@ def _check_value(name: str, value: Any, hint: Any) -> list[CheckMessage]:
         text = f"OUTBOX[{name!r}] is {value!r}, which is not an alias of DATABASES."
         return [Error(text, hint=f"Write one of {known}, or None.", id="outbox.E002")]
     expected = _expected(name, value, hint)
+    if rule:
+        expected = None if rule.fits(value) else rule.expected
     if expected is None:
         return []
     text = f"OUTBOX[{name!r}] is {value!r}; expected {expected}."
-    default = getattr(OutboxSettings(), name)
+    default = getattr(keys(), name)
     return [Error(text, hint=f"Remove the key to use the default, {default!r}.", id="outbox.E003")]
 
 
@@ -90,22 +94,15 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
         return None if fits else f"a number {above} and at most {MOST_SECONDS}"
     if hint is str:
         return None if _is_function(value) else "the dotted path of a function"
-    if name == "PEERS":
-        return None if isinstance(value, dict) else "a dictionary of peers by their names"
     if name == "TASK_MODES":
         fits = isinstance(value, dict) and all(
             isinstance(pattern, str) and pattern and mode in MODES
             for pattern, mode in value.items()
         )
         return None if fits else "a dictionary of patterns, each with 'stage', 'send' or 'shadow'"
-    if name == "SINK":
-        fits = isinstance(value, dict) and all(map(_is_sink, value.items()))
-        return None if fits else "a dictionary of logs by their tables, each with (archive, days)"
     if name == "ADMIN_DATABASES":
         fits = isinstance(value, tuple | list) and all(each in list(connections) for each in value)
         return None if fits else f"a tuple of aliases: {', '.join(map(repr, connections))}"
-    if name == "FLEET":
-        return None if isinstance(value, dict) else "a dictionary"
     if get_origin(hint) is Mapping:
         fits = isinstance(value, dict) and all(map(_is_function, value.values()))
         return None if fits else "a dictionary of database vendors and dotted paths of classes"
@@ -114,15 +111,6 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
         fits = texts and all(any(map(str.isalnum, v)) for v in value)
         return None if fits else "a tuple of names, each with a letter or digit in it"
     raise NotImplementedError(f"outbox_app.checks: no rule for {name}: {hint}")
-
-
-def _is_sink(item: Any) -> bool:
-    log, value = item
-    if not isinstance(log, str) or not isinstance(value, tuple | list) or len(value) != 2:
-        return False
-    archive, days = value
-    lasts = type(days) is int and 1 <= days <= MAX_DAYS
-    return lasts and isinstance(archive, str) and archive != ""
 
 
 def _is_function(path: Any) -> bool:
@@ -143,16 +131,3 @@ def _check_timeouts(conf: OutboxSettings) -> Iterator[CheckMessage]:
                 hint=f"Set {name} to at most {part * whole:g}, or {limit} to at least {least:g}.",
                 id=id,
             )
-
-
-def _check_prepared(conf: OutboxSettings) -> Iterator[CheckMessage]:
-    longest = conf.PREPARED_MAX_DECIDE_BY
-    least = math.ceil(longest / 86400) + FENCE_MARGIN
-    if (kept := conf.FENCE_RETENTION_DAYS) < least:
-        yield Error(
-            f"OUTBOX['FENCE_RETENTION_DAYS'] is {kept}, but a keeper may ask about an event "
-            f"for {longest / 86400:g} days (PREPARED_MAX_DECIDE_BY): the event stays undecided if "
-            "its fence is removed before.",
-            hint=f"Set it to at least {least}: a week more than any keeper's longest decide_by.",
-            id="outbox.E043",
-        )

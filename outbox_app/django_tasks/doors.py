@@ -15,12 +15,14 @@ from ..aliases import outbox_alias
 from ..capability import Doors
 from ..models import StagedJob
 from ..retention.rows import Kept, prune
+from .conf import TaskSettings
 from .models import TaskResult
 
 
 class TasksDoors(Doors):
     name = "tasks"
     rank = 70
+    settings = TaskSettings
 
     def cancel(self, task_id: str, *, using: str) -> None:
         """Delete the result: without it a worker does not run the task."""

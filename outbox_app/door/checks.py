@@ -15,8 +15,8 @@ import django.db
 from django.core.checks import CheckMessage, Error, Warning
 
 from ..aliases import outbox_alias
-from ..conf import outbox_settings
 from .clocks import wrong_clocks
+from .conf import door_settings
 from .models import Peer
 from .peers import FIELDS, SIGNS, VERIFIES, peer_faults, valid_keys
 
@@ -24,7 +24,7 @@ HINT = "docs/reference/door.md lists the fields of a peer."
 
 
 def check_peers(**kwargs: Any) -> Iterator[CheckMessage]:
-    for name, fields in outbox_settings().PEERS.items():
+    for name, fields in door_settings().PEERS.items():
         faults = peer_faults(name, fields)
         for fault in faults:
             text = f"The peer {name!r} of OUTBOX['PEERS'] {fault}."
@@ -47,7 +47,7 @@ def _check_rows(using: str) -> Iterator[CheckMessage]:
         faults = peer_faults(peer.name, {name: getattr(peer, name) for name in FIELDS})
         for fault in faults:
             yield Error(f"The peer {peer.name!r} {fault}.", hint=HINT, id="outbox.E045")
-        if not faults and peer.name not in outbox_settings().PEERS:
+        if not faults and peer.name not in door_settings().PEERS:
             yield from _check_keys(peer)
     for name, seconds in wrong_clocks(using=using).items():
         yield Warning(

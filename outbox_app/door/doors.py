@@ -17,6 +17,7 @@ from ..capability import WARNING, Doors, Kind, Problem, Section, Subject
 from ..monitoring.diagnosis import named
 from ..monitoring.status import Question
 from .clocks import wrong_clocks
+from .conf import DoorSettings
 from .models import Peer
 
 # fmt: off
@@ -43,6 +44,7 @@ class DoorSection(Section):
 class DoorDoors(Doors):
     name = "door"
     rank = 40
+    settings = DoorSettings
     kinds = KINDS
 
     def parts(self) -> Mapping[str, Any]:

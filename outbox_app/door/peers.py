@@ -20,7 +20,7 @@ from django.db import connections
 from django.utils import timezone
 
 from ..aliases import outbox_alias
-from ..conf import outbox_settings
+from .conf import door_settings
 from .exceptions import InvalidPeer
 from .models import Peer
 
@@ -83,7 +83,7 @@ def peer_of_key(id: Any, direction: str) -> tuple[Peer, Key] | None:
 def _sources(direction: str) -> Iterator[dict[str, Peer]]:
     """Yield the peers of the setting, then those of the table: the first need no query."""
     fitting = (direction, Peer.Direction.BOTH)
-    given = outbox_settings().PEERS
+    given = door_settings().PEERS
     names = [name for name, fields in given.items() if fields.get("direction") in fitting]
     yield {name: Peer(name=name, **given[name]) for name in names}
     rows = Peer.objects.using(outbox_alias()).filter(direction__in=fitting)

@@ -18,8 +18,8 @@ from django.db import connections, router
 from django.db.models import CheckConstraint
 
 from ..checks.messages import listed
-from ..conf import fleet_settings
 from ..events.aliases import log_alias
+from ..fleet.conf import fleet_settings
 from .declaration import TypeSpec
 from .models import EntityVersion
 from .operations import declared_types, entity_types

@@ -16,7 +16,6 @@ from django.urls import path
 
 from ..aliases import outbox_alias
 from ..capability import Doors, Metric, Sample, Section
-from ..conf import outbox_settings
 from ..events.aliases import log_alias
 from ..events.log.registry import all_logs
 from ..exceptions import InvalidArgument
@@ -24,6 +23,7 @@ from ..monitoring.samples import percentiles
 from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
 from . import series
+from .conf import EntitySettings, entity_settings
 from .models import EntityVersion, PrunedCommand
 from .operations import declared_types, entity_types
 from .pruned import day_of, keep_commands
@@ -76,6 +76,7 @@ class EntitiesSection(Section):
 class EntitiesDoors(Doors):
     name = "entities"
     rank = 20
+    settings = EntitySettings
     metrics = METRICS
 
     def parts(self) -> Mapping[str, Any]:
@@ -130,7 +131,7 @@ class EntitiesDoors(Doors):
             keep_commands(rows, now, is_archived=is_archived)
 
     def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
-        if outbox_settings().ENTITY_COMMAND_DAYS is None:
+        if entity_settings().ENTITY_COMMAND_DAYS is None:
             return {}
         aliases = _versions_aliases()
         return {f"commands:{alias}": partial(prune, "commands", alias) for alias in aliases}

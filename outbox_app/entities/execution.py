@@ -26,7 +26,6 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import Error, IntegrityError, connections, transaction
 from django.utils.module_loading import import_string
 
-from ..conf import outbox_settings
 from ..exceptions import NotAtomic
 from ..failpoints import failpoint
 from ..process.callbacks import keep_callbacks_apart
@@ -35,6 +34,7 @@ from ..process.lock_wait import atomic_with_lock_wait, is_conflict, sqlstate
 from ..transactions import lacks_autocommit, open_transactions
 from . import counting
 from .attempt import Attempt, Moved
+from .conf import entity_settings
 from .declaration import spec_of
 from .exceptions import EntityContended, InvalidCommand
 from .handling import running
@@ -71,7 +71,7 @@ def in_callers_transaction(entity: Any, *, using: str) -> bool:
 
 def scope_of(using: str) -> Hashable | None:
     """Return the scope of this session, or None. A batch has calls of one scope only."""
-    named = outbox_settings().ENTITY_SCOPE
+    named = entity_settings().ENTITY_SCOPE
     scope: Hashable = import_string(named)() if named else None
     # In a coroutine this is not the thread's schema: it only tells ``aask`` that there are schemas.
     schema = getattr(connections[using], "schema_name", None) if _has_schemas(using) else None

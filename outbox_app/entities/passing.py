@@ -18,7 +18,6 @@ from zoneinfo import ZoneInfo
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from ..conf import fleet_settings
 from ..door import client, peers
 from ..door.exceptions import PeerError
 from ..door.messages import written
@@ -26,6 +25,7 @@ from ..door.models import Peer
 from ..events.aliases import log_alias
 from ..events.log.newevent import slice_of
 from ..fleet import topology
+from ..fleet.conf import fleet_settings
 from ..process.counters import ELSEWHERE, PASSED
 from .exceptions import Overloaded
 from .execution import scope_of

@@ -17,11 +17,11 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from ..conf import outbox_settings
 from ..models.upsert import upsert
 from ..pipeline.driver.archive_lookup import archived_versions
 from ..pipeline.exceptions import ArchiveRefused
 from ..text import without_passwords
+from .conf import entity_settings
 from .exceptions import AnswerArchived, AnswerGone
 from .models import PrunedCommand, command_key, log_number
 from .operations import ERASED
@@ -34,7 +34,7 @@ def keep_commands(versions: Any, now: datetime, *, is_archived: bool) -> None:
     ``versions`` is a query set in a fixed order: others may insert the same ids. ``now`` is the
     database's time. An erased version has no answer, in an archive either.
     """
-    days, log = outbox_settings().ENTITY_COMMAND_DAYS, log_number(versions.model._meta.db_table)
+    days, log = entity_settings().ENTITY_COMMAND_DAYS, log_number(versions.model._meta.db_table)
     written = versions.filter(command__isnull=False)
     if days is not None:
         written = written.filter(recorded_at__gte=now - timedelta(days=days))

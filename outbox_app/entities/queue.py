@@ -24,10 +24,10 @@ from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
 from django.utils.asyncio import async_unsafe
 
-from ..conf import outbox_settings
 from ..text import get_logger
 from ..transactions import leave_pool
 from . import counting
+from .conf import entity_settings
 from .exceptions import InvalidCommand, Overloaded
 from .execution import answer, in_callers_transaction, scope_of
 from .passing import NotPassedOn, leader_of, pass_on
@@ -219,7 +219,7 @@ class Queues:
             ahead = len(line.waiting)
             if self.closed:
                 raise _overloaded(call, ENDING)
-            if ahead >= outbox_settings().ENTITY_QUEUE or self.waiting >= MAX_WAITING:
+            if ahead >= entity_settings().ENTITY_QUEUE or self.waiting >= MAX_WAITING:
                 name = f"{key.entity.__name__} {call.id!r}"
                 waiting = f"{ahead} commands wait for {name} in this process"
                 raise _overloaded(call, f"{waiting}, and {self.waiting} for all entities.")
@@ -260,7 +260,7 @@ class Queues:
             self._start()
 
     def _start(self) -> None:
-        if len(self.to_lead) <= self.idle or self.threads >= outbox_settings().ENTITY_THREADS:
+        if len(self.to_lead) <= self.idle or self.threads >= entity_settings().ENTITY_THREADS:
             return
         try:
             threading.Thread(target=self._work, name="outbox-entities", daemon=True).start()
@@ -301,7 +301,7 @@ class Queues:
             except BaseException:
                 logger.exception("A batch of %s was aborted.", line.key.entity.__name__)
             with self.lock:
-                if away and self.threads >= outbox_settings().ENTITY_THREADS:
+                if away and self.threads >= entity_settings().ENTITY_THREADS:
                     break
                 self.threads += away
         connections.close_all()

@@ -21,8 +21,8 @@ from django.db.models import Field, ForeignKey
 
 from ..checks.aliases import written_aliases
 from ..checks.messages import LISTED
-from ..conf import outbox_settings
 from ..models import StagedJob
+from .conf import event_settings
 from .exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from .log.reader import LogReader, reads_by_time
 from .log.registry import all_logs
@@ -146,7 +146,7 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
 def check_sinks(**kwargs: Any) -> Iterator[CheckMessage]:
     """Report names in SINK that are no logs: nothing would sink."""
     known = [log._meta.db_table for log in all_logs()]
-    for name in outbox_settings().SINK:
+    for name in event_settings().SINK:
         if name not in known:
             yield Error(
                 f"OUTBOX['SINK'] names {name!r}, which is not the table of a log.",

@@ -26,7 +26,6 @@ from ..capability import (
     Section,
     Subject,
 )
-from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
 from ..models import counting
 from ..models.counting import shown_count
@@ -37,6 +36,7 @@ from ..retention.rows import prune
 from ..text import duration, one_line
 from . import series
 from .aliases import log_alias
+from .conf import EventSettings, event_settings
 from .log.registry import all_logs
 from .loops import loops
 from .models import Event, EventLog, Gap, Subscription
@@ -257,6 +257,7 @@ def _parked(each: SubscriptionLag) -> Subject:
 class EventsDoors(Doors):
     name = "events"
     rank = 10
+    settings = EventSettings
     kinds = KINDS
     metrics = METRICS
     checks_engines = True
@@ -293,7 +294,7 @@ class EventsDoors(Doors):
             "remove old events, from the oldest one on. It stops at the first event that is too "
             "young or that a subscription has not handled, and prints why. Versions of streams "
             "continue where they were (EVENT_RETENTION_DAYS is "
-            f"{outbox_settings().EVENT_RETENTION_DAYS})"
+            f"{event_settings().EVENT_RETENTION_DAYS})"
         )
         add("--events", action="store_true", help=events)
         archived = (
@@ -318,7 +319,7 @@ class EventsDoors(Doors):
         found: dict[str, Callable[..., int]] = {}
         for alias in self.aliases() - {using}:  # perhaps without a drainer
             found[f"counters:{alias}"] = partial(prune, "counters", alias)
-        if outbox_settings().EVENT_RETENTION_DAYS is not None:
+        if event_settings().EVENT_RETENTION_DAYS is not None:
             found["events"] = prune_events
         return found
 

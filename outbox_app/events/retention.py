@@ -22,7 +22,6 @@ from django.db import connections
 from django.db.models import F
 
 from ..capability import all_doors
-from ..conf import outbox_settings
 from ..exceptions import InvalidArgument, OutboxError
 from ..models.clock import database_time
 from ..process.lock_wait import atomic_with_lock_wait
@@ -31,6 +30,7 @@ from ..retention.rows import BATCH_SIZE, check_arguments, deleting_by_key, remov
 from ..text import Write, get_logger
 from .aliases import log_alias
 from .archives import Lookup, open_archive
+from .conf import event_settings
 from .exceptions import ArchiveError, ReadRefused
 from .log.reader import LogReader, reads_by_time
 from .log.registry import all_logs, log_named, sinks
@@ -118,7 +118,7 @@ def prune_events(
 
 def chosen_events(log: str | None, older_than: int | None) -> tuple[type[EventLog], int]:
     """Return the log and the age in days, or raise ``InvalidArgument`` or ``UnknownLog``."""
-    days = outbox_settings().EVENT_RETENTION_DAYS if older_than is None else older_than
+    days = event_settings().EVENT_RETENTION_DAYS if older_than is None else older_than
     if days is None:
         raise InvalidArgument(
             "Events are never removed: OUTBOX['EVENT_RETENTION_DAYS'] is None. Set it, or give "

@@ -19,8 +19,9 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from ..conf import fleet_settings, outbox_settings
+from ..conf import outbox_settings
 from ..text import get_logger
+from .conf import fleet_settings
 from .registry import CLIENT, SERVER, Member, Registry, RegistryThread
 
 logger = get_logger("outbox_app.fleet")

@@ -14,10 +14,10 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ..conf import FleetSettings, fleet_settings, outbox_settings
+from ..conf import outbox_settings
 from ..door.peers import address_fault, is_name, is_this_host
-from ..ids.models import DATACENTRES
 from .cluster import CHOICES
+from .conf import FleetSettings, fleet_settings
 from .registry import Registry
 
 HINT = "docs/reference/fleet.md has the keys of FLEET."
@@ -66,10 +66,6 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
         yield "WEIGHT", "is not an integer from 0 to 100"
     if type(conf.DEADLINE) not in (int, float) or not 0 < conf.DEADLINE < 1_000_000:
         yield "DEADLINE", "is not a number of seconds above 0 and below 1,000,000"
-    if conf.DATACENTRE is not None and not (
-        type(conf.DATACENTRE) is int and 0 <= conf.DATACENTRE < DATACENTRES
-    ):
-        yield "DATACENTRE", f"is neither None nor an integer from 0 to {DATACENTRES - 1}"
     leading = conf.TOPOLOGY
     if leading not in (None, "elected") and (
         not isinstance(leading, list | tuple)

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from ..conf import FleetSettings, fleet_settings
 from ..door import client
 from ..door.exceptions import PeerUnavailable
 from ..door.models import Peer
@@ -25,6 +24,7 @@ from ..door.peers import is_name, service_of
 from ..exceptions import InvalidArgument
 from .announcing import join_as
 from .balance import Balance, Failing
+from .conf import FleetSettings, fleet_settings
 from .registry import CLIENT, Member
 from .watch import Watch
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from django.utils.translation import gettext as _
 
 from ..capability import Doors, Metric, Sample, Section
-from ..conf import fleet_settings
 from ..monitoring.status import Question
+from .conf import FleetKey, fleet_settings
 from .models import Server
 from .topology import live_servers, slices
 
@@ -59,6 +59,7 @@ class FleetSection(Section):
 class FleetDoors(Doors):
     name = "fleet"
     rank = 50
+    settings = FleetKey
     metrics = METRICS
 
     def parts(self) -> Mapping[str, Any]:

@@ -19,11 +19,12 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from .. import __version__
-from ..conf import BEATS, fleet_settings, outbox_settings
+from ..conf import BEATS, outbox_settings
 from ..exceptions import InvalidArgument
 from ..process.backoff import Backoff
 from ..process.waiting import PollWaiter, StopFlag
 from ..text import get_logger
+from .conf import fleet_settings
 
 logger = get_logger("outbox_app.fleet")
 SERVER, CLIENT = "server", "client"

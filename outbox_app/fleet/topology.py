@@ -15,10 +15,11 @@ from collections.abc import Iterable
 from functools import lru_cache, partial
 from hashlib import blake2b
 
-from ..conf import SLICES, fleet_settings
+from ..events.conf import SLICES
 from ..process.lease import alive
 from ..text import get_logger
 from .cluster import known_of
+from .conf import fleet_settings
 from .models import Server
 from .registry import SERVER, Member
 

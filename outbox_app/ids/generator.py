@@ -31,15 +31,15 @@ from django.core.validators import MinValueValidator
 from django.db import connections, models
 
 from ..aliases import chosen, outbox_alias
-from ..conf import fleet_settings
 from ..exceptions import InvalidArgument
 from ..models.clock import Milliseconds
 from ..process.background import at_end
 from ..process.foreground import set_timeouts
 from ..process.lease import elapsed
 from ..transactions import after_commit, is_in_test, lacks_autocommit, own_connection, require_table
+from .conf import DATACENTRES, NODES, id_settings
 from .exceptions import NoNode
-from .models import DATACENTRES, NODES, Node
+from .models import Node
 
 __all__ = ["IdParts", "SnowflakeField", "parts_of", "shard_of", "snowflake", "snowflakes"]
 
@@ -266,9 +266,9 @@ class Snowflakes:
     def _request(self, using: str) -> _Reserved:
         """Reserve time of the node that this process owns, or else of a free one."""
         require_table(Node, using=using)
-        wanted = fleet_settings().DATACENTRE
+        wanted = id_settings().DATACENTRE
         if wanted not in (None, *range(DATACENTRES)):
-            raise ImproperlyConfigured(f"OUTBOX['FLEET']['DATACENTRE'] is {wanted!r}, not 0 to 7.")
+            raise ImproperlyConfigured(f"OUTBOX['DATACENTRE'] is {wanted!r}, not 0 to 7.")
         of = range(DATACENTRES) if wanted is None else [wanted]
         pairs = {(each, node) for each in of for node in range(NODES)}
         nodes = Node.objects.using(using).filter(datacentre__in=of, node__lt=NODES)
@@ -325,7 +325,7 @@ def _is_one_writer(using: str) -> bool:
 
 def _all_taken(wanted: int | None, count: int, using: str) -> str:
     of = "" if wanted is None else f" of datacentre {wanted}"
-    cure = "let fewer processes make ids" if wanted is None else "set another FLEET['DATACENTRE']"
+    cure = "let fewer processes make ids" if wanted is None else "set another OUTBOX['DATACENTRE']"
     return (
         f"All {count} nodes{of} are taken on {using!r}: each belongs to a process that makes ids, "
         f"or that was killed in the last minute. Wait until one is free, or {cure}."

@@ -9,9 +9,6 @@ from ..capability import require_app
 
 require_app("outbox_app.ids")
 
-#: The number of datacentres in an id, and of nodes in each datacentre.
-DATACENTRES, NODES = 8, 32
-
 
 class Node(models.Model):
     """The part of an id that tells processes apart. The migration writes a row for each node."""

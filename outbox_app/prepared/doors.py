@@ -36,6 +36,7 @@ from ..monitoring.samples import percentiles
 from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
 from ..text import duration, one_line
+from .conf import PreparedSettings
 from .fences import mark_pruned
 from .models import Fence, PreparedEvent
 from .run import ask_here
@@ -162,6 +163,7 @@ class PreparedSection(Section):
 class PreparedDoors(Doors):
     name = "prepared"
     rank = 30
+    settings = PreparedSettings
     kinds = KINDS
     metrics = METRICS
 

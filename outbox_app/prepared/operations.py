@@ -16,7 +16,6 @@ from uuid import UUID
 from django.db.models import F
 from django.db.models.functions import Greatest
 
-from ..conf import outbox_settings
 from ..door.models import Peer
 from ..door.peers import peer_named
 from ..models import DatabaseNow
@@ -25,6 +24,7 @@ from ..models.encoding import replaced
 from ..text import Write, get_logger
 from . import keeper
 from .asking import DECIDES
+from .conf import prepared_settings
 from .fences import outcomes
 from .models import PreparedEvent, PreparedEventQuerySet
 from .request import DECIDE_BY, MOST_SKIPPED
@@ -71,7 +71,7 @@ def extend(events: PreparedEventQuerySet, *, by: str, reason: str) -> int:
 
     Undecided events become prepared again. It never makes the time of an event shorter.
     """
-    seconds = min(DECIDE_BY, outbox_settings().PREPARED_MAX_DECIDE_BY)
+    seconds = min(DECIDE_BY, prepared_settings().PREPARED_MAX_DECIDE_BY)
     rows = events.open().order_by()
     count = rows.update(
         state=State.PREPARED,

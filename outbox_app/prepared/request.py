@@ -18,7 +18,6 @@ from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from ..conf import outbox_settings
 from ..events.aliases import log_alias
 from ..events.log.newevent import NewEvent, canonical, checked_name, checked_uuid, comparable
 from ..events.log.newevent import checked as checked_event
@@ -29,6 +28,7 @@ from ..exceptions import OutboxError
 from ..jobs.staging.declarations import named
 from ..models.encoding import unstorable
 from ..process.tracing import TRACE, current_trace, trace_in
+from .conf import prepared_settings
 from .exceptions import InvalidPrepared
 from .models import PreparedEvent
 
@@ -93,7 +93,7 @@ def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
     if new.policy not in PreparedEvent.Policy.values:
         known = ", ".join(map(repr, PreparedEvent.Policy.values))
         raise InvalidPrepared(f"policy must be one of {known}; got {new.policy!r:.100}.")
-    longest = outbox_settings().PREPARED_MAX_DECIDE_BY
+    longest = prepared_settings().PREPARED_MAX_DECIDE_BY
     decide_by = _seconds("decide_by", new.decide_by, min(DECIDE_BY, longest), 0.001, longest)
     immune = _seconds("immune", new.immune, min(IMMUNE, decide_by), 0, decide_by)
     fields |= {"policy": new.policy, "decide_by": timedelta(seconds=decide_by)}

@@ -18,8 +18,8 @@ from typing import Any
 from django.db import connections
 from django.db.models import Model
 
-from ..capability import all_doors
-from ..conf import MAX_DAYS, outbox_settings
+from ..capability import all_doors, setting
+from ..conf import MAX_DAYS
 from ..exceptions import InvalidArgument
 from ..models.clock import database_time
 from ..process.foreground import throttled
@@ -117,11 +117,11 @@ def prune(
 
 def kept_for(kind: str, older_than: int | None) -> int:
     """Return the age from which on rows of a kind are removed. Raises ``InvalidArgument``."""
-    setting = all_kept()[kind].setting
-    age: int | None = getattr(outbox_settings(), setting) if older_than is None else older_than
+    name = all_kept()[kind].setting
+    age: int | None = setting(name) if older_than is None else older_than
     if age is None:
         raise InvalidArgument(
-            f"Rows of the kind {kind!r} are never removed: OUTBOX[{setting!r}] is None. Set it, or "
+            f"Rows of the kind {kind!r} are never removed: OUTBOX[{name!r}] is None. Set it, or "
             "give --older-than."
         )
     return age

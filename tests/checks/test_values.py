@@ -7,11 +7,22 @@ import re
 import sys
 
 import pytest
+from django.apps import apps
 from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
 
+from outbox_app.capability import all_doors, capabilities, setting
 from outbox_app.checks.values import LEFT, check_settings
-from outbox_app.conf import OutboxSettings
+from outbox_app.conf import KEYS_OF_APPS, outbox_settings
 from outbox_app.process.lease import LeaseHolder
+
+#: The keys of all apps.
+EVERY = [
+    key.name
+    for doors in all_doors()
+    if doors.settings
+    for key in dataclasses.fields(doors.settings)
+]
 
 
 def ids(messages):
@@ -89,7 +100,8 @@ def test_value_that_makes_no_sense(settings, name, value):
     [message] = check_settings()
     assert message.id == "outbox.E003"
     assert message.msg.startswith(f"OUTBOX[{name!r}] is {value!r}; expected ")
-    assert repr(getattr(OutboxSettings(), name)) in message.hint
+    settings.OUTBOX = {}
+    assert repr(setting(name)) in message.hint
 
 
 @pytest.mark.parametrize(
@@ -106,6 +118,8 @@ def test_value_that_makes_no_sense(settings, name, value):
         {"PREPARED_MAX_DECIDE_BY": 60},
         {"SENSITIVE_KEYS": ["password", "ключ"]},
         {"SENSITIVE_KEYS": ()},
+        {"DATACENTRE": 0},
+        {"DATACENTRE": 7},
     ],
 )
 def test_value_that_makes_sense(settings, value):
@@ -120,10 +134,6 @@ def test_value_that_makes_sense(settings, value):
         ({"MAX_ETA": float("inf")}, "is inf; expected a number above 0 and at most 1000000000."),
         ({"HOLD_HORIZON": 1e15}, "expected a number of at least 0 and at most 1000000000."),
         ({"INBOX_RETENTION_DAYS": 0}, "expected an integer of at least 1 and at most 365000."),
-        (
-            {"FENCE_RETENTION_DAYS": 20},
-            "OUTBOX['FENCE_RETENTION_DAYS'] is 20, but a keeper may ask about an event for 14 ",
-        ),
         (
             {"PUBLISH_TIMEOUT": 7.5},
             "OUTBOX['PUBLISH_TIMEOUT'] is 7.5 seconds, too long for LEASE_SECONDS of 10: ",
@@ -143,8 +153,8 @@ def test_all_faults_are_named_at_once(settings):
 
 def test_every_setting_has_a_rule(settings):
     """A setting of a new type fails here, not in a project."""
-    settings.OUTBOX = dict.fromkeys((f.name for f in dataclasses.fields(OutboxSettings)), object())
-    assert len(check_settings()) == len(dataclasses.fields(OutboxSettings))
+    settings.OUTBOX = dict.fromkeys(EVERY, object())
+    assert len(check_settings()) == len(EVERY)
 
 
 @pytest.mark.parametrize(("timeout", "fits"), [(7.0, True), (7.1, False), (10.0, False)])
@@ -183,15 +193,23 @@ def test_a_publish_right_after_the_commit_ends_well_before_its_hold(settings, ho
     assert ids(check_settings()) == found
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        ({"FENCE_RETENTION_DAYS": 21}, []),
-        ({"FENCE_RETENTION_DAYS": 20}, ["outbox.E043"]),
-        ({"PREPARED_MAX_DECIDE_BY": 23.5 * 86400}, ["outbox.E043"]),
-        ({"PREPARED_MAX_DECIDE_BY": 22.5 * 86400}, []),
-    ],
-)
-def test_fences_are_kept_for_longer_than_a_keeper_may_ask(settings, value, found):
-    settings.OUTBOX = value
-    assert ids(check_settings()) == found
+def test_a_key_of_an_app_that_is_not_installed_names_the_app(settings, monkeypatch):
+    monkeypatch.setattr(apps, "is_installed", lambda name: name != "outbox_app.ids")
+    settings.OUTBOX = {"DATACENTRE": 1}
+    with pytest.raises(ImproperlyConfigured) as raised:
+        outbox_settings()
+    assert str(raised.value) == (
+        "The setting OUTBOX has 'DATACENTRE' of outbox_app.ids: add 'outbox_app.ids' to "
+        "INSTALLED_APPS, or remove the key."
+    )
+
+
+def test_the_core_knows_the_keys_of_each_app():
+    found = {
+        app.name: tuple(key.name for key in dataclasses.fields(app.doors.settings))
+        for app in capabilities()
+        if app.doors.settings and app.name != "outbox_app"
+    }
+    assert {name: sorted(keys) for name, keys in found.items()} == {
+        name: sorted(keys) for name, keys in KEYS_OF_APPS.items()
+    }

@@ -33,8 +33,6 @@ def found(settings: Any, **given: Any) -> list[tuple[str | None, str]]:
         {"BALANCE": "round_robin", "CLUSTER": "fail_fast"},
         {"SERVICE": "shop", "ADDRESS": URL, "TOPOLOGY": [URL]},
         {"TOPOLOGY": None},
-        {"DATACENTRE": 0},
-        {"DATACENTRE": 7},
     ],
     ids=repr,
 )
@@ -56,7 +54,6 @@ WRONG = {
     ],
     "WEIGHT": [-1, 101, "x", 1.5, True, None],
     "DEADLINE": [0, -1, 1_000_000, "5", True, float("inf"), float("nan"), None],
-    "DATACENTRE": [-1, 8, "3", 1.0, True],
     "TOPOLOGY": ["static", [], [URL, URL], ["x"], [7], URL, 1],
     "BALANCE": ["fair", None, 1],
     "CLUSTER": ["fail_later", None],

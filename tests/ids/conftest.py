@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from outbox_app.ids.conf import DATACENTRES, NODES
 from outbox_app.ids.generator import Snowflakes
-from outbox_app.ids.models import DATACENTRES, NODES, Node
+from outbox_app.ids.models import Node
 from tests.patience import patience
 
 

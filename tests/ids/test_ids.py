@@ -110,6 +110,6 @@ def test_a_coroutine_makes_ids(alias, nodes):
 
 @pytest.mark.parametrize("datacentre", [8, -1, "1"])
 def test_no_datacentre(alias, nodes, settings, datacentre):
-    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"DATACENTRE": datacentre}}
+    settings.OUTBOX = {**settings.OUTBOX, "DATACENTRE": datacentre}
     with pytest.raises(ImproperlyConfigured, match="DATACENTRE"):
         Snowflakes().make()

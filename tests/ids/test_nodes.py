@@ -207,7 +207,7 @@ def test_a_node_is_given_back_with_what_was_not_used(alias, process, clock):
 
 
 def test_the_33rd_of_a_datacentre_is_told_so(alias, process, settings):
-    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"DATACENTRE": 3}}
+    settings.OUTBOX = {**settings.OUTBOX, "DATACENTRE": 3}
     processes = [process() for _ in range(32)]
     pairs = {(id >> 17 & 7, id >> 12 & 31) for id in (ids.make() for ids in processes)}
     assert pairs == {(3, node) for node in range(32)}
@@ -223,7 +223,7 @@ def test_the_33rd_of_a_datacentre_is_told_so(alias, process, settings):
     assert new.make() >> 12 & 31 == row_of(new, alias).node
     processes[8].give_back()
     assert process().make()
-    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {}}
+    settings.OUTBOX = {**settings.OUTBOX, "DATACENTRE": None}
     assert process().make() >> 17 & 7 != 3
 
 
@@ -280,7 +280,7 @@ def test_who_was_stopped_for_too_long_takes_another_node(alias, process, clock):
 def test_rows_that_somebody_deleted_come_back_above_all_that_is_in_use(
     alias, process, clock, settings
 ):
-    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"DATACENTRE": 0}}
+    settings.OUTBOX = {**settings.OUTBOX, "DATACENTRE": 0}
     # As where time is renewed early: thirteen seconds may be in use.
     Node.objects.using(alias).update(reserved_ms=Milliseconds() + 3_000)
     before = [process() for _ in range(4)]
@@ -294,7 +294,7 @@ def test_rows_that_somebody_deleted_come_back_above_all_that_is_in_use(
 
 
 def test_rows_edited_by_hand(alias, process, settings):
-    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"DATACENTRE": 0}}
+    settings.OUTBOX = {**settings.OUTBOX, "DATACENTRE": 0}
     table = Node.objects.using(alias)
     table.create(datacentre=8, node=0)
     table.create(datacentre=0, node=32)

@@ -22,8 +22,8 @@ from zlib import crc32
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from ...conf import SLICES, outbox_settings
 from ...models.encoding import unstorable
+from ..conf import SLICES, event_settings
 from ..exceptions import InvalidEvent
 from ..models import EventLog
 from .window import TOMBSTONE
@@ -138,7 +138,7 @@ def checked_uuid(field: str, value: Any) -> UUID:
 
 def canonical(field: str, value: Any) -> tuple[Any, str]:
     """Return a value as readers will see it, and its JSON. Raises ``InvalidEvent``."""
-    limit = outbox_settings().MAX_EVENT_BYTES
+    limit = event_settings().MAX_EVENT_BYTES
     try:
         text = _encode(value)
         # Not if it is too large: floats that become long integers would take much memory first.

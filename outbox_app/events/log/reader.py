@@ -19,7 +19,7 @@ from django.db.models import JSONField, QuerySet
 from django.db.models.expressions import Col
 from django.utils.module_loading import import_string
 
-from ...conf import outbox_settings
+from ..conf import event_settings
 from ..exceptions import LogSetBack
 from ..models import EventLog
 from .filter import EventFilter
@@ -86,7 +86,7 @@ class LogReader:
         self._record = lazy_record(decoders)
         #: The values that follow those of ``COLUMNS`` in a record.
         self._rest = (self.table,) if len(self.columns) > len(COLUMNS) else (self.table, *NO_ANSWER)
-        conf = outbox_settings()
+        conf = event_settings()
         own = conf.WINDOWS.get(self.vendor)
         window = import_string(own) if own else _WINDOWS[self.vendor]
         if by_time:
@@ -106,7 +106,7 @@ class LogReader:
 
     def verify(self, state: WindowState) -> None:
         """Check the log's requirements, and that the state is the log's. Raises ``ReadRefused``."""
-        if self.vendor in outbox_settings().WINDOWS and not self.by_time:
+        if self.vendor in event_settings().WINDOWS and not self.by_time:
             require_exact(self.vendor, self.table, self.run)  # a project's window may not check
         if isinstance(self.window, PostgresWindow):
             [(self._server,)] = self.run(f"SELECT {SERVER}", [])

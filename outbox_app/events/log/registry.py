@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from django.apps import apps
 from django.db.models import Max, Min
 
-from ...conf import outbox_settings
 from ...models.clock import aware
 from ..aliases import log_alias
+from ..conf import event_settings
 from ..exceptions import UnknownLog
 from ..models import EventLog
 
@@ -41,7 +41,7 @@ def log_named(name: str) -> type[EventLog]:
 
 def sinks(using: str | None = None) -> dict[type[EventLog], tuple[str, int]]:
     """Return archive and age in days of the logs in the setting SINK: of all, or on one alias."""
-    named = {log_named(name): each for name, each in outbox_settings().SINK.items()}
+    named = {log_named(name): each for name, each in event_settings().SINK.items()}
     return {
         log: (archive, days)
         for log, (archive, days) in named.items()

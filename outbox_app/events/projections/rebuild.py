@@ -21,11 +21,11 @@ import django.db
 from django.db import connections, models, transaction
 from django.db.models import Exists, OuterRef
 
-from ...conf import outbox_settings
 from ...failpoints import failpoint
 from ...process.lock_wait import atomic_with_lock_wait, is_conflict
 from ...process.preflight import require_migrated
 from ...text import Write, get_logger
+from ..conf import event_settings
 from ..exceptions import RebuildFailed, RebuildRefused, TooManyGaps
 from ..log.filter import EventFilter
 from ..log.reader import LogReader
@@ -130,7 +130,7 @@ class Rebuild:
         self.using = self.subscriber.using
         self.write = write
         self.view = ProjectionTable(projection, using=self.using, table=shadow)
-        self.limit = projection.batch_size or outbox_settings().PAGE_SIZE
+        self.limit = projection.batch_size or event_settings().PAGE_SIZE
         self.replayed = 0
         only = EventFilter(self.subscriber.topics, self.subscriber.types)
         logs = self.subscriber.logs

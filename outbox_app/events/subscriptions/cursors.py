@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef
 
-from ...conf import outbox_settings
 from ...exceptions import LeaseLost, TransactionEnded
 from ...failpoints import failpoint
 from ...models import DatabaseNow
@@ -26,6 +25,7 @@ from ...process.backoff import described
 from ...process.callbacks import keep_callbacks_apart
 from ...process.endings import raise_what_ends_process
 from ...text import storable
+from ..conf import event_settings
 from ..exceptions import ReadRefused
 from ..log.filter import EventFilter
 from ..log.reader import Events, LogReader, reads_by_time
@@ -174,7 +174,7 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
             error=cursor.error,
         )
         return float("inf")
-    delay: float = min(outbox_settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
+    delay: float = min(event_settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
     cursor.error = replaced(described(error), using=rows.db)
     retry_at = DatabaseNow() + timedelta(seconds=delay)
     rows.filter(revision=cursor.revision).update(**columns, error=cursor.error, retry_at=retry_at)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 
-from ...conf import outbox_settings
+from ..conf import event_settings
 from ..log.reader import LogReader
 from ..log.state import MysqlState, WindowState
 from ..log.window import TOMBSTONE
@@ -64,7 +64,7 @@ class IdGaps:
                 rows.append(gap)
             else:
                 self._settle(reader, gap)
-        patience = 2 * outbox_settings().SETTLE_SECONDS
+        patience = 2 * event_settings().SETTLE_SECONDS
         for first, last, at in seen:
             known = any(first <= gap.last and gap.first <= last for gap in rows)
             if now - at >= patience and not known and len(rows) < MAX_ROWS:

@@ -29,6 +29,7 @@ from ...exceptions import LeaseLost, TransactionEnded
 from ...failpoints import failpoint
 from ...process.backoff import described
 from ...process.enclosure import LOST, is_lost
+from ..conf import event_settings
 from ..exceptions import ReadRefused
 from ..log.record import RecordedEvent
 from ..log.window import Page
@@ -73,7 +74,7 @@ class Partition:
     def __post_init__(self) -> None:
         subscriber, part = self.subscriber, self.part
         self.using = subscriber.using
-        self.batch_size = self.batch_size or subscriber.batch_size or outbox_settings().PAGE_SIZE
+        self.batch_size = self.batch_size or subscriber.batch_size or event_settings().PAGE_SIZE
         self.handled = self._failed = 0
         self._handle = partial(call_handler, subscriber)
         self.error = ""

@@ -25,6 +25,7 @@ from ...process.lease import LeaseHolder
 from ...process.loop import ONCE_FAILURES, ProcessLoop
 from ...process.wakeup import EVENTS
 from ...text import get_logger
+from ..conf import event_settings
 from ..models import Cursor, Subscription
 from .cursors import Paused, SharedPages, StoredRows
 from .partition import Partition
@@ -217,10 +218,9 @@ class Runner(ProcessLoop):
         lease_seconds: float | None = None,
         on_turn: Callable[[Runner], None] | None = None,
     ) -> None:
-        conf = outbox_settings()
         super().__init__(
             using=subscribers[0].using,
-            interval=conf.SUBSCRIPTION_INTERVAL if interval is None else interval,
+            interval=event_settings().SUBSCRIPTION_INTERVAL if interval is None else interval,
             answer_seconds=ANSWER_SECONDS,
             channel=EVENTS,
             on_turn=on_turn,
@@ -228,7 +228,7 @@ class Runner(ProcessLoop):
         )
         replicas = {each.read_from for each in subscribers} - {None, self.using}
         self._watchdog.beside = [alias for alias in connections if alias in replicas]
-        self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
+        self.lease_seconds = lease_seconds or outbox_settings().LEASE_SECONDS
         self._counters = Counters(using=self.using)
         self.workers = [
             SubscriptionWorker(

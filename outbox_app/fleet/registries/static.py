@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from uuid import NAMESPACE_URL, uuid5
 
-from ...conf import fleet_settings
+from ..conf import fleet_settings
 from ..registry import Member, Registry
 
 

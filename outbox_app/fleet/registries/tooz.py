@@ -12,9 +12,10 @@ from dataclasses import asdict, fields
 from typing import Any
 from uuid import UUID, uuid4
 
-from ...conf import BEATS, fleet_settings, outbox_settings
+from ...conf import BEATS, outbox_settings
 from ...process.waiting import PollWaiter, StopFlag
 from ...text import get_logger
+from ..conf import fleet_settings
 from ..registry import Member, Registry
 
 try:

@@ -10,8 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...capability import all_doors
-from ...conf import outbox_settings
+from ...capability import all_doors, setting
 from ...exceptions import InvalidArgument
 from ...retention.rows import BATCH_SIZE, all_kept, kept_for, prune
 from ..teaching import TeachingCommand
@@ -23,7 +22,7 @@ class Command(TeachingCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
         for name, kept in all_kept().items():
-            days = getattr(outbox_settings(), kept.setting)
+            days = setting(kept.setting)
             add(f"--{name}", action="store_true", help=f"{kept.help} ({kept.setting} is {days})")
         for doors in all_doors():
             doors.prune_arguments(add)

@@ -17,8 +17,8 @@ from urllib.parse import quote, urlencode
 
 from django.db import connections
 
-from ...conf import outbox_settings
 from ...events.aliases import log_alias
+from ...events.conf import event_settings
 from ...events.log.registry import log_named
 from ...events.models import Event, EventLog
 from ...process.preflight import require_alias
@@ -157,7 +157,7 @@ def _password_variable(using: str) -> str:
 
 def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:
     """Return the options with which Spark reads a log. Raises ``InvalidOption``."""
-    conf = outbox_settings()
+    conf = event_settings()
     values = {
         "url": database_url(using),
         "log": log._meta.db_table,

@@ -24,11 +24,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ....conf import fleet_settings
 from ....events.log.newevent import slice_of
 from ....exceptions import InvalidArgument
 from ....management.teaching import TeachingCommand
 from ....process.preflight import require_migrated
+from ...conf import fleet_settings
 from ...registry import Registry, new_registry
 from ...topology import leaders_of, slices
 
