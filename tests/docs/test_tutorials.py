@@ -78,8 +78,8 @@ class Reader:
         for found in BLOCK.finditer(text, 0, text.index(CHAPTERS[page])):
             language, block = found.groups()
             said, read = text[read : found.start()], found.end()
-            for app in re.findall(r"^Add `(\"\w+\")` to `INSTALLED_APPS`", said, re.MULTILINE):
-                self.write("bakery/settings.py", f"INSTALLED_APPS += [{app}]", append=True)
+            for line in re.findall(r"`(INSTALLED_APPS \+= \[.*?\])`", said):
+                self.write("bakery/settings.py", line, append=True)
             if "`python manage.py shell`" in said:
                 self.open_shell()
             if language == "python":
