@@ -1,7 +1,7 @@
-"""The reference lists all options, columns, indexes, metrics, signals and public names.
+"""The reference lists all settings, options, columns, indexes, metrics, signals and public names.
 
-The tests look for each in its own section, on the pages of its own app. (Settings and checks have
-separate tests.)
+The tests look for each in its own section, on the pages of its own app. (Checks have a test of
+their own.)
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import inspect
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from outbox_app import (
     celery,
     entities,
     events,
-    fields,
     fleet,
     ids,
     jobs,
@@ -33,6 +33,9 @@ from outbox_app import (
     retention,
     sharding,
     testing,
+)
+from outbox_app import (
+    fields as model_fields,
 )
 from outbox_app.capability import Capability, capabilities
 from outbox_app.entities import testing as of_entities
@@ -49,7 +52,7 @@ PUBLIC = (
     entities,
     log,
     events,
-    fields,
+    model_fields,
     fleet,
     ids,
     jobs,
@@ -113,6 +116,13 @@ def subcommands(command: BaseCommand) -> set[str]:
     actions = command.create_parser("", "")._actions
     found = [each for each in actions if isinstance(each, argparse._SubParsersAction)]
     return {name for action in found for name in action.choices}
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_settings_have_headings_on_the_pages_of_their_app(app: str) -> None:
+    keys = DOORS[app].settings
+    named = re.findall(r"^#+ `([A-Z_]+)`$", text_of(app), re.MULTILINE)
+    assert sorted(named) == sorted(each.name for each in (fields(keys) if keys else ()))
 
 
 @pytest.mark.parametrize("app", APPS)
