@@ -1,14 +1,14 @@
 """What a capability adds to the core: problems, metrics, a section of the status, loops, retention.
 
 A capability has one ``DOORS`` in its module ``doors``. The core asks the doors of all capabilities
-by these few hooks, and knows none of them by its name. It has doors of its own, for its problems
-and metrics. Nothing here reads a database.
+by these few hooks, and knows none of them by its name. It has doors of its own, for its problems.
+Nothing here reads a database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import datetime
 from functools import lru_cache
 from importlib import import_module
@@ -50,12 +50,36 @@ class Loop(NamedTuple):
     cleanup: bool = False
 
 
-class Metric(NamedTuple):
-    """A metric. If its name ends in ``_total`` it is a counter, otherwise a gauge."""
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure, for each place that shows it. A place for which it has no name leaves it out."""
 
-    help: str
-    #: Its labels beside ``database``.
+    #: A number, or numbers by label; for JSON alone anything. None: nobody has measured it.
+    value: Any
+    #: Name of its metric: a counter if it ends in ``_total``, otherwise a gauge.
+    metric: str = ""
+    help: str = ""
+    #: Labels of the metric beside ``database``. They are the keys of the value, several as a tuple;
+    #: those of ``percentile`` are ``p50``, ``p95`` and ``p99``.
     labels: tuple[str, ...] = ()
+    _: KW_ONLY
+    #: Its key in ``outbox_status --json``, and its lines in the text.
+    json: str = ""
+    lines: Iterable[str] = ()
+    #: Its name on the overview, its value for people, a note, and the list behind it: a model of
+    #: the admin, and a filter.
+    title: Any = ""
+    shown: str = ""
+    note: Any = ""
+    place: tuple[str, Mapping[str, str]] | None = None
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the samples of the metric."""
+        values: Mapping[Any, float | None] = self.value if self.labels else {(): self.value}
+        for key, value in values.items():
+            if value is not None:
+                label = key.removeprefix("p") if self.labels == ("percentile",) else key
+                yield self.metric, label if isinstance(label, tuple) else (label,), value
 
 
 class Kind(NamedTuple):
@@ -140,24 +164,15 @@ class Section:
         """Return transactions that may have written to a table of the capability, by table."""
         return {}
 
-    def as_json(self) -> dict[str, Any]:
-        """Return keys for ``outbox_status --json``."""
-        return {}
+    def figures(self) -> Iterable[Figure]:
+        """Return the figures for JSON, text, metrics and overview, in the order of each of them.
 
-    def lines(self) -> Iterable[str]:
-        """Return lines for ``outbox_status``."""
+        Those with a metric are returned without facts, too: see ``Doors.empty``.
+        """
         return ()
 
     def problems(self, on: str) -> Iterable[Problem]:
         """Return what is wrong. ``on`` is the option of a command that names the database."""
-        return ()
-
-    def samples(self) -> Iterable[Sample]:
-        """Return the samples of the metrics that the capability declares."""
-        return ()
-
-    def figures(self, site: str) -> Iterable[tuple[str, str, str, str]]:
-        """Return figures of the overview: name, value, note, address of the list behind them."""
         return ()
 
     def charts(self) -> Iterable[SafeString]:
@@ -177,7 +192,8 @@ class Doors:
     #: The dataclass of its keys in OUTBOX.
     settings: type[DataclassInstance] | None = None
     kinds: Mapping[str, Kind] = {}
-    metrics: Mapping[str, Metric] = {}
+    #: Its section without facts: its figures declare the metrics.
+    empty: Section | None = None
     #: Names that it writes to the table of statistics, beside the counters of processes.
     statistics: Collection[str] = ()
     #: Whether checks of its own look at the engines of the tables of ``models()`` on MySQL.
@@ -304,11 +320,6 @@ def kinds() -> dict[str, Kind]:
     """Return all problems by code, the most urgent first."""
     found = [item for doors in all_doors() for item in doors.kinds.items()]
     return dict(sorted(found, key=lambda item: item[1].rank))
-
-
-def all_metrics() -> dict[str, Metric]:
-    """Return all metrics by name."""
-    return {name: metric for doors in all_doors() for name, metric in doors.metrics.items()}
 
 
 def setting(name: str) -> Any:

@@ -1,7 +1,8 @@
-"""The core's own doors: its problems, metrics, retention and loops.
+"""The core's own doors: its problems, retention and loops.
 
-The facts of jobs are fields of ``OutboxStatus`` itself, so there is no section. The texts of the
-problems are here, and the rules that find them in ``monitoring.diagnosis``.
+The facts of jobs are fields of ``OutboxStatus`` itself, so there is no section; their figures are
+in ``monitoring.figures``. The texts of the problems are here, and the rules that find them in
+``monitoring.diagnosis``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from .aliases import inbox_alias, outbox_alias
-from .capability import BAD, WARNING, Doors, Kind, Loop, Metric
+from .capability import BAD, WARNING, Doors, Kind, Loop
 from .conf import OutboxSettings
 from .jobs.drain.run import drain_here
 from .models import DeadJob, InboxEntry, Incident, StagedJob, Statistic
@@ -104,33 +105,6 @@ KINDS = {
         place="#outbox-blocking"),
 }
 # fmt: on
-METRICS = {
-    "outbox_up": Metric("1 if the outbox could be read, else 0."),
-    "outbox_problem": Metric("1 for each problem found, 0 for every other.", ("code", "severity")),
-    "outbox_backlog_jobs": Metric("Jobs that are ready to leave, counted up to 100001."),
-    "outbox_oldest_ready_seconds": Metric("For how long the oldest job has been ready."),
-    "outbox_held_jobs": Metric("Jobs held until they are due, by when they are due.", ("due",)),
-    "outbox_jobs_per_minute": Metric("Jobs of the last full minute, by outcome.", ("outcome",)),
-    "outbox_publish_delay_seconds": Metric(
-        "Seconds from staging to the broker's confirm, percentiles of the last five minutes.",
-        ("percentile",),
-    ),
-    "outbox_dead_jobs": Metric(
-        "Dead jobs by class of the error; other: all but the most frequent.",
-        ("error",),
-    ),
-    "outbox_incidents": Metric("Recorded causes of extra publishes in 24 hours.", ("kind",)),
-    "outbox_drainers": Metric("Drainers whose lease has not run out."),
-    "outbox_drainers_silent": Metric("Drainers whose lease has run out."),
-    "outbox_drainers_troubled": Metric("Drainers that wait for a broker or a database."),
-    "outbox_shards_unowned": Metric("Shards without a drainer: their jobs do not leave."),
-    "outbox_drainer_shards": Metric("Shards that a drainer owns.", ("host", "pid")),
-    "outbox_drainer_heartbeat_age_seconds": Metric(
-        "Age of a drainer's heartbeat.", ("host", "pid")
-    ),
-    "outbox_published_jobs_total": Metric("Jobs that a drainer has published.", ("host", "pid")),
-    "outbox_died_jobs_total": Metric("Jobs that a drainer gave up on.", ("host", "pid")),
-}
 
 
 def _by_name(rows: Any, before: datetime, *, dry_run: bool) -> Iterable[Any]:
@@ -144,7 +118,6 @@ class CoreDoors(Doors):
 
     name = "jobs"
     kinds = KINDS
-    metrics = METRICS
 
     def parts(self) -> Mapping[str, Any]:
         return {"jobs": [StagedJob], "dead": [DeadJob]}

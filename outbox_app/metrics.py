@@ -20,9 +20,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from .aliases import outbox_alias
-from .capability import Sample, all_metrics
-from .monitoring.samples import samples
-from .monitoring.status import outbox_status
+from .capability import Figure, Sample, all_doors, kinds
+from .monitoring.diagnosis import problems
+from .monitoring.status import OutboxStatus, outbox_status
 from .text import get_logger
 
 logger = get_logger("outbox_app.metrics")
@@ -53,7 +53,8 @@ class OutboxCollector(Collector):
         using = alias if self.aliases else None
         was_open = [each for each in connections.all(initialized_only=True) if each.connection]
         try:
-            return [("outbox_up", (), 1.0), *samples(outbox_status(using=using))]
+            figures = _figures(outbox_status(using=using))
+            return [sample for each in figures for sample in each.samples()]
         except django.db.Error as error:
             logger.warning("Metrics could not be read database=%s error=%r", alias, error)
             return [("outbox_up", (), 0.0)]
@@ -80,9 +81,28 @@ def exposition(accept: str, *, using: str | None = None) -> tuple[bytes, str]:
     return encode(registry), content_type
 
 
+def all_metrics() -> dict[str, Figure]:
+    """Return all metrics by name, without a sample: nothing is read."""
+    sections = {doors.name: doors.empty for doors in all_doors() if doors.empty}
+    empty = OutboxStatus(database="", drainers=[], sections=sections)
+    return {each.metric: each for each in _figures(empty)}
+
+
+def _figures(facts: OutboxStatus) -> Iterator[Figure]:
+    """Yield the figures that have a metric."""
+    yield Figure(1, "outbox_up", "1 if the outbox could be read, else 0.")
+    found = {each.code for each in problems(facts)}
+    # Metrics know no limits: alerts set them.
+    codes = {(code, kind.severity): code in found for code, kind in kinds().items()
+             if not code.startswith("max_")}  # fmt: skip
+    told = "1 for each problem found, 0 for every other."
+    yield Figure(codes, "outbox_problem", told, ("code", "severity"))
+    yield from (each for each in facts.figures() if each.metric)
+
+
 def _families() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, metric in all_metrics().items():
+    for name, figure in all_metrics().items():
         family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-        found[name] = family(name, metric.help, labels=("database", *metric.labels))
+        found[name] = family(name, figure.help, labels=("database", *figure.labels))
     return found

@@ -17,10 +17,11 @@ from typing import Any
 
 from django.template.loader import render_to_string
 from django.utils import timezone
-from django.utils.formats import date_format, number_format
+from django.utils.formats import date_format
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ..monitoring.figures import number
 from ..monitoring.series import Series
 
 WIDTH, HEIGHT = 480, 150
@@ -126,13 +127,6 @@ def _runs(values: Sequence[float | None], top: float) -> Iterator[str]:
             x, y = points[0]
             points = [(x - 3, y), (x + 3, y)]
         yield " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def number(value: float | None) -> str:
-    """Return a figure for people, ``?`` without a sample."""
-    if value is None:
-        return "?"
-    return number_format(value, 0 if value >= 10 or value == int(value) else 1, force_grouping=True)
 
 
 def _x(place: int, steps: int) -> float:

@@ -9,6 +9,7 @@ sessions need a permission of their own. ``?part=live`` returns only the part th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from django.utils.translation import ngettext
 from ..capability import Problem, Subject, all_doors, kinds
 from ..jobs.drain.status import incidents
 from ..models import Incident
-from ..models.counting import MANY, shown_count
+from ..models.counting import MANY
 from ..monitoring.diagnosis import problems
 from ..monitoring.series import series
 from ..monitoring.status import OutboxStatus, outbox_status
@@ -33,7 +34,7 @@ from ..text import duration, one_line
 from . import tables
 from .base import OutboxAdmin, address
 from .blocking import blocking
-from .charts import job_charts, number
+from .charts import job_charts
 from .dead import matrix_table
 from .masking import masked_line
 from .staged import flows_table, held_table
@@ -64,14 +65,13 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     found = problems(facts)
     tone, sentence = headline(facts, found, parts)
     charts: list[SafeString] = []
-    immediate = 0.0
     if "jobs" in parts:
         hour = series(using=facts.database, minutes=61)
         day = series(using=facts.database, minutes=24 * 60 + 10, step=10)
         charts += job_charts(hour, day, now=facts.backlog.rows)
         # Of the minutes that ``facts.published`` is of: the last full one, and the current one.
         counted, at_once = (sum(each[-2:]) for each in (hour.published, hour.immediate))
-        immediate = facts.published * at_once / counted if counted else 0.0
+        facts = replace(facts, immediate=facts.published * at_once / counted if counted else 0.0)
     for section in facts.sections.values():
         charts += section.charts()
     context: dict[str, Any] = {
@@ -82,7 +82,7 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         "tone": tone,
         "headline": sentence,
         "problems": list(problem_lines(site, found)),
-        "figures": figures(site, facts, parts, immediate),
+        "figures": figures(site, facts),
         "charts": charts,
         "tables": [
             blocking(request, facts, found),
@@ -179,28 +179,9 @@ def _place(site: str, code: str, key: str | None = None, **filters: str) -> str:
     return address(site, model, key, **({} if key else given), **filters)
 
 
-def figures(
-    site: str, facts: OutboxStatus, parts: Collection[str], immediate: float
-) -> Iterator[tuple[str, str, str, str]]:
+def figures(site: str, facts: OutboxStatus) -> Iterator[tuple[str, str, str, str]]:
     """Yield the figures at the top: name, value, note, and the address of the list behind them."""
-    if "jobs" in parts:
-        ready = address(site, "outbox_app.stagedjob", state="ready")
-        oldest = duration(facts.backlog.oldest_seconds) if facts.waiting else "-"
-        p95 = facts.delay.p95
-        delay = "-" if p95 is None else duration(p95, fine=True)
-        yield _("Ready"), facts.backlog.shown, "", ready
-        yield _("Oldest ready"), oldest, "", ready
-        yield _("Staged to published"), delay, _("95th percentile of the last 5 minutes"), ""
-    note = _("last minute")
-    if immediate:
-        note = _("last minute; %(jobs)s immediately") % {"jobs": number(immediate)}
-    yield (
-        _("Published per minute"),
-        number(facts.published),
-        note,
-        address(site, "outbox_app.process"),
-    )
-    if "dead" in parts:
-        yield _("Dead"), shown_count(facts.dead.total), "", address(site, "outbox_app.deadjob")
-    for section in facts.sections.values():
-        yield from section.figures(site)
+    for each in facts.figures():
+        if each.title:
+            link = address(site, each.place[0], **each.place[1]) if each.place else ""
+            yield each.title, each.shown, each.note, link

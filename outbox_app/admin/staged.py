@@ -15,10 +15,10 @@ from ..jobs.drain import status
 from ..jobs.drain.status import Held
 from ..models import DatabaseNow, StagedJob, counting
 from ..monitoring import series
+from ..monitoring.figures import number
 from ..text import duration, one_line, shown
 from .actions import BulkAction
 from .base import address, column
-from .charts import number
 from .filters import StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
 from .masking import masked_line

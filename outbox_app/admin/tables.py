@@ -19,10 +19,10 @@ from django.utils.translation import gettext as _
 
 from ..jobs.drain.status import DrainerStatus
 from ..models import Incident
+from ..monitoring.figures import number
 from ..monitoring.status import OutboxStatus
 from ..text import duration, one_line
 from .base import address
-from .charts import number
 from .masking import masked_line
 
 #: Classes of cells: text that may break anywhere, text that stays on one line, and numbers.

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from django.urls import path
 
 from ..aliases import outbox_alias
-from ..capability import Doors, Metric, Sample, Section
+from ..capability import Doors, Figure, Section
 from ..events.aliases import log_alias
 from ..events.log.registry import all_logs
 from ..exceptions import InvalidArgument
-from ..monitoring.samples import percentiles
+from ..monitoring.figures import percentiles
 from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
 from . import series
@@ -36,35 +36,30 @@ if TYPE_CHECKING:
 
     from ..admin.tables import Table
 
-METRICS = {
-    "outbox_entity_commands_per_minute": Metric("Commands recorded in the last full minute."),
-    "outbox_entity_rejections_per_minute": Metric("Rejections of the last full minute.", ("code",)),
-    "outbox_entity_conflicts_per_minute": Metric("Attempts repeated in the last full minute."),
-    "outbox_entity_routed_per_minute": Metric(
-        "Commands of routed types in the last full minute: passed on, executed elsewhere.",
-        ("route",),
-    ),
-    "outbox_entity_batch_size": Metric("Commands per batch, of the last minutes.", ("percentile",)),
-    "outbox_entity_commit_seconds": Metric("Seconds of a batch's transaction.", ("percentile",)),
-    "outbox_entity_waiting": Metric("Commands that wait in the processes for their batch."),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class EntitiesSection(Section):
     commands: Commands
 
-    def samples(self) -> Iterator[Sample]:
-        commands = self.commands
-        yield "outbox_entity_commands_per_minute", (), commands.recorded
-        for code, count in commands.rejected.items():
-            yield "outbox_entity_rejections_per_minute", (code,), count
-        yield "outbox_entity_conflicts_per_minute", (), commands.conflicts
-        yield "outbox_entity_routed_per_minute", ("passed_on",), commands.passed_on
-        yield "outbox_entity_routed_per_minute", ("elsewhere",), commands.elsewhere
-        yield from percentiles("outbox_entity_batch_size", *commands.batch_size)
-        yield from percentiles("outbox_entity_commit_seconds", *commands.commit_seconds)
-        yield "outbox_entity_waiting", (), commands.waiting
+    def figures(self) -> Iterator[Figure]:
+        found = self.commands
+        routed = {"passed_on": found.passed_on, "elsewhere": found.elsewhere}
+        # fmt: off
+        yield Figure(found.recorded, "outbox_entity_commands_per_minute",
+                     "Commands recorded in the last full minute.")
+        yield Figure(found.rejected, "outbox_entity_rejections_per_minute",
+                     "Rejections of the last full minute.", ("code",))
+        yield Figure(found.conflicts, "outbox_entity_conflicts_per_minute",
+                     "Attempts repeated in the last full minute.")
+        yield Figure(routed, "outbox_entity_routed_per_minute", "Commands of routed types in the "
+                     "last full minute: passed on, executed elsewhere.", ("route",))
+        yield Figure(percentiles(*found.batch_size), "outbox_entity_batch_size",
+                     "Commands per batch, of the last minutes.", ("percentile",))
+        yield Figure(percentiles(*found.commit_seconds), "outbox_entity_commit_seconds",
+                     "Seconds of a batch's transaction.", ("percentile",))
+        yield Figure(found.waiting, "outbox_entity_waiting",
+                     "Commands that wait in the processes for their batch.")
+        # fmt: on
 
     def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
         from .tables import entities
@@ -77,7 +72,7 @@ class EntitiesDoors(Doors):
     name = "entities"
     rank = 20
     settings = EntitySettings
-    metrics = METRICS
+    empty = EntitiesSection(Commands())
 
     def parts(self) -> Mapping[str, Any]:
         return {"entities": entity_types()}

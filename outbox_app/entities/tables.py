@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 from django.utils.translation import gettext as _
 
-from ..admin.charts import number
 from ..admin.tables import Table, durations, numbers, pairs
+from ..monitoring.figures import number
 from .series import Commands
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from django.utils.translation import gettext_lazy as _
@@ -18,11 +19,10 @@ from ..capability import (
     BAD,
     WARNING,
     Doors,
+    Figure,
     Kind,
     Loop,
-    Metric,
     Problem,
-    Sample,
     Section,
     Subject,
 )
@@ -57,6 +57,8 @@ OLD_SINK = 3600.0
 #: How many gaps the overview shows. Their list has the rest.
 FEW = 10
 
+_SUBSCRIPTIONS = ("outbox_events.subscription", dict[str, str]())
+_OPEN_GAPS = ("outbox_events.gap", {"state": "open"})
 _EVENTS = _("Its events wait, and are not pruned.")
 # fmt: off
 KINDS = {
@@ -64,14 +66,14 @@ KINDS = {
         50, BAD, ngettext_lazy(
         "%(count)s subscription has stopped.", "%(count)s subscriptions have stopped.", "n"),
         _("Remove the cause that its error names, or start manage.py run_subscriptions."),
-        place=("outbox_events.subscription", {}),
+        place=_SUBSCRIPTIONS,
         blocks=(_("Subscription stopped"), _EVENTS)),
     "paused": Kind(
         140, WARNING, ngettext_lazy(
         "%(count)s subscription is paused, and behind.",
         "%(count)s subscriptions are paused, and behind.", "n"),
         _("Resume the subscription when the reason for its pause is gone."),
-        place=("outbox_events.subscription", {}),
+        place=_SUBSCRIPTIONS,
         blocks=(_("Subscription paused"), _EVENTS)),
     "undeclared": Kind(
         145, WARNING, ngettext_lazy(
@@ -80,7 +82,7 @@ KINDS = {
         _("If it was removed from the code, forget it (manage.py outbox_subscriptions forget NAME, "
           "or the admin): it keeps events from being pruned. If other code declares it, start "
           "run_subscriptions there."),
-        place=("outbox_events.subscription", {}),
+        place=_SUBSCRIPTIONS,
         blocks=(_("Subscription not declared"), _EVENTS)),
     "parked": Kind(
         150, WARNING, ngettext_lazy(
@@ -91,7 +93,7 @@ KINDS = {
         210, WARNING, ngettext_lazy(
         "%(count)s gap is open.", "%(count)s gaps are open.", "n"),
         _("Look for the missing events; skip the gaps that remain."),
-        place=("outbox_events.gap", {"state": "open"})),
+        place=_OPEN_GAPS),
     "sink": Kind(
         220, WARNING, ngettext_lazy(
         "%(count)s log does not sink.", "%(count)s logs do not sink.", "n"),
@@ -99,31 +101,6 @@ KINDS = {
         place="#outbox-sinks"),
 }
 # fmt: on
-METRICS = {
-    "outbox_events_per_minute": Metric("Events of the last full minute, by outcome.", ("outcome",)),
-    "outbox_subscription_state": Metric(
-        "1 for the state of a subscription: running, stopped, failing, paused, waiting, "
-        "undeclared.",
-        ("subscription", "state"),
-    ),
-    "outbox_subscription_behind_events": Metric(
-        "Events that a subscription has not passed, as far as they were counted.",
-        ("subscription",),
-    ),
-    "outbox_subscription_oldest_seconds": Metric(
-        "Age of the oldest event that a subscription has not passed.",
-        ("subscription",),
-    ),
-    "outbox_subscription_handled_events_total": Metric(
-        "Events that a subscription has handled.",
-        ("subscription",),
-    ),
-    "outbox_subscription_parked_streams": Metric(
-        "Streams that a subscription has parked.",
-        ("subscription",),
-    ),
-    "outbox_gaps_open": Metric("Gaps of the logs that are open."),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,27 +119,42 @@ class EventsSection(Section):
     per_minute: EventsPerMinute = field(default_factory=EventsPerMinute)
     in_flight: Mapping[str, LongTransactions] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "events_per_minute": asdict(self.per_minute),
-            "subscriptions": [each.as_json() for each in self.subscriptions],
-            "sinks": [asdict(each) for each in self.sinks],
-            "gaps": self.gaps,
-        }
-
-    def lines(self) -> Iterator[str]:
-        if self.subscriptions:
-            rate = self.per_minute
-            yield f"events      {rate.handled:.0f} handled, {rate.failed:.0f} failed per minute"
-        for each in self.subscriptions:
-            late = f", the oldest {duration(each.oldest_seconds)} old" if each.behind else ""
-            parked = f"  {each.parked} streams parked" if each.parked else ""
-            name = f"{one_line(each.name, 60):<30} {each.state:<10}"
-            yield f"  {name} {each.shown} behind{late}{parked}"
-        if self.subscriptions or self.gaps:
-            yield f"gaps        {shown_count(self.gaps)} open"
-        for sink in self.sinks:
-            yield from _sink_lines(sink)
+    def figures(self) -> Iterator[Figure]:
+        lags, rate, gaps = self.subscriptions, self.per_minute, shown_count(self.gaps)
+        per_minute = f"events      {rate.handled:.0f} handled, {rate.failed:.0f} failed per minute"
+        late = (each.oldest_seconds for each in lags if each.state != "undeclared")
+        known = [each for each in lags if each.cursors and all(c.behind for c in each.cursors)]
+        label = ("subscription",)
+        # fmt: off
+        yield Figure(asdict(rate), "outbox_events_per_minute",
+                     "Events of the last full minute, by outcome.", ("outcome",),
+                     json="events_per_minute", lines=[per_minute] if lags else ())
+        yield Figure([each.as_json() for each in lags], json="subscriptions",
+                     lines=map(_line, lags), note=_("the slowest"),
+                     title="subscriptions" in self.parts and _("Subscriptions behind"),
+                     shown=duration(max(late, default=0.0)), place=_SUBSCRIPTIONS)
+        yield Figure({(each.name, each.state): 1 for each in lags}, "outbox_subscription_state",
+                     "1 for the state of a subscription: running, stopped, failing, paused, "
+                     "waiting, undeclared.", ("subscription", "state"))
+        yield Figure({each.name: each.behind for each in known},
+                     "outbox_subscription_behind_events",
+                     "Events that a subscription has not passed, as far as they were counted.",
+                     label)
+        yield Figure({each.name: each.oldest_seconds for each in known},
+                     "outbox_subscription_oldest_seconds",
+                     "Age of the oldest event that a subscription has not passed.", label)
+        yield Figure({each.name: each.handled for each in lags},
+                     "outbox_subscription_handled_events_total",
+                     "Events that a subscription has handled.", label)
+        yield Figure({each.name: each.parked for each in lags},
+                     "outbox_subscription_parked_streams",
+                     "Streams that a subscription has parked.", label)
+        yield Figure(self.gaps, "outbox_gaps_open", "Gaps of the logs that are open.", json="gaps",
+                     lines=[f"gaps        {gaps} open"] if lags or self.gaps else (),
+                     title="gaps" in self.parts and _("Open gaps"), shown=gaps, place=_OPEN_GAPS)
+        yield Figure([asdict(each) for each in self.sinks], json="sinks",
+                     lines=chain.from_iterable(map(_sink_lines, self.sinks)))
+        # fmt: on
 
     def problems(self, on: str) -> Iterator[Problem]:
         lags = self.subscriptions
@@ -180,31 +172,6 @@ class EventsSection(Section):
         yield named("sink", still)
         yield counted("gaps", self.gaps)
 
-    def samples(self) -> Iterator[Sample]:
-        rate = self.per_minute
-        yield "outbox_events_per_minute", ("handled",), rate.handled
-        yield "outbox_events_per_minute", ("failed",), rate.failed
-        for each in self.subscriptions:
-            yield "outbox_subscription_state", (each.name, each.state), 1
-            if each.cursors and all(cursor.behind for cursor in each.cursors):  # else it is unknown
-                yield "outbox_subscription_behind_events", (each.name,), each.behind
-                yield "outbox_subscription_oldest_seconds", (each.name,), each.oldest_seconds
-            yield "outbox_subscription_handled_events_total", (each.name,), each.handled
-            yield "outbox_subscription_parked_streams", (each.name,), each.parked
-        yield "outbox_gaps_open", (), self.gaps
-
-    def figures(self, site: str) -> Iterator[tuple[str, str, str, str]]:
-        from ..admin.base import address
-
-        if "subscriptions" in self.parts:
-            read = (each for each in self.subscriptions if each.state != "undeclared")
-            late = max((each.oldest_seconds for each in read), default=0.0)
-            link = address(site, "outbox_events.subscription")
-            yield str(_("Subscriptions behind")), duration(late), str(_("the slowest")), link
-        if "gaps" in self.parts:
-            link = address(site, "outbox_events.gap", state="open")
-            yield str(_("Open gaps")), shown_count(self.gaps), "", link
-
     def charts(self) -> Iterator[SafeString]:
         from .admin.tables import events_chart
 
@@ -221,6 +188,13 @@ class EventsSection(Section):
         if "gaps" in self.parts:
             rows = Gap.objects.using(self.database).open()
             yield tables.gaps(site, rows.order_by("-seen_at")[:FEW])
+
+
+def _line(each: SubscriptionLag) -> str:
+    late = f", the oldest {duration(each.oldest_seconds)} old" if each.behind else ""
+    parked = f"  {each.parked} streams parked" if each.parked else ""
+    name = f"{one_line(each.name, 60):<30} {each.state:<10}"
+    return f"  {name} {each.shown} behind{late}{parked}"
 
 
 def _sink_lines(each: SinkStatus) -> Iterator[str]:
@@ -259,7 +233,7 @@ class EventsDoors(Doors):
     rank = 10
     settings = EventSettings
     kinds = KINDS
-    metrics = METRICS
+    empty = EventsSection()
     checks_engines = True
 
     def parts(self) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.utils.translation import gettext as _
 
-from ..capability import Doors, Metric, Sample, Section
+from ..capability import Doors, Figure, Section
 from ..monitoring.status import Question
 from .conf import FleetKey, fleet_settings
 from .models import Server
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from django.db.models import Model
 
     from ..admin.tables import Table
-
-METRICS = {
-    "outbox_servers": Metric("Servers of services whose lease has not run out.", ("service",)),
-    "outbox_server_slices": Metric(
-        "Slices of entities, of 1024, that a server leads.", ("address",)
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +35,13 @@ class FleetSection(Section):
         """How many slices of entities each server of this service leads, by its address."""
         return slices(self.servers)
 
-    def samples(self) -> Iterator[Sample]:
-        for service, count in Counter(each.service for each in self.servers).items():
-            yield "outbox_servers", (service,), count
-        for address, count in self.slices.items():
-            yield "outbox_server_slices", (address,), count
+    def figures(self) -> Iterator[Figure]:
+        # fmt: off
+        yield Figure(Counter(each.service for each in self.servers), "outbox_servers",
+                     "Servers of services whose lease has not run out.", ("service",))
+        yield Figure(self.slices, "outbox_server_slices",
+                     "Slices of entities, of 1024, that a server leads.", ("address",))
+        # fmt: on
 
     def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
         from ..admin.tables import Table, numbers, pairs
@@ -60,7 +55,7 @@ class FleetDoors(Doors):
     name = "fleet"
     rank = 50
     settings = FleetKey
-    metrics = METRICS
+    empty = FleetSection([])
 
     def parts(self) -> Mapping[str, Any]:
         return {"servers": [Server]}

@@ -8,8 +8,8 @@ read one after the other, not at one moment. This module does not judge them: se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,7 @@ import django.db
 from django.apps import apps
 
 from ..aliases import outbox_alias
-from ..capability import Section, all_doors
+from ..capability import Figure, Section, all_doors
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
 from ..jobs.drain.status import Backlog, DrainerStatus, Held
@@ -25,6 +25,7 @@ from ..jobs.staging.declarations import declared
 from ..jobs.staging.sending import staging_apps
 from ..models import DatabaseNow, DeadJob, Incident, Process, StagedJob
 from . import series
+from .figures import job_figures
 from .long_transactions import LongTransactions, long_transactions, open_writers
 from .series import Delays
 
@@ -80,6 +81,8 @@ class OutboxStatus:
 
     database: str
     drainers: list[DrainerStatus]
+    #: Which parts were read; None: all.
+    parts: Collection[str] | None = None
     #: Jobs published lately, per minute, by the id of the drainer.
     rates: dict[str, float] = field(default_factory=dict)
     #: Whether the project stages jobs: it has an ``OutboxCelery``, a declaration, or a row.
@@ -96,6 +99,8 @@ class OutboxStatus:
     #: Incidents of the last 24 hours by kind, the newest INCIDENTS.
     incidents: dict[str, int] = field(default_factory=dict)
     per_minute: PerMinute = PerMinute()
+    #: Jobs published lately right after their commit, per minute. The overview alone sets it.
+    immediate: float = 0.0
     #: What the capabilities have read, by their names.
     sections: dict[str, Section] = field(default_factory=dict)
     #: Aliases beside the outbox's that cannot be read, and why. What they hold is left out.
@@ -130,45 +135,16 @@ class OutboxStatus:
         row, minute = each.drainer, timedelta(minutes=1)
         return bool(self.rate(each) or (row.done and row.heartbeat_at - row.started_at < minute))
 
+    def figures(self) -> Iterator[Figure]:
+        """Yield the figures of jobs, then those of the capabilities."""
+        yield from job_figures(self)
+        for section in self.sections.values():
+            yield from section.figures()
+
     def as_json(self) -> dict[str, Any]:
         """Return the facts for programs. Keys are only added, from release to release."""
-        found: dict[str, Any] = {
-            "database": self.database,
-            "backlog": {
-                "jobs": self.waiting,
-                "oldest_seconds": round(self.backlog.oldest_seconds, 3),
-            },
-            "held": asdict(self.held),
-            "per_minute": asdict(self.per_minute),
-            "delay_seconds": self.delay._asdict(),
-            "drainers": [self._drainer_as_json(each) for each in self.drainers],
-            "unowned_shards": len(self.unowned_shards),
-            "dead": {
-                "jobs": self.dead.total,
-                "complete": self.dead.complete,
-                "by_error": {row.name: row.total for row in self.dead.errors},
-            },
-            "incidents": self.incidents,
-        }
-        for section in self.sections.values():
-            found |= section.as_json()
-        return found
-
-    def _drainer_as_json(self, each: DrainerStatus) -> dict[str, Any]:
-        row = each.drainer
-        return {
-            "id": str(row.pk),
-            "host": row.host,
-            "pid": row.pid,
-            "shards": each.shards,
-            "lease_seconds": row.lease_seconds,
-            "silent_seconds": each.silent_seconds,
-            "silent": each.is_silent,
-            "published": row.done,
-            "dead": row.dead,
-            "per_minute": self.rate(each),
-            "trouble": row.trouble,
-        }
+        figures = {each.json: each.value for each in self.figures() if each.json}
+        return {"database": self.database, **figures}
 
 
 def outbox_status(
@@ -204,6 +180,7 @@ def outbox_status(
     return OutboxStatus(
         database=jobs,
         drainers=status.drainers(using=jobs),
+        parts=parts,
         rates=series.rates(using=jobs),
         stages=_stages(jobs),
         snapshots=long_transactions(using=jobs, seconds=OLD_SNAPSHOT),

@@ -21,18 +21,17 @@ from ..capability import (
     BAD,
     WARNING,
     Doors,
+    Figure,
     Kind,
     Loop,
-    Metric,
     Problem,
-    Sample,
     Section,
     Subject,
 )
 from ..exceptions import InvalidArgument
 from ..models.counting import shown_count
 from ..monitoring.diagnosis import counted, named
-from ..monitoring.samples import percentiles
+from ..monitoring.figures import percentiles
 from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
 from ..text import duration, one_line
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 
     from ..admin.tables import Table
 
+_UNDECIDED = ("outbox_prepared.preparedevent", {"state": "undecided"})
 # fmt: off
 KINDS = {
     "no_check_back": Kind(
@@ -62,7 +62,7 @@ KINDS = {
         "%(count)s prepared event is undecided.",
         "%(count)s prepared events are undecided.", "n"),
         _("Find out whether its sender's transaction has committed, then confirm or cancel it."),
-        place=("outbox_prepared.preparedevent", {"state": "undecided"})),
+        place=_UNDECIDED),
     "sender_silent": Kind(
         180, WARNING, ngettext_lazy(
         "%(count)s sender of prepared events does not answer.",
@@ -77,17 +77,6 @@ KINDS = {
         place=("outbox_app.incident", {"kind": "contradiction"})),
 }
 # fmt: on
-METRICS = {
-    "outbox_prepared_events": Metric("Prepared events that are open, up to 100001.", ("state",)),
-    "outbox_prepared_oldest_seconds": Metric("Age of the oldest event in state prepared."),
-    "outbox_prepared_decisions_per_minute": Metric(
-        "Prepared events decided in the last full minute.",
-        ("outcome", "route"),
-    ),
-    "outbox_prepared_decide_seconds": Metric("Seconds from prepared to decided.", ("percentile",)),
-    "outbox_prepared_processes": Metric("Processes that ask senders."),
-    "outbox_prepared_senders_silent": Metric("Senders that do not answer."),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +85,30 @@ class PreparedSection(Section):
     facts: PreparedStatus | None
     decisions: Decisions = field(default_factory=Decisions)
 
-    def as_json(self) -> dict[str, Any]:
-        if not self.facts:
-            return {"prepared": None}
-        decided = self.decisions
+    def figures(self) -> Iterator[Figure]:
+        facts, decided = self.facts, self.decisions
+        seconds = percentiles(decided.p50, decided.p95)
         by_route = {" ".join(key): count for key, count in decided.per_minute.items()}
-        seconds = {"p50": decided.p50, "p95": decided.p95}
-        figures = {"decided_per_minute": by_route, "decide_seconds": seconds}
-        return {"prepared": asdict(self.facts) | figures}
-
-    def lines(self) -> Iterator[str]:
-        if not (facts := self.facts):
-            return
-        age = f", the oldest {duration(facts.oldest_seconds)} old" if facts.prepared else ""
-        yield (
-            f"prepared    {shown_count(facts.prepared)}{age}, {shown_count(facts.undecided)} "
-            f"undecided, {facts.processes} asking, {shown_count(facts.contradictions)} "
-            "contradictions in 24 hours"
-        )
-        rates, p95 = self.decisions.per_minute, self.decisions.p95
-        shown = ", ".join(f"{count:.0f} {' by '.join(key)}" for key, count in rates.items())
-        took = "" if p95 is None else f"; p95 {duration(p95, fine=True)} after they were prepared"
-        yield f"decided     {shown or 'none'} per minute{took}"
-        for each in facts.silent:
-            yield f"  {one_line(each.sender, 60):<30} SILENT: {one_line(each.last_answer, 200)}"
+        more = {"decided_per_minute": by_route, "decide_seconds": seconds}
+        # fmt: off
+        yield Figure(facts and asdict(facts) | more, json="prepared",
+                     lines=_lines(facts, decided) if facts else (),
+                     title=facts and _("Undecided"), place=_UNDECIDED,
+                     shown=shown_count(facts.undecided) if facts else "")
+        yield Figure({state: getattr(facts, state, None) for state in ("prepared", "undecided")},
+                     "outbox_prepared_events", "Prepared events that are open, up to 100001.",
+                     ("state",))
+        yield Figure(facts and facts.oldest_seconds, "outbox_prepared_oldest_seconds",
+                     "Age of the oldest event in state prepared.")
+        yield Figure(decided.per_minute, "outbox_prepared_decisions_per_minute",
+                     "Prepared events decided in the last full minute.", ("outcome", "route"))
+        yield Figure(seconds, "outbox_prepared_decide_seconds",
+                     "Seconds from prepared to decided.", ("percentile",))
+        yield Figure(facts and facts.processes, "outbox_prepared_processes",
+                     "Processes that ask senders.")
+        yield Figure(facts and len(facts.silent), "outbox_prepared_senders_silent",
+                     "Senders that do not answer.")
+        # fmt: on
 
     def problems(self, on: str) -> Iterator[Problem]:
         if not (facts := self.facts):
@@ -133,26 +122,6 @@ class PreparedSection(Section):
         yield named("sender_silent", silent)
         yield counted("contradiction", facts.contradictions)
 
-    def samples(self) -> Iterator[Sample]:
-        if not (facts := self.facts):
-            return
-        decided = self.decisions
-        for state in ("prepared", "undecided"):
-            yield "outbox_prepared_events", (state,), getattr(facts, state)
-        yield "outbox_prepared_oldest_seconds", (), facts.oldest_seconds
-        for labels, count in decided.per_minute.items():
-            yield "outbox_prepared_decisions_per_minute", labels, count
-        yield from percentiles("outbox_prepared_decide_seconds", decided.p50, decided.p95)
-        yield "outbox_prepared_processes", (), facts.processes
-        yield "outbox_prepared_senders_silent", (), len(facts.silent)
-
-    def figures(self, site: str) -> Iterator[tuple[str, str, str, str]]:
-        from ..admin.base import address
-
-        if self.facts:
-            undecided = address(site, "outbox_prepared.preparedevent", state="undecided")
-            yield str(_("Undecided")), shown_count(self.facts.undecided), "", undecided
-
     def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
         from .tables import prepared
 
@@ -160,12 +129,27 @@ class PreparedSection(Section):
             yield prepared(self.facts, self.decisions)
 
 
+def _lines(facts: PreparedStatus, decided: Decisions) -> Iterator[str]:
+    age = f", the oldest {duration(facts.oldest_seconds)} old" if facts.prepared else ""
+    yield (
+        f"prepared    {shown_count(facts.prepared)}{age}, {shown_count(facts.undecided)} "
+        f"undecided, {facts.processes} asking, {shown_count(facts.contradictions)} "
+        "contradictions in 24 hours"
+    )
+    rates, p95 = decided.per_minute, decided.p95
+    shown = ", ".join(f"{count:.0f} {' by '.join(key)}" for key, count in rates.items())
+    took = "" if p95 is None else f"; p95 {duration(p95, fine=True)} after they were prepared"
+    yield f"decided     {shown or 'none'} per minute{took}"
+    for each in facts.silent:
+        yield f"  {one_line(each.sender, 60):<30} SILENT: {one_line(each.last_answer, 200)}"
+
+
 class PreparedDoors(Doors):
     name = "prepared"
     rank = 30
     settings = PreparedSettings
     kinds = KINDS
-    metrics = METRICS
+    empty = PreparedSection(None)
 
     def parts(self) -> Mapping[str, Any]:
         return {"prepared": [PreparedEvent]}

@@ -14,12 +14,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from outbox_app import metrics
-from outbox_app.capability import all_metrics
 from outbox_app.conf import SHARDS
 from outbox_app.entities import series as entities_series
 from outbox_app.events.models import Cursor
 from outbox_app.fleet.models import Server
-from outbox_app.metrics import OutboxCollector, exposition
+from outbox_app.metrics import OutboxCollector, all_metrics, exposition
 from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, counting
 from outbox_app.monitoring import series, status
 from outbox_app.prepared import doors as prepared_doors
@@ -178,9 +177,9 @@ def test_lint(alias, lively):
         words = set(name.split("_"))
         assert not words & {"s", "ms", "sec", "min", "minutes", "hours", "days", "milliseconds"}
         assert not words & {"counter", "gauge", "histogram", "summary", "metric"}
-    for _, labels in all_metrics().values():
-        assert not set(labels) & {"le", "quantile", "instance", "job"}
-        assert all(re.fullmatch(r"[a-z]+", label) for label in labels)
+    for metric in all_metrics().values():
+        assert not set(metric.labels) & {"le", "quantile", "instance", "job"}
+        assert all(re.fullmatch(r"[a-z]+", label) for label in metric.labels)
     lines = Count(line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#")
     assert [each for each, count in lines.items() if count > 1] == []
 

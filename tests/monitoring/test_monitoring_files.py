@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from outbox_app.capability import all_metrics
+from outbox_app.metrics import all_metrics
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 ALERTS = HOWTO / "outbox-alerts.yaml"

@@ -14,10 +14,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ...admin.base import address
-from ...admin.charts import Line, chart, number
+from ...admin.charts import Line, chart
 from ...admin.masking import masked_line, masked_text
 from ...admin.tables import SHORT, WORDS, Group, Table, link, pairs
 from ...models.statistic import label_of
+from ...monitoring.figures import number
 from ...text import duration, one_line, shown
 from .. import series
 from ..aliases import log_alias

@@ -28,12 +28,11 @@ from django.core.management.base import CommandError, CommandParser
 from ...aliases import outbox_alias
 from ...capability import BAD, Problem, all_doors
 from ...exceptions import InvalidArgument
-from ...models.counting import shown_count
 from ...monitoring.diagnosis import Limits, is_healthy, problems
 from ...monitoring.status import OutboxStatus, outbox_status
 from ...process.foreground import set_timeouts
 from ...process.preflight import require_alias, require_migrated
-from ...text import duration, one_line
+from ...text import one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand
 
 EXIT_PROBLEM, EXIT_UNKNOWN = 1, 2
@@ -94,38 +93,8 @@ def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
             yield f"    {problem.detail}"
         yield f"    {problem.action}"
     yield ""
-    backlog, held, rate, delay = status.backlog, status.held, status.per_minute, status.delay
-    age = f", the oldest {duration(backlog.oldest_seconds)} old" if status.waiting else ""
-    yield f"ready       {shown_count(status.waiting)}{age}"
-    yield (
-        f"held        {shown_count(held.due)} due now, {shown_count(held.within_the_hour)} within "
-        f"the hour, {shown_count(held.later)} later"
-    )
-    staged = "?" if rate.staged is None else f"{rate.staged:.0f}"
-    immediate = f" ({rate.immediate:.0f} of these immediately)" if rate.immediate else ""
-    yield (
-        f"per minute  {staged} staged, {rate.published:.0f} published{immediate}, "
-        f"{rate.dead:.0f} dead"
-    )
-    if delay.p50 is not None:
-        shown = (f"{name} {duration(n, fine=True)}" for name, n in delay._asdict().items())
-        yield f"delay       {', '.join(shown)}"
-    most = [f"{row.total} {one_line(row.name, 80)}" for row in status.dead.errors]
-    more = ", …" if len(most) > 3 or not status.dead.complete else ""
-    listed = f": {', '.join(most[:3])}{more}" if most else ""
-    yield f"dead        {shown_count(status.dead.total)}{listed}"
-    kinds = [f"{count} {kind}" for kind, count in status.incidents.items() if count]
-    yield f"incidents   {', '.join(kinds) or 'none'} in 24 hours"
-    yield f"drainers    {len(status.alive)} alive, {len(status.unowned_shards)} unowned shards"
-    for each in status.drainers:
-        trouble = one_line(each.drainer.trouble, 200)
-        yield (
-            f"  {one_line(each.drainer, 60):<30} {each.shards:>3} shards  "
-            f"{status.rate(each):>6.0f}/min  heartbeat {duration(each.silent_seconds)} ago"
-            f"{'  SILENT' if each.is_silent else ''}{'  TROUBLE: ' + trouble if trouble else ''}"
-        )
-    for section in status.sections.values():
-        yield from section.lines()
+    for each in status.figures():
+        yield from each.lines
 
 
 def verdict(found: list[Problem]) -> str:
