@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from datetime import datetime
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,13 +24,12 @@ from .text import one_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-    from django.db.models import Model, QuerySet
+    from django.db.models import Model
     from django.urls import URLPattern
     from django.utils.safestring import SafeString
 
     from .admin.tables import Table
     from .models import StagedJob
-    from .monitoring.long_transactions import LongTransactions
     from .monitoring.status import Question
     from .process.lease import LeaseHolder
     from .retention.rows import Kept
@@ -159,11 +157,6 @@ class Problem:
 class Section:
     """The facts of a capability, and how each place of the core shows them."""
 
-    @property
-    def in_flight(self) -> Mapping[str, LongTransactions]:
-        """Return transactions that may have written to a table of the capability, by table."""
-        return {}
-
     def figures(self) -> Iterable[Figure]:
         """Return the figures for JSON, text, metrics and overview, in the order of each of them.
 
@@ -215,22 +208,9 @@ class Doors:
         """Return the project's models that derive from its models: checks look at their tables."""
         return ()
 
-    def audit(self, log: type[Model], *, using: str) -> Iterable[tuple[str, str]] | None:
-        """Return what an audit of a log reports beside its events: ids of rows, and a text each.
-
-        None: the capability has no rows that belong to the log.
-        """
-        return None
-
     def kept(self) -> Mapping[str, Kept]:
         """Return the kinds of rows that ``outbox_prune`` removes when they are old."""
         return {}
-
-    def removing(self, rows: QuerySet[Any], now: datetime, *, is_archived: bool) -> None:
-        """Keep what must outlive rows of a log, in the transaction that removes them.
-
-        ``rows`` is in a fixed order; ``now`` is the database's time.
-        """
 
     def prune_arguments(self, add: Callable[..., Any]) -> None:
         """Add options of ``outbox_prune`` beside those of ``kept``."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,11 @@ from . import series
 from .conf import EntitySettings, entity_settings
 from .models import EntityVersion, PrunedCommand
 from .operations import declared_types, entity_types
-from .pruned import day_of, keep_commands
+from .pruned import day_of
 from .series import Commands
-from .verification import differences
 
 if TYPE_CHECKING:
-    from django.db.models import Model, QuerySet
+    from django.db.models import Model
     from django.urls import URLPattern
 
     from ..admin.tables import Table
@@ -87,17 +85,6 @@ class EntitiesDoors(Doors):
         aliases = sorted(filter(question.can_read, of_types))
         return EntitiesSection(series.commands(aliases)) if aliases else None
 
-    def audit(self, log: type[Model], *, using: str) -> list[tuple[str, str]] | None:
-        types = [each for each in entity_types() if each.versions is log]
-        if not types:
-            return None
-        return [
-            (id, text)
-            for entity in types
-            for id, (kind, text) in differences(entity, using=using)
-            if kind != "head"  # the audit has it as "tail" or "low_head"
-        ]
-
     def kept(self) -> Mapping[str, Kept]:
         commands = (
             "remove old ids of commands whose versions --events, --archived or SINK have removed "
@@ -120,10 +107,6 @@ class EntitiesDoors(Doors):
             path("routed", views.routed, name="routed"),
             path("openapi.json", views.openapi, name="openapi"),
         ]
-
-    def removing(self, rows: QuerySet[Any], now: datetime, *, is_archived: bool) -> None:
-        if issubclass(rows.model, EntityVersion):
-            keep_commands(rows, now, is_archived=is_archived)
 
     def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
         if entity_settings().ENTITY_COMMAND_DAYS is None:

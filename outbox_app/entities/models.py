@@ -8,6 +8,8 @@ wrote, every later command would fail with ``DamagedEntity``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import datetime
 from hashlib import sha256
 from typing import Any, NoReturn
 
@@ -77,6 +79,27 @@ class EntityVersion(_Unsaved, EventLog):
             f"{cls.__name__} is the log of an entity, so only commands write to it. Call "
             "execute() of the entity, or publish to another log."
         )
+
+    @classmethod
+    def before_pruning(cls, rows: Any, now: datetime, *, is_archived: bool) -> None:
+        from .pruned import keep_commands
+
+        keep_commands(rows, now, is_archived=is_archived)
+
+    @classmethod
+    def audited(cls, *, using: str) -> Iterable[tuple[str, str]] | None:
+        from .operations import entity_types
+        from .verification import differences
+
+        types = [each for each in entity_types() if each.versions is cls]
+        if not types:
+            return None
+        return [
+            (id, text)
+            for entity in types
+            for id, (kind, text) in differences(entity, using=using)
+            if kind != "head"  # the audit has it as "tail" or "low_head"
+        ]
 
 
 def log_number(table: str) -> int:

@@ -30,7 +30,7 @@ from ..exceptions import InvalidArgument
 from ..models import counting
 from ..models.counting import shown_count
 from ..monitoring.diagnosis import counted, named
-from ..monitoring.long_transactions import LongTransactions, open_writers
+from ..monitoring.long_transactions import open_writers
 from ..monitoring.status import Question
 from ..retention.rows import prune
 from ..text import duration, one_line
@@ -117,7 +117,6 @@ class EventsSection(Section):
     #: Open gaps, counted up to MANY + 1.
     gaps: int = 0
     per_minute: EventsPerMinute = field(default_factory=EventsPerMinute)
-    in_flight: Mapping[str, LongTransactions] = field(default_factory=dict)
 
     def figures(self) -> Iterator[Figure]:
         lags, rate, gaps = self.subscriptions, self.per_minute, shown_count(self.gaps)
@@ -255,8 +254,8 @@ class EventsDoors(Doors):
             facts |= {
                 "subscriptions": lag.lags(using=using),
                 "sinks": sink_status(using=question.using),
-                "in_flight": open_writers(*all_logs(using=using), using=using),
             }
+            question.in_flight.update(open_writers(*all_logs(using=using), using=using))
         if "gaps" in parts:
             facts["gaps"] = counting.counted(Gap.objects.using(using).open())
         if question.wants("history") and using not in question.away:

@@ -21,7 +21,6 @@ import django.db
 from django.db import connections
 from django.db.models import F
 
-from ..capability import all_doors
 from ..exceptions import InvalidArgument, OutboxError
 from ..models.clock import database_time
 from ..process.lock_wait import atomic_with_lock_wait
@@ -238,8 +237,7 @@ def prune_steps(
             if ids and not dry_run:
                 drop_pruned(log, ids, using=using)
                 gone = rows.filter(pk__in=ids, recorded_at__lt=before)
-                for doors in all_doors():
-                    doors.removing(gone, now, is_archived=archived is not None)
+                log.before_pruning(gone, now, is_archived=archived is not None)
                 with deleting_by_key(rows):
                     count = gone._raw_delete(using)
         yield count, reached, held

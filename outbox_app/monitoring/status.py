@@ -58,6 +58,8 @@ class Question:
     parts: Collection[str] | None
     #: Aliases beside the outbox's that cannot be read, and why.
     away: dict[str, str] = field(default_factory=dict)
+    #: Transactions that may have written to a table that was read, by table.
+    in_flight: dict[str, LongTransactions] = field(default_factory=dict)
 
     def wants(self, part: str) -> bool:
         """Return whether a part was asked for."""
@@ -167,14 +169,11 @@ def outbox_status(
             "held": status.held(using=jobs),
             "delay": series.delays(using=jobs),
         }
+        question.in_flight.update(open_writers(StagedJob, using=jobs))
     if question.wants("dead"):
         facts["dead"] = dead_matrix(using=jobs)
     read = ((doors.name, doors.read(question)) for doors in all_doors())
     sections = {name: section for name, section in read if section}
-    written = [StagedJob] if question.wants("jobs") else []
-    in_flight = open_writers(*written, using=jobs) if written else {}
-    for section in sections.values():
-        in_flight |= section.in_flight
     if question.wants("history"):
         facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs)}
     return OutboxStatus(
@@ -185,7 +184,7 @@ def outbox_status(
         stages=_stages(jobs),
         snapshots=long_transactions(using=jobs, seconds=OLD_SNAPSHOT),
         sections=sections,
-        in_flight=in_flight,
+        in_flight=question.in_flight,
         away=question.away,
         **facts,
     )

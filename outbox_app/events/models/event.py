@@ -8,6 +8,8 @@ order, because a transaction that assigns one holds a lock on the stream's ``Str
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -63,6 +65,21 @@ class EventLog(models.Model):
     @classmethod
     def require_publishable(cls) -> None:
         """Raise an error if something else than ``publish()`` writes the rows."""
+
+    @classmethod
+    def before_pruning(cls, rows: Any, now: datetime, *, is_archived: bool) -> None:
+        """Keep what must outlive rows, in the transaction that removes them.
+
+        ``rows`` is in a fixed order; ``now`` is the database's time.
+        """
+
+    @classmethod
+    def audited(cls, *, using: str) -> Iterable[tuple[str, str]] | None:
+        """Return what an audit reports beside the events: ids of other rows, and a text each.
+
+        None: no other rows belong to the log.
+        """
+        return None
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
         """Return the event in the JSON format of CloudEvents."""

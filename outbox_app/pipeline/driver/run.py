@@ -14,7 +14,6 @@ from typing import Any
 from django.db import connections, transaction
 
 from ...aliases import outbox_alias
-from ...capability import all_doors
 from ...models import Statistic
 from ...models.statistic import label_of, write_figures
 from ...text import Write
@@ -50,9 +49,8 @@ def run_audit(
     result = _audited(run, archive=archive, pruned=pruned)
     # A version that only the archive has is no missing one, but the log lacks it: hence ``sound``.
     whole = bool(archive) and not pruned and result.sound
-    for doors in all_doors():
-        if (found := doors.audit(run.log, using=run.using)) is not None:
-            result = _with_entities(result, found)
+    if (found := run.log.audited(using=run.using)) is not None:
+        result = _with_entities(result, found)
     for defect in result.defects[:TOLD]:
         write(f"defect {defect.line}")
     if result.total > TOLD:
