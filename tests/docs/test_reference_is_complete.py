@@ -80,13 +80,23 @@ DOORS = {app.name: app.doors for app in capabilities()}
 
 @pytest.mark.parametrize("app", capabilities()[1:], ids=lambda app: app.label)
 def test_a_page_begins_with_the_line_of_its_app(app: Capability) -> None:
-    page = REFERENCE / f"{app.name.rpartition('.')[2]}.md"
-    title, _, line, *_ = page.read_text().splitlines()
+    title, line, *_ = (REFERENCE / f"{app.name.rpartition('.')[2]}.md").read_text().split("\n\n")
     assert title.startswith("# ")
-    line, _, needs = line.partition(" It needs ")
-    assert line == f'Its line of `INSTALLED_APPS`: `"{app.name}"`.'
-    named = re.findall(r'`"([\w.]+)"`', needs.partition(". ")[0])
-    assert named == ["outbox_app", *app.needs]
+    names = ", ".join(f'"{name}"' for name in (*app.needs, app.name))
+    assert line == f"`INSTALLED_APPS += [{names}]`"
+
+
+def test_pages_of_the_core_speak_of_jobs() -> None:
+    words = (
+        r"\bentit\w+|\bsubscri\w+|\bprojection|\bprepared\b|\bpeers?\b|\bsnowflake|"
+        r"\bthe (?:fleet|door|pipeline)\b|\bSpark\b|\boutbox_app\.(?:events|entities)\b"
+    )
+    found = {
+        page.name: re.findall(words, page.read_text())
+        for page in pages("outbox_app")
+        if page.name != "index.md"
+    }
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 @pytest.mark.parametrize("app", ROOMS)
