@@ -20,7 +20,7 @@ class OutboxAppConfig(capability.Capability):
     label = "outbox_app"
     verbose_name = _("Outbox")
 
-    def ready(self) -> None:
+    def start(self) -> None:
         from . import checks
         from .conf import require_celery
         from .monitoring import log_lines  # noqa: F401  # connects its receivers

@@ -7,18 +7,21 @@ Nothing here reads a database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.apps import AppConfig, apps
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 from django.utils.functional import cached_property
 
+from . import URLS
 from .conf import read
 from .text import one_line
 
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from .retention.rows import Kept
 
 BAD, WARNING = "bad", "warning"
+#: The id of the error of a check that an app is missing.
+NEEDED = "outbox.E049"
 #: A metric's name, the values of its labels, and its value.
 Sample = tuple[str, tuple[str, ...], float]
 
@@ -268,6 +273,27 @@ class Capability(AppConfig):
         """Return the names of needed apps that are not installed."""
         return [name for name in ("outbox_app", *self.needs) if not apps.is_installed(name)]
 
+    def import_models(self) -> None:
+        if self.missing:  # Django and the admin find no module in it, so that ``check`` can run
+            self.module = ModuleType(self.name)
+        super().import_models()
+
+    def ready(self) -> None:
+        """Do what the app does at the start of each process, or let ``check`` say what it needs."""
+        if self.missing:
+            checks.register(check_needs, "outbox")
+        else:
+            self.start()
+
+    def start(self) -> None:
+        """Do what the app does at the start of each process. All apps that it needs are there."""
+
+
+def lines_to_add(names: Iterable[str]) -> str:
+    """Return what to do about apps that are not installed."""
+    lines = " ".join(f'"{name}",' for name in names)
+    return f"Add {lines} to INSTALLED_APPS, and run manage.py migrate."
+
 
 def require_app(name: str) -> None:
     """Refuse to import models of an app that is not installed: they would have no tables.
@@ -276,7 +302,31 @@ def require_app(name: str) -> None:
         ImproperlyConfigured: It is not in INSTALLED_APPS.
     """
     if not apps.is_installed(name):
-        raise ImproperlyConfigured(f"{name!r} is needed: add it to INSTALLED_APPS, and migrate.")
+        raise ImproperlyConfigured(f"INSTALLED_APPS does not have {name}. {lines_to_add([name])}")
+
+
+def checks_page(room: str = "checks") -> str:
+    """Return the page that lists the ids of the core, or of the capability in this room."""
+    anchor = "" if room == "checks" else "#system-checks"
+    site = URLS["Documentation"]
+    return f"{site}reference/{room}.html{anchor}" if site else f"docs/reference/{room}.md{anchor}"
+
+
+def needed(by: str, names: Sequence[str]) -> checks.Error:
+    """Return the error of a check that something needs apps which are not installed."""
+    what = f"{by} needs {', '.join(names)}, which INSTALLED_APPS does not have."
+    return checks.Error(what, hint=lines_to_add(names), id=NEEDED)
+
+
+def check_needs(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Report each app of the package whose needed apps are not installed."""
+    ours = [app for app in apps.get_app_configs() if isinstance(app, Capability)]
+    found: list[checks.CheckMessage] = [
+        needed(app.name, app.missing) for app in ours if app.missing
+    ]
+    for message in found:
+        message.hint = f"{message.hint}\n\tSee {checks_page()}."
+    return found
 
 
 def capabilities() -> list[Capability]:

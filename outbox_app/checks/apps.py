@@ -13,9 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from celery import Celery, Task
+from django.apps import apps as django_apps
 from django.core.checks import CheckMessage, Error, Warning
 from kombu import serialization
 
+from ..capability import needed
 from ..conf import outbox_settings
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.modes import MODES, deciding_pattern, own_mode
@@ -115,17 +117,21 @@ def _check_tasks() -> Iterator[CheckMessage]:
 def _check_modes(staging: list[Celery]) -> Iterator[CheckMessage]:
     """Report wrong attributes and idle patterns; ``check_settings`` checks the setting's modes."""
     names: set[str] = set()
+    modes: list[Any] = list(outbox_settings().TASK_MODES.values())
     for app in staging:
         with suppress(Exception):  # reported by _check_app
             names.update(app.tasks)
             for name in sorted(app.tasks):
-                if (mode := own_mode(app, name)) not in (*MODES, None):
+                modes.append(mode := own_mode(app, name))
+                if mode not in (*MODES, None):
                     yield Error(
                         f"The attribute outbox of task {name} is {mode!r}; expected one of "
                         f"{', '.join(map(repr, MODES))}.",
                         hint='Write @app.task(outbox="send"), or remove the attribute.',
                         id="outbox.E048",
                     )
+    if "shadow" in modes and not django_apps.is_installed("outbox_app.shadow"):
+        yield needed("The mode 'shadow' of a task", ["outbox_app.shadow"])
     deciding = set(map(deciding_pattern, names))
     if idle := [each for each in outbox_settings().TASK_MODES if each not in deciding]:
         yield Warning(

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from .. import URLS
+from ..capability import NEEDED, checks_page
 from ..process.preflight import usable_aliases
 from ..text import escaped, without_passwords
 from .values import check_settings
@@ -27,13 +27,6 @@ def listed(names: Sequence[str]) -> str:
     """Return the names with commas, the first few of many."""
     more = len(names) - LISTED
     return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def checks_page(room: str = "checks") -> str:
-    """Return the page that lists the ids of the core, or of the capability in this room."""
-    anchor = "" if room == "checks" else "#system-checks"
-    site = URLS["Documentation"]
-    return f"{site}reference/{room}.html{anchor}" if site else f"docs/reference/{room}.md{anchor}"
 
 
 def linked(
@@ -57,7 +50,8 @@ def linked(
             messages = []
         for message in messages:
             message.msg = escaped(without_passwords(message.msg))
-            message.hint = f"{escaped(message.hint)}\n\tSee {checks_page(room)}."
+            page = checks_page("checks" if message.id == NEEDED else room)
+            message.hint = f"{escaped(message.hint)}\n\tSee {page}."
         return messages
 
     return with_pages

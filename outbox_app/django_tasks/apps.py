@@ -12,5 +12,5 @@ class DjangoTasksConfig(capability.Capability):
     label = "outbox_django_tasks"
     verbose_name = _("Outbox: tasks")
 
-    def ready(self) -> None:
+    def start(self) -> None:
         from . import tasks  # noqa: F401  # registers a Celery task

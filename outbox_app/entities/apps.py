@@ -14,7 +14,7 @@ class EntitiesConfig(capability.Capability):
     verbose_name = _("Outbox: entities")
     needs = ("outbox_app.events",)
 
-    def ready(self) -> None:
+    def start(self) -> None:
         # Not at the top: Django would take an imported AdminConfig for the config of this app.
         from django.contrib.admin import apps as of_the_admin
         from django.contrib.admin import autodiscover

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.models import CheckConstraint
 
+from ..capability import needed
 from ..checks.messages import listed
 from ..events.aliases import log_alias
 from ..fleet.conf import fleet_settings
@@ -141,5 +142,13 @@ def _check_versions(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
         )
 
 
-ALWAYS = (check_entities,)
+def check_leaders(**kwargs: Any) -> list[CheckMessage]:
+    """Report routed types in a project without the fleet: their commands could not be passed on."""
+    names = [each._meta.label for each in entity_types() if each.routed]
+    if not names or apps.is_installed("outbox_app.fleet"):
+        return []
+    return [needed(f"routed = True of {listed(names)}", ["outbox_app.fleet", "outbox_app.door"])]
+
+
+ALWAYS = (check_entities, check_leaders)
 DEPLOY = (check_requests, check_routes)

@@ -4,6 +4,7 @@ Commands that have gathered for one server go in one request, and the server tha
 executes them: a command is passed on once, even if two servers each take the other for the leader.
 Commands that the leader does not answer (it is dead, or stopped, or refuses) are executed here,
 under the same command ids. So no answer depends on the leader: a late leader finds the answers.
+Only projects with routed types need the door and the fleet: they are imported when they are used.
 """
 
 from __future__ import annotations
@@ -18,13 +19,9 @@ from zoneinfo import ZoneInfo
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from ..door import client, peers
 from ..door.exceptions import PeerError
-from ..door.messages import written
-from ..door.models import Peer
 from ..events.aliases import log_alias
 from ..events.log.newevent import slice_of
-from ..fleet import topology
 from ..fleet.conf import fleet_settings
 from ..process.counters import ELSEWHERE, PASSED
 from .exceptions import Overloaded
@@ -47,6 +44,8 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
     has_name = isinstance(call.zone, ZoneInfo) and call.zone.key
     if not entity.routed or not has_name or using != log_alias(entity.versions):
         return ""
+    from ..fleet import topology
+
     try:
         leader = topology.other_leader(slice_of(call.id))
     except RuntimeError:  # the thread that pulls the list cannot start: the next call tries
@@ -59,6 +58,10 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
 
 def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
     """Let the leader answer the calls. A call that it does not answer gets ``NotPassedOn``."""
+    from ..door import client, peers
+    from ..door.models import Peer
+    from ..fleet import topology
+
     asked = [
         [c.id, c.command, c.arguments, c.command_id, c.expected, c.language, str(c.zone)]
         for c in calls
@@ -88,6 +91,9 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
 
 def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[Any]:
     """Execute commands of another server; return None for each that it has to answer itself."""
+    from ..door.messages import written
+    from ..door.peers import LIMITS
+    from ..fleet import topology
     from .queue import Key, queues  # queue imports this module
 
     using = log_alias(entity.versions)
@@ -101,7 +107,7 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
         with suppress(Overloaded):
             lines[call] = queues.enter(call, Key(entity, using, call.id, scope))
     told: list[Any] = [None] * len(calls)
-    room = peers.LIMITS["bytes"] - 5 * len(calls)
+    room = LIMITS["bytes"] - 5 * len(calls)
     for number, call in enumerate(calls):
         with suppress(Exception):  # a KeyError, too, if the queue has refused it
             queues.wait(lines[call], call)

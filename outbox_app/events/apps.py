@@ -13,7 +13,7 @@ class EventsConfig(capability.Capability):
     label = "outbox_events"
     verbose_name = _("Outbox: events")
 
-    def ready(self) -> None:
+    def start(self) -> None:
         from . import log_lines  # noqa: F401  # connects its receivers
 
         autodiscover_modules("subscribers")

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from django.utils.module_loading import import_string
 
+from ..capability import require_app
+
 _lookup = ""
 
 
@@ -34,6 +36,8 @@ def open_archive(folder: str, log: str) -> Lookup:
         ArchiveRefused: This is no archive of the log.
         NoSpark: Packages that read an archive are not installed.
         Unreachable: The archive cannot be read.
+        ImproperlyConfigured: The app of the pipeline is not installed.
     """
+    require_app("outbox_app.pipeline")
     found: Any = import_string(_lookup)(folder, log)
     return found  # type: ignore[no-any-return]

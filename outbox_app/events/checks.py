@@ -19,6 +19,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 from django.db.models import Field, ForeignKey
 
+from ..capability import needed
 from ..checks.aliases import written_aliases
 from ..checks.messages import LISTED
 from ..models import StagedJob
@@ -144,7 +145,9 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
 
 
 def check_sinks(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Report names in SINK that are no logs: nothing would sink."""
+    """Report names in SINK that are no logs, and a missing app: nothing would sink."""
+    if event_settings().SINK and not apps.is_installed("outbox_app.pipeline"):
+        yield needed("OUTBOX['SINK']", ["outbox_app.pipeline"])
     known = [log._meta.db_table for log in all_logs()]
     for name in event_settings().SINK:
         if name not in known:

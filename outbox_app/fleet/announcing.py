@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+from ..capability import require_app
 from ..conf import outbox_settings
 from ..text import get_logger
 from .conf import fleet_settings
@@ -98,6 +99,7 @@ def join_as(kind: str) -> None:
     global _announced
     if not fleet_settings().SERVICE:
         return
+    require_app("outbox_app.fleet")
     with _lock:
         before = _announced
         if before is None or (before.member.kind, kind) == (CLIENT, SERVER):

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
+from ..capability import require_app
 from ..door import client
 from ..door.exceptions import PeerUnavailable
 from ..door.models import Peer
@@ -204,6 +205,7 @@ _services: dict[str, Known] = {}
 
 def known_of(service: str) -> Known:
     if service not in _services:
+        require_app("outbox_app.fleet")
         join_as(CLIENT)
         with _lock:
             if service not in _services:

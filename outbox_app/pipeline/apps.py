@@ -13,7 +13,7 @@ class PipelineConfig(capability.Capability):
     verbose_name = _("Outbox: pipeline")
     needs = ("outbox_app.events",)
 
-    def ready(self) -> None:
+    def start(self) -> None:
         from ..events.archives import provide_archives
 
         provide_archives("outbox_app.pipeline.driver.archive_lookup.ArchiveLookup")

@@ -17,8 +17,6 @@ from django.db import connections
 from django.db.migrations.recorder import MigrationRecorder
 
 from ..door.conf import door_settings
-from ..door.models import Peer
-from ..door.peers import peer_faults
 from ..exceptions import NotMigrated
 from ..process.preflight import require_migrated
 from .conf import prepared_settings
@@ -30,7 +28,12 @@ FENCE_MARGIN = 7
 
 def check_fences(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report aliases that prepare events for a keeper of the setting, and have no fences."""
-    for name, fields in door_settings().PEERS.items():
+    if not (registered := door_settings().PEERS):
+        return
+    from ..door.models import Peer
+    from ..door.peers import peer_faults
+
+    for name, fields in registered.items():
         peer = Peer() if peer_faults(name, fields) else Peer(name=name, **fields)
         is_keeper = peer.direction in (Peer.Direction.KEEPER, Peer.Direction.BOTH)
         if not is_keeper or peer.database not in (databases or ()):

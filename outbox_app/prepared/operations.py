@@ -16,8 +16,6 @@ from uuid import UUID
 from django.db.models import F
 from django.db.models.functions import Greatest
 
-from ..door.models import Peer
-from ..door.peers import peer_named
 from ..models import DatabaseNow
 from ..models.counting import LISTED
 from ..models.encoding import replaced
@@ -92,6 +90,8 @@ def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     Returns:
         How many events were confirmed, cancelled, left open, and decided otherwise before.
     """
+    from ..door.models import Peer
+    from ..door.peers import peer_named
     from .remote import HttpKeeper  # needs the extra door
 
     using = peer_named(name, Peer.Direction.KEEPER).database

@@ -12,7 +12,7 @@ class ShadowConfig(capability.Capability):
     label = "outbox_shadow"
     verbose_name = _("Outbox: shadow mode")
 
-    def ready(self) -> None:
+    def start(self) -> None:
         from ..jobs.staging.modes import provide_shadow
         from . import producer
 

@@ -210,7 +210,7 @@ def test_forgotten_in_installed_apps(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert "Add 'outbox_app' to INSTALLED_APPS" in done.stderr
+    assert 'Add "outbox_app", to INSTALLED_APPS' in done.stderr
 
 
 def test_an_old_celery_is_refused_in_one_sentence(monkeypatch):

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from django.core.exceptions import ImproperlyConfigured
 
+from ...capability import lines_to_add
 from ...conf import outbox_settings
 
 Mode = Literal["stage", "send", "shadow"]
@@ -36,7 +37,8 @@ def shadow_mode() -> Any:
     """
     if _shadow is None:
         raise ImproperlyConfigured(
-            "A task has the mode 'shadow': add 'outbox_app.shadow' to INSTALLED_APPS, and migrate."
+            "A task has the mode 'shadow', and INSTALLED_APPS does not have outbox_app.shadow. "
+            + lines_to_add(["outbox_app.shadow"])
         )
     return _shadow
 
