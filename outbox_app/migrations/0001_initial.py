@@ -4,6 +4,7 @@ from django.db import migrations, models
 
 import outbox_app.fields
 import outbox_app.models.clock
+from outbox_app.models.removal import KeepRows
 
 
 class Migration(migrations.Migration):
@@ -331,5 +332,10 @@ class Migration(migrations.Migration):
                     )
                 ],
             },
+        ),
+        KeepRows(
+            {"StagedJob": {}, "DeadJob": {}},
+            "Let manage.py drain_outbox --once send staged jobs; requeue or discard dead jobs by "
+            "manage.py outbox_dead.",
         ),
     ]

@@ -3,6 +3,7 @@
 from django.db import migrations, models
 
 import outbox_app.fields
+from outbox_app.models.removal import KeepRows
 
 
 class Migration(migrations.Migration):
@@ -57,5 +58,9 @@ class Migration(migrations.Migration):
                     ("view_payload_taskresult", "Can see arguments and results of tasks")
                 ],
             },
+        ),
+        KeepRows(
+            {"TaskResult": {"status__in": ["READY", "RUNNING"]}},
+            "Let workers run these tasks: a row has the arguments of its task.",
         ),
     ]

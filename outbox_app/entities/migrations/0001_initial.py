@@ -2,6 +2,8 @@
 
 from django.db import migrations, models
 
+from outbox_app.models.removal import KeepRows
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -28,5 +30,10 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 "indexes": [models.Index(fields=["executed_on"], name="outbox_pruned_executed")],
             },
+        ),
+        KeepRows(
+            {"PrunedCommand": {}},
+            "Without its row, a command whose version is pruned is executed again when it comes "
+            "again.",
         ),
     ]

@@ -8,6 +8,7 @@ from django.db import migrations, models
 import outbox_app.events.models.transaction
 import outbox_app.fields
 import outbox_app.models.clock
+from outbox_app.models.removal import KeepRows
 
 
 class Migration(migrations.Migration):
@@ -352,5 +353,9 @@ class Migration(migrations.Migration):
                     )
                 ],
             },
+        ),
+        KeepRows(
+            {"Event": {}, "StreamHead": {}},
+            "Dump or archive the events; versions of a stream go on from the number in its row.",
         ),
     ]

@@ -5,6 +5,7 @@ from django.db import migrations, models
 
 import outbox_app.fields
 import outbox_app.models.clock
+from outbox_app.models.removal import KeepRows
 
 
 class Migration(migrations.Migration):
@@ -185,5 +186,9 @@ class Migration(migrations.Migration):
                     )
                 ],
             },
+        ),
+        KeepRows(
+            {"PreparedEvent": {"state__in": ["prepared", "undecided"]}},
+            "Let manage.py run_prepared ask their senders, or decide by manage.py outbox_prepared.",
         ),
     ]
