@@ -116,7 +116,7 @@ def plant(events: int) -> None:
     """Prepare events that are due for a check-back, without a confirm or a cancel."""
     from datetime import timedelta
 
-    from outbox_app.models import DatabaseNow
+    from outbox_app.database.clock import DatabaseNow
     from outbox_app.prepared import NewPrepared
     from outbox_app.prepared.models import PreparedEvent
     from outbox_app.prepared.request import checked

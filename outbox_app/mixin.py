@@ -20,11 +20,11 @@ from django.db import models, router, transaction
 from django.db.models.signals import class_prepared, post_delete, post_save
 from django.dispatch import receiver
 
+from .database.transactions import require_atomic
 from .exceptions import InvalidJob, OutboxError
 from .jobs.staging.declarations import Change, Declared, declared
 from .jobs.staging.insert import batching
 from .jobs.staging.stage import stage
-from .transactions import require_atomic
 
 
 class OutboxMixin(models.Model):

@@ -75,6 +75,20 @@ def without_passwords(text: str) -> str:
     return re.sub(r"(://[^\s/@:\['\"]*:)(?!\d+[/?#])(?:[^\s'\":]|:(?!//)){0,4000}@", r"\1**@", text)
 
 
+def error_text(error: BaseException) -> str:
+    """Return type, message and notes of an error, as every database can store them.
+
+    Passwords of addresses in it are hidden.
+    """
+    try:
+        text = str(error)
+    except Exception as other:  # its own __str__ has failed
+        text = f"its text cannot be had ({type(other).__name__})"
+    notes = getattr(error, "__notes__", [])
+    text = "\n".join([f"{type(error).__name__}: {text}", *notes])[:10_000]
+    return without_passwords(storable(text))[:10_000]
+
+
 def per_second(count: int, seconds: float) -> float:
     """Return a rate, rounded to its significant digits: 4200, 12, 0.08."""
     rate = count / (seconds or 1)

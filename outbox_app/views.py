@@ -12,10 +12,10 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from .database.transactions import without_transaction
 from .monitoring.diagnosis import Limits, is_healthy, problems
 from .monitoring.status import outbox_status
 from .text import get_logger
-from .transactions import without_transaction
 
 logger = get_logger("outbox_app.views")
 

@@ -26,9 +26,10 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..database.clock import DatabaseNow
 from ..exceptions import OutboxError
 from ..jobs.bulk import START, BulkResult
-from ..models import DatabaseNow, counting
+from ..models import counting
 from ..text import one_line, shown
 from .action_log import Selection, log
 from .base import OutboxAdmin, is_few

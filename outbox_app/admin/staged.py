@@ -10,10 +10,11 @@ from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
+from ..database.clock import DatabaseNow
 from ..jobs import staged
 from ..jobs.drain import status
 from ..jobs.drain.status import Held
-from ..models import DatabaseNow, StagedJob, counting
+from ..models import StagedJob, counting
 from ..monitoring import series
 from ..monitoring.figures import number
 from ..text import duration, one_line, shown

@@ -16,17 +16,17 @@ from django.db import connections, models, router
 from django.db.migrations.executor import MigrationExecutor
 
 from ..capability import all_doors, capabilities
+from ..database.clock import has_turning_clock
+from ..database.encoding import encoding_of
+from ..database.transactions import own_connection
+from ..database.watchdog import Watchdog
 from ..fields import CharField, TextField, exact_collation
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
 from ..models import StagedJob
-from ..models.clock import has_turning_clock
-from ..models.encoding import encoding_of
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.waiting import TEST_SECONDS, StopFlag, has_old_driver, waiter
 from ..process.wakeup import JOBS
-from ..process.watchdog import Watchdog
-from ..transactions import own_connection
 from .aliases import written_aliases
 from .messages import listed
 

@@ -34,15 +34,15 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from ..aliases import outbox_alias
+from ..database.clock import stored
+from ..database.transaction_guard import LOST
+from ..database.transactions import is_atomic, send_inside
 from ..failpoints import failpoint
 from ..jobs.idempotent import retry_later
 from ..jobs.staging.insert import chunk_bytes
 from ..jobs.staging.sending import alias_outside, force_staging, make_stageable
 from ..jobs.staging.validation import check_name, check_size, speaks_amqp
-from ..models.clock import stored
-from ..process.enclosure import LOST
 from ..text import get_logger, storable
-from ..transactions import is_atomic, send_inside
 from .models import RUN_TASK
 from .models import TaskResult as Row
 

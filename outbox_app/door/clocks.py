@@ -16,7 +16,8 @@ from django.db import connections
 from django.db.models.functions import TruncMinute
 
 from ..aliases import outbox_alias
-from ..models import DatabaseNow, Statistic
+from ..database.clock import DatabaseNow
+from ..models import Statistic
 from ..models.statistic import write_figures
 from ..process.counters import PEER, PEER_CLOCK
 from ..text import get_logger

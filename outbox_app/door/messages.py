@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from uuid import UUID
 
 from ..aliases import outbox_alias
+from ..database.clock import aware
 from ..exceptions import OutboxError
-from ..models.clock import aware
 from ..process.tracing import TRACE
 from ..text import storable
 

@@ -25,8 +25,8 @@ from django.views.decorators.cache import cache_control, never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
 
+from ..database.transactions import without_transaction
 from ..text import get_logger
-from ..transactions import without_transaction
 from . import messages, peers
 from .exceptions import InvalidPeer
 from .messages import MessageRefused

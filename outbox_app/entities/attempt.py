@@ -26,11 +26,11 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
 
+from ..database.lock_wait import is_conflict, is_lock_timeout
 from ..events.exceptions import VersionConflict
 from ..events.log.heads import add_versions, bump_versions, current_version
 from ..events.models import StreamHead
 from ..failpoints import failpoint
-from ..process.lock_wait import is_conflict, is_lock_timeout
 from .declaration import REJECTED, CommandSpec, Rejected, spec_of
 from .exceptions import DamagedEntity, InvalidCommand, UnknownEntity
 from .handling import Gifts, Handled, handle, stored_rejection

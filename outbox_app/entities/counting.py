@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..database.transactions import after_commit, is_in_test
 from ..process import counters
 from ..process.tracing import MAX_LINKS, api_with_provider
 from ..text import get_logger
-from ..transactions import after_commit, is_in_test
 from .attempt import Attempt
 from .request import Call
 

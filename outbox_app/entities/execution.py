@@ -26,12 +26,12 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import Error, IntegrityError, connections, transaction
 from django.utils.module_loading import import_string
 
+from ..database.callbacks import keep_callbacks_apart
+from ..database.lock_wait import atomic_with_lock_wait, is_conflict, sqlstate
+from ..database.transaction_guard import LOST, raise_what_ends_the_thread
+from ..database.transactions import lacks_autocommit, open_transactions
 from ..exceptions import NotAtomic
 from ..failpoints import failpoint
-from ..process.callbacks import keep_callbacks_apart
-from ..process.enclosure import LOST, raise_what_ends_the_thread
-from ..process.lock_wait import atomic_with_lock_wait, is_conflict, sqlstate
-from ..transactions import lacks_autocommit, open_transactions
 from . import counting
 from .attempt import Attempt, Moved
 from .conf import entity_settings

@@ -22,6 +22,10 @@ from django.db.backends.utils import format_number
 from django.db.models import DateTimeField, DecimalField, JSONField
 from django.utils.timezone import is_aware
 
+from ..database.callbacks import named
+from ..database.encoding import unstorable
+from ..database.transaction_guard import guarded, require_same
+from ..database.transactions import after_commit
 from ..events.aliases import log_alias
 from ..events.exceptions import InvalidEvent
 from ..events.log.newevent import CheckedEvent, NewEvent, canonical, checked, require_storable
@@ -30,10 +34,6 @@ from ..events.models import EventLog
 from ..exceptions import NotAtomic, StatementRefused
 from ..jobs.staging.detector import watching_callbacks
 from ..jobs.staging.insert import StagedBatch, collect_in
-from ..models.encoding import unstorable
-from ..process.callbacks import named
-from ..process.enclosure import enclosed, require_same
-from ..transactions import after_commit
 from .declaration import CommandSpec, Rejected, TypeSpec
 from .exceptions import InvalidCommand
 from .request import Call, Rejection
@@ -197,7 +197,7 @@ def handle(
 
     if not spec.atomic:
         return first.run(run)
-    with enclosed(what, using=using), transaction.atomic(using=using):
+    with guarded(what, using=using), transaction.atomic(using=using):
         return first.run(run)
 
 

@@ -19,15 +19,15 @@ from django.apps import apps
 from django.db import IntegrityError, OperationalError, connections
 from django.db.models import F, QuerySet
 
+from ..database.lock_wait import atomic_with_lock_wait, is_conflict
+from ..database.transaction_guard import LOST
 from ..events.exceptions import InvalidEvent
 from ..events.log.heads import bump_versions
 from ..events.log.newevent import NewEvent, checked, require_storable
 from ..events.log.publish import publish_checked
 from ..exceptions import InvalidArgument
 from ..models.counting import LISTED, counted
-from ..process.enclosure import LOST
 from ..process.foreground import throttled
-from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..text import Write, get_logger
 from .exceptions import (
     AnswerGone,

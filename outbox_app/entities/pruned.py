@@ -17,7 +17,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from ..models.upsert import upsert
+from ..database.upsert import upsert
 from ..pipeline.driver.archive_lookup import archived_versions
 from ..pipeline.exceptions import ArchiveRefused
 from ..text import without_passwords

@@ -24,8 +24,8 @@ from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
 from django.utils.asyncio import async_unsafe
 
+from ..database.transactions import leave_pool
 from ..text import get_logger
-from ..transactions import leave_pool
 from . import counting
 from .conf import entity_settings
 from .exceptions import InvalidCommand, Overloaded

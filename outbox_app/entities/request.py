@@ -26,12 +26,12 @@ from django.utils.timezone import activate as activate_zone
 from django.utils.timezone import get_current_timezone, get_default_timezone
 from django.utils.translation import activate, deactivate_all, get_language
 
+from ..database.encoding import unstorable
+from ..database.transaction_guard import LOST
 from ..events.exceptions import InvalidEvent
 from ..events.log.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
 from ..exceptions import OutboxError
 from ..failpoints import failpoint
-from ..models.encoding import unstorable
-from ..process.enclosure import LOST
 from ..process.endings import comes_from_outside
 from .declaration import Rejected
 from .exceptions import (

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..models.clock import stored
+from ..database.clock import stored
 from ..monitoring.series import MINUTE, last_minutes, percentiles, rows_of, totals
 from ..process import counters
 from .counting import SIZE_LABELS

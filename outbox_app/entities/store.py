@@ -21,12 +21,12 @@ from django.db.models import QuerySet
 from django.db.models.expressions import Col
 from django.utils.functional import SimpleLazyObject
 
+from ..database.clock import DatabaseNow
+from ..database.upsert import insert_rows
 from ..events.log.heads import ADD, add_versions
 from ..events.log.insert import chunks, own_values
 from ..events.log.newevent import slice_of
 from ..events.signals import events_published
-from ..models import DatabaseNow
-from ..models.upsert import insert_rows
 from ..process.wakeup import EVENTS, wake_after_commit
 from .models import PrunedCommand, command_key, log_number
 from .request import Call

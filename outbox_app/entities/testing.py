@@ -16,8 +16,8 @@ from unittest.mock import patch
 from django.db import connections
 
 from ..aliases import outbox_alias
+from ..database.transactions import leave_pool
 from ..testing.job import LISTED
-from ..transactions import leave_pool
 from . import Entity, queue
 from .models import EntityVersion
 

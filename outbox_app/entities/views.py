@@ -17,6 +17,7 @@ from django.apps import apps
 from django.http import HttpRequest
 from django.utils import timezone, translation
 
+from ..database.transaction_guard import LOST
 from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.models import Peer
@@ -25,7 +26,6 @@ from ..events.exceptions import VersionConflict
 from ..events.log.newevent import ANY, NO_STREAM
 from ..exceptions import InvalidArgument, OutboxError
 from ..fleet.conf import fleet_settings
-from ..process.enclosure import LOST
 from ..text import get_logger
 from .declaration import CommandSpec, spec_of
 from .exceptions import (

@@ -21,9 +21,9 @@ import django.db
 from django.db import connections
 from django.db.models import F
 
+from ..database.clock import database_time
+from ..database.lock_wait import atomic_with_lock_wait
 from ..exceptions import InvalidArgument, OutboxError
-from ..models.clock import database_time
-from ..process.lock_wait import atomic_with_lock_wait
 from ..process.preflight import require_migrated
 from ..retention.rows import BATCH_SIZE, check_arguments, deleting_by_key, remove
 from ..text import Write, get_logger

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..exceptions import OutboxError
-from ..process.backoff import described
 from ..retention.rows import BATCH_SIZE
 from ..retention.run import Retention, logger
+from ..text import error_text
 from .aliases import log_alias
 from .archives import open_archive
 from .log.registry import sinks
@@ -47,7 +47,7 @@ class Sink(Retention):
                 self._held = held and f"held by {held}"
                 yield
         except OutboxError as error:
-            self._faults[table] = described(error)
+            self._faults[table] = error_text(error)
             if self._faults != known:  # once: the archive may begin an hour later
                 logger.error("Not sunk log=%s error=%s", table, self._faults[table])
         if removed := self.done - before:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..models import DatabaseNow, Process
+from ..database.clock import DatabaseNow
+from ..models import Process
 from ..process.lease import alive
 from ..text import without_passwords
 from .aliases import log_alias

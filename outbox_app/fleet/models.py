@@ -9,8 +9,8 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..capability import require_app
+from ..database.clock import DatabaseNow
 from ..fields import CharField
-from ..models.clock import DatabaseNow
 
 require_app("outbox_app.fleet")
 

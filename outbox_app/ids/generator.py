@@ -31,12 +31,18 @@ from django.core.validators import MinValueValidator
 from django.db import connections, models
 
 from ..aliases import chosen, outbox_alias
+from ..database.clock import Milliseconds
+from ..database.transactions import (
+    after_commit,
+    is_in_test,
+    lacks_autocommit,
+    own_connection,
+    require_table,
+)
 from ..exceptions import InvalidArgument
-from ..models.clock import Milliseconds
 from ..process.background import at_end
 from ..process.foreground import set_timeouts
 from ..process.lease import elapsed
-from ..transactions import after_commit, is_in_test, lacks_autocommit, own_connection, require_table
 from .conf import DATACENTRES, NODES, id_settings
 from .exceptions import NoNode
 from .models import Node

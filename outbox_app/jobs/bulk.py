@@ -20,8 +20,8 @@ from django.db import connections
 from django.db.models import F, QuerySet
 from django.db.models.functions import Length
 
-from ..models import DatabaseNow
-from ..process.lock_wait import is_conflict
+from ..database.clock import DatabaseNow
+from ..database.lock_wait import is_conflict
 from .drain.batch import BUDGET_BYTES
 from .staging.insert import chunks
 

@@ -21,9 +21,10 @@ from django.db.models import Max, Min, QuerySet
 from ..aliases import outbox_alias
 from ..capability import all_doors
 from ..conf import outbox_settings
-from ..models import DatabaseNow, DeadJob, StagedJob
+from ..database.clock import DatabaseNow
+from ..database.lock_wait import atomic_with_lock_wait
+from ..models import DeadJob, StagedJob
 from ..models.counting import counted
-from ..process.lock_wait import atomic_with_lock_wait
 from ..text import get_logger
 from . import bulk
 from .bulk import BulkResult, Moment, run_for

@@ -12,7 +12,8 @@ from typing import Any
 
 from django.db.models import Count, Max, Q, QuerySet
 
-from ..models import DatabaseNow, DeadJob, counting
+from ..database.clock import DatabaseNow
+from ..models import DeadJob, counting
 
 #: The windows by name. The admin's filter and its URLs use the names.
 WINDOWS = {

@@ -7,7 +7,7 @@ database ends that wait, Celery retries the task. A task that raises leaves no i
 and ``replace()`` work. Not covered: mail, HTTP, other databases, and ids older than the retention.
 
 A callback of ``on_commit`` runs after the commit, once at most. While one is at risk
-(``process.callbacks``) the row of the id names it, so that a later delivery does not succeed as if
+(``database.callbacks``) the row of the id names it, so that a later delivery does not succeed as if
 it had run: after a callback that failed, or a worker that died before it, the job has failed.
 """
 
@@ -29,10 +29,10 @@ from django.db import OperationalError, connections, transaction
 from kombu.utils import json
 
 from ..aliases import inbox_alias
+from ..database.callbacks import AfterCommit, at_risk, keep_callbacks_apart
+from ..database.lock_wait import is_conflict, sqlstate
+from ..database.transaction_guard import SwallowedError, guarded
 from ..exceptions import CallbackFailed, InboxError, TransactionEnded
-from ..process.callbacks import AfterCommit, at_risk, keep_callbacks_apart
-from ..process.enclosure import SwallowedError, enclosed
-from ..process.lock_wait import is_conflict, sqlstate
 from ..text import get_logger
 from .context import let
 from .inbox import HINT, entry_of, keep, note, settle
@@ -120,7 +120,7 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
             if first:
                 running = let(_in_progress, _in_progress.get() | {job_id})
                 watched = watching_callbacks(f"The task {task.name}", using=using)
-                with running, enclosed(what, using=using), watched:
+                with running, guarded(what, using=using), watched:
                     result = function()
                 # In another transaction, as of a test case, callbacks run at its end, not here.
                 is_outermost = len(connections[using].atomic_blocks) == 1

@@ -23,16 +23,17 @@ from typing import Any
 from django.db import OperationalError, connections
 
 from ..conf import outbox_settings
+from ..database.clock import DatabaseNow
+from ..database.lock_wait import is_conflict
+from ..database.transaction_guard import after_the_commit, raise_what_ends_the_thread
+from ..database.transactions import SavepointsBefore, is_in_test
 from ..exceptions import BrokerUnavailable
 from ..failpoints import failpoint
-from ..models import DatabaseNow, StagedJob
+from ..models import StagedJob
 from ..process import counters
 from ..process.backoff import Backoff
-from ..process.enclosure import after_the_commit, raise_what_ends_the_thread
-from ..process.lock_wait import is_conflict
 from ..process.wakeup import JOBS, wake
 from ..text import get_logger
-from ..transactions import SavepointsBefore, is_in_test
 from .drain.batch import SMALL_BYTES, Row, delete, release
 from .drain.outcome import PublishResult, announce
 from .drain.publisher import Publisher

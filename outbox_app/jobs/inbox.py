@@ -13,11 +13,10 @@ from typing import Any
 from celery.backends.base import DisabledBackend
 from kombu.utils import json
 
+from ..database.callbacks import AfterCommit, Callback
+from ..database.transaction_guard import after_the_commit
 from ..exceptions import CallbackFailed, InboxError
-from ..process.backoff import described
-from ..process.callbacks import AfterCommit, Callback
-from ..process.enclosure import after_the_commit
-from ..text import get_logger, shown
+from ..text import error_text, get_logger, shown
 
 try:
     from celery.app.task import get_actual_ignore_result  # type: ignore[attr-defined]
@@ -43,7 +42,7 @@ def note(job_id: str, task: str, *, using: str) -> bool:
 
     The INSERT comes before any read: it waits for another delivery that holds the id.
     """
-    from ..models.upsert import insert_if_missing
+    from ..database.upsert import insert_if_missing
 
     if len(job_id) > 255:
         raise InboxError(f"The job id {job_id[:60]!r}… has {len(job_id)} characters; at most 255.")
@@ -98,12 +97,12 @@ def _listed(texts: Iterable[str]) -> str:
 def settle(what: str, job_id: str, after: AfterCommit, *, using: str) -> None:
     """Record that the callbacks have run. Raises ``CallbackFailed`` if one has failed."""
     failed = _listed(
-        f"{callback} raised {shown(described(error), 1000)}" for callback, error in after.failed
+        f"{callback} raised {shown(error_text(error), 1000)}" for callback, error in after.failed
     )
 
     def log(error: Exception) -> None:
         text = "End of callbacks was not recorded job=%s error=%s"
-        logger.warning(text, what, described(error))
+        logger.warning(text, what, error_text(error))
 
     with after_the_commit(log, using=using):
         left = _unfinished(failed) if failed else ""

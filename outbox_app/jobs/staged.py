@@ -24,15 +24,15 @@ from django.utils.timezone import is_naive
 
 from ..aliases import outbox_alias
 from ..capability import all_doors
+from ..database.clock import DatabaseNow, due_at
+from ..database.encoding import replaced, unstorable
+from ..database.lock_wait import atomic_with_lock_wait
+from ..database.transactions import after_commit, is_atomic, lacks_autocommit
 from ..exceptions import InvalidJob, NotAtomic
-from ..models import DatabaseNow, DeadJob, StagedJob, counting
-from ..models.clock import due_at
-from ..models.encoding import replaced, unstorable
-from ..process.lock_wait import atomic_with_lock_wait
+from ..models import DeadJob, StagedJob, counting
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
 from ..text import get_logger, storable
-from ..transactions import after_commit, is_atomic, lacks_autocommit
 from .bulk import BulkResult, Moment, run_for
 from .drain.batch import apps_with_rows
 from .drain.incidents import LOCK_SECONDS

@@ -22,9 +22,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.utils import timezone
 
+from ..database.clock import aware
+from ..database.transaction_guard import LOST
 from ..exceptions import InvalidArgument, OutboxError
-from ..models.clock import aware
-from ..process.enclosure import LOST
 from ..process.foreground import timeouts_of_a_call
 from ..text import escaped, get_logger, one_line
 

@@ -2,8 +2,8 @@
 
 from django.db import migrations, models
 
+import outbox_app.database.clock
 import outbox_app.fields
-import outbox_app.models.clock
 from outbox_app.models.removal import KeepRows
 
 
@@ -26,7 +26,7 @@ class Migration(migrations.Migration):
                 (
                     "handled_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         db_index=True,
                         verbose_name="handled at",
                     ),
@@ -66,7 +66,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         db_index=True,
                         verbose_name="recorded at",
                     ),
@@ -106,13 +106,14 @@ class Migration(migrations.Migration):
                 (
                     "started_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(), verbose_name="started at"
+                        db_default=outbox_app.database.clock.DatabaseNow(),
+                        verbose_name="started at",
                     ),
                 ),
                 (
                     "heartbeat_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         verbose_name="last heartbeat",
                     ),
                 ),
@@ -165,7 +166,7 @@ class Migration(migrations.Migration):
                 (
                     "died_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         db_index=True,
                         verbose_name="died at",
                     ),
@@ -259,7 +260,7 @@ class Migration(migrations.Migration):
                 (
                     "staged_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         editable=False,
                         verbose_name="staged at",
                     ),
@@ -314,7 +315,7 @@ class Migration(migrations.Migration):
                 (
                     "written_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         editable=False,
                         verbose_name="written at",
                     ),

@@ -1,11 +1,10 @@
 """Re-exports all models of the core: Django imports this package and nothing below it."""
 
-from .clock import DatabaseNow
 from .job import DeadJob, InboxEntry, Incident, StagedJob
 from .process import Lease, Overview, Process
 from .statistic import Statistic
 
 __all__ = [
-    "DatabaseNow", "DeadJob", "InboxEntry", "Incident", "Lease", "Overview", "Process", "StagedJob",
+    "DeadJob", "InboxEntry", "Incident", "Lease", "Overview", "Process", "StagedJob",
     "Statistic",
 ]  # fmt: skip

@@ -13,8 +13,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..capability import require_app
 from ..conf import SHARDS
+from ..database.clock import DatabaseNow
 from ..fields import CharField, TextField
-from .clock import DatabaseNow
 
 require_app("outbox_app")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..database.clock import DatabaseNow
 from ..fields import CharField, TextField
-from .clock import DatabaseNow
 
 
 class Process(models.Model):

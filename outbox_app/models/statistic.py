@@ -12,9 +12,9 @@ from hashlib import blake2b
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..database.clock import DatabaseNow
+from ..database.upsert import upsert
 from ..fields import CharField
-from .clock import DatabaseNow
-from .upsert import upsert
 
 #: The columns that identify a figure; they are unique together.
 KEY = ("name", "minute", "source", "dimension", "label")

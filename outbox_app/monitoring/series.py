@@ -19,8 +19,8 @@ from django.db.models import Max, Q, QuerySet, Sum
 from django.db.models.sql import Query
 from django.utils.timezone import is_aware, make_aware
 
-from ..models import DatabaseNow, StagedJob, Statistic
-from ..models.clock import stored, zone_of
+from ..database.clock import DatabaseNow, stored, zone_of
+from ..models import StagedJob, Statistic
 from ..process import counters
 
 MINUTE = timedelta(minutes=1)

@@ -18,12 +18,13 @@ from django.apps import apps
 
 from ..aliases import outbox_alias
 from ..capability import Figure, Section, all_doors
+from ..database.clock import DatabaseNow
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
 from ..jobs.drain.status import Backlog, DrainerStatus, Held
 from ..jobs.staging.declarations import declared
 from ..jobs.staging.sending import staging_apps
-from ..models import DatabaseNow, DeadJob, Incident, Process, StagedJob
+from ..models import DeadJob, Incident, Process, StagedJob
 from . import series
 from .figures import job_figures
 from .long_transactions import LongTransactions, long_transactions, open_writers

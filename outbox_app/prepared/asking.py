@@ -24,14 +24,13 @@ from django.db import connections
 from django.db.models import Case, F, When
 from django.db.models.functions import Least
 
+from ..database.clock import DatabaseNow, aware, stored
+from ..database.encoding import replaced
+from ..database.lock_wait import is_conflict
 from ..failpoints import failpoint
-from ..models import DatabaseNow
-from ..models.clock import aware, stored
-from ..models.encoding import replaced
-from ..process.backoff import Backoff, described
-from ..process.lock_wait import is_conflict
+from ..process.backoff import Backoff
 from ..process.loop import LeasedLoop
-from ..text import get_logger, storable
+from ..text import error_text, get_logger, storable
 from . import keeper
 from .exceptions import UnknownPrepared
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question, outcomes
@@ -102,7 +101,7 @@ class SenderWorker:
                 error = future.result()  # the keeper's own errors are raised
             else:  # say, its database was cut off, which its thread does not notice
                 error = TimeoutError(f"no answer in {CLAIM_SECONDS:g} s")
-                self._put_off(rows, "unreachable", described(error))
+                self._put_off(rows, "unreachable", error_text(error))
                 self.hanging.append(future)
             if error:
                 self.backoff.failed(error)
@@ -151,7 +150,7 @@ class SenderWorker:
         try:
             answers = ask(self.name, questions)
         except BaseException as error:  # SystemExit of a function of the project, too
-            self._put_off(rows, "unreachable", described(error))
+            self._put_off(rows, "unreachable", error_text(error))
             return error
         self.settle(rows, answers)
         return None

@@ -23,13 +23,13 @@ from uuid import UUID
 import django.db
 from django.db import IntegrityError, connections, transaction
 
+from ..database.clock import aware, stored
+from ..database.lock_wait import atomic_with_lock_wait, is_conflict
+from ..database.transactions import is_atomic, is_in_test, own_connection
+from ..database.upsert import insert_if_missing, insert_rows
 from ..exceptions import NotAtomic
 from ..failpoints import failpoint
-from ..models.clock import aware, stored
-from ..models.upsert import insert_if_missing, insert_rows
-from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..text import get_logger
-from ..transactions import is_atomic, is_in_test, own_connection
 from .exceptions import FencedOut
 from .models import Fence
 

@@ -23,6 +23,12 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, connections, transaction
 from django.db.models import DurationField, Model
 
+from ..database.clock import DatabaseNow
+from ..database.encoding import replaced
+from ..database.lock_wait import atomic_with_lock_wait, is_conflict
+from ..database.transaction_guard import LOST
+from ..database.transactions import lacks_autocommit
+from ..database.upsert import insert_rows
 from ..events.exceptions import MessageIdConflict
 from ..events.log.insert import CHUNK_ROWS, chunks
 from ..events.log.newevent import NewEvent, checked
@@ -33,17 +39,11 @@ from ..exceptions import NotAtomic
 from ..failpoints import failpoint
 from ..jobs.drain.incidents import record_incident
 from ..jobs.staging.stage import stage
-from ..models import DatabaseNow, Incident
-from ..models.encoding import replaced
-from ..models.upsert import insert_rows
+from ..models import Incident
 from ..process import counters
-from ..process.backoff import described
-from ..process.enclosure import LOST
 from ..process.endings import comes_from_outside
-from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..process.tracing import inside, span_of, start_span
-from ..text import get_logger
-from ..transactions import lacks_autocommit
+from ..text import error_text, get_logger
 from .exceptions import PreparedError
 from .models import PreparedEvent
 from .request import content_hash
@@ -339,12 +339,12 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
 
 def _refused(sender: str, id: UUID, error: BaseException, using: str) -> Answer:
     rows = PreparedEvent.objects.using(using).filter(sender=sender, event_id=id)
-    reason = replaced(described(error), using=using)
+    reason = replaced(error_text(error), using=using)
     if isinstance(error, MessageIdConflict):
         reason += TAKEN
     if not rows.open().update(state=State.UNDECIDED, next_check_at=None, reason=reason):
         # The event is decided: a callback of the project has failed after the commit.
-        logger.error("Failed after the decision event_id=%s error=%s", id, described(error))
+        logger.error("Failed after the decision event_id=%s error=%s", id, error_text(error))
         return Answer(id, rows.values_list("state", flat=True).first() or UNKNOWN)
     logger.error("Not published event_id=%s reason=%s", id, reason)
     return Answer(id, State.UNDECIDED, reason)

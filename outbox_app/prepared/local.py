@@ -13,8 +13,8 @@ from uuid import UUID
 from django.db import connections
 
 from ..aliases import outbox_alias
-from ..process.enclosure import LOST
-from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
+from ..database.transaction_guard import LOST
+from ..database.transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
 from .exceptions import InvalidPrepared, KeeperUnavailable
 from .keeper import Answer

@@ -15,8 +15,8 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..capability import require_app
+from ..database.clock import DatabaseNow
 from ..fields import CharField, TextField
-from ..models.clock import DatabaseNow
 
 require_app("outbox_app.prepared")
 

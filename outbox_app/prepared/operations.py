@@ -16,9 +16,11 @@ from uuid import UUID
 from django.db.models import F
 from django.db.models.functions import Greatest
 
-from ..models import DatabaseNow
+from ..database.clock import DatabaseNow
+from ..database.encoding import replaced
+from ..door.models import Peer
+from ..door.peers import peer_named
 from ..models.counting import LISTED
-from ..models.encoding import replaced
 from ..text import Write, get_logger
 from . import keeper
 from .asking import DECIDES
@@ -90,8 +92,6 @@ def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     Returns:
         How many events were confirmed, cancelled, left open, and decided otherwise before.
     """
-    from ..door.models import Peer
-    from ..door.peers import peer_named
     from .remote import HttpKeeper  # needs the extra door
 
     using = peer_named(name, Peer.Direction.KEEPER).database

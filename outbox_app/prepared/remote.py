@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from ..database.clock import stored
+from ..database.transactions import open_transactions
 from ..door import signing as signing  # without the extra this fails first
 from ..door.client import SECONDS
 from ..door.exceptions import InvalidPeer, PeerError, PeerUnavailable
@@ -18,8 +20,6 @@ from ..door.models import Peer
 from ..door.peers import limit, moment, peer_named
 from ..fleet.cluster import call
 from ..jobs.staging.insert import chunks
-from ..models.clock import stored
-from ..transactions import open_transactions
 from .exceptions import InvalidPrepared, KeeperUnavailable
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer, status_of

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
 
+from ..database.encoding import unstorable
 from ..events.aliases import log_alias
 from ..events.log.newevent import NewEvent, canonical, checked_name, checked_uuid, comparable
 from ..events.log.newevent import checked as checked_event
@@ -26,7 +27,6 @@ from ..events.log.registry import log_named
 from ..events.models import Event, EventLog
 from ..exceptions import OutboxError
 from ..jobs.staging.declarations import named
-from ..models.encoding import unstorable
 from ..process.tracing import TRACE, current_trace, trace_in
 from .conf import prepared_settings
 from .exceptions import InvalidPrepared

@@ -21,12 +21,11 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.utils import timezone
 
+from ..database.transactions import after_commit, is_atomic, is_in_test, open_transactions
 from ..exceptions import NotAtomic
 from ..process.background import Background
-from ..process.backoff import described
 from ..process.preflight import require_migrated
-from ..text import get_logger
-from ..transactions import after_commit, is_atomic, is_in_test, open_transactions
+from ..text import error_text, get_logger
 from .exceptions import (
     Contradiction,
     FencedOut,
@@ -276,9 +275,9 @@ def _attempt(events: Sequence[Prepared], call: Callable[..., None], *args: Any) 
     except Exception as error:
         answered = isinstance(error, PreparedError)
         if answered and not isinstance(error, KeeperUnavailable):
-            logger.error("The keeper did not decide as told error=%s", described(error))
+            logger.error("The keeper did not decide as told error=%s", error_text(error))
         else:
-            logger.warning("The keeper was not told, so it will ask error=%s", described(error))
+            logger.warning("The keeper was not told, so it will ask error=%s", error_text(error))
 
 
 def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) -> None:

@@ -11,7 +11,8 @@ from datetime import timedelta
 
 from django.db.models.functions import Left
 
-from ..models import DatabaseNow, Incident, Process, counting
+from ..database.clock import DatabaseNow
+from ..models import Incident, Process, counting
 from ..process.lease import alive
 from .fences import IN_PROGRESS, TOO_OLD
 from .models import PreparedEvent

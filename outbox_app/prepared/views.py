@@ -11,13 +11,12 @@ from uuid import UUID
 from django.http import HttpRequest
 
 from ..aliases import outbox_alias
+from ..database.clock import DatabaseNow, stored
 from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.models import Peer
 from ..door.serving import KEEPER, SENDER, Said, door, seconds_left
 from ..jobs.staging.insert import chunks
-from ..models import DatabaseNow
-from ..models.clock import stored
 from ..text import get_logger
 from . import keeper
 from .exceptions import InvalidPrepared

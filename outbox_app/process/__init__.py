@@ -1,1 +1,1 @@
-"""What every long-running process has: leases, waiting, a watchdog, back-off, counters."""
+"""What every long-running process has: loops, leases, waiting, wake-up, back-off, counters."""

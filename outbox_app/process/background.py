@@ -25,8 +25,8 @@ from celery.signals import worker_process_shutdown
 from django.db import connections
 
 from ..exceptions import OutboxError
-from ..text import get_logger
-from .backoff import Backoff, described
+from ..text import error_text, get_logger
+from .backoff import Backoff
 
 logger = get_logger("outbox_app.process")
 
@@ -123,7 +123,7 @@ class Background:
                 call(all_items, *args)
             except BaseException as error:  # a SystemExit would end the thread of other senders
                 text = "Background call failed what=%s error=%s"
-                logger.error(text, self.name, described(error), exc_info=error)
+                logger.error(text, self.name, error_text(error), exc_info=error)
         for connection in connections.all(initialized_only=True):
             # Close a connection that may be dead, or that others may wait for in Django's pool.
             if connection.errors_occurred or getattr(connection, "pool", None):

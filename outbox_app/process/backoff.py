@@ -14,7 +14,7 @@ import django.db
 
 from ..conf import outbox_settings
 from ..exceptions import OutboxError
-from ..text import get_logger, storable
+from ..text import error_text, get_logger
 
 logger = get_logger("outbox_app.drain")
 
@@ -40,7 +40,7 @@ class Backoff:
             trace = None if isinstance(error, OutboxError | django.db.Error) else error
             self.logger.warning("Unavailable what=%s error=%r", self.of, error, exc_info=trace)
         self.failures += 1
-        self.text = described(error)
+        self.text = error_text(error)
         longest = min(outbox_settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
         self._until = time.monotonic() + longest * random.uniform(0.5, 1)
 
@@ -52,13 +52,3 @@ class Backoff:
         if self.failures:
             self.logger.warning("Recovered what=%s after_failures=%d", self.of, self.failures)
             self.text, self.failures, self._until = "", 0, float("-inf")
-
-
-def described(error: BaseException) -> str:
-    """Return type, message and notes of an error, as every database can store them."""
-    try:
-        text = str(error)
-    except Exception as other:  # its own __str__ has failed
-        text = f"its text cannot be had ({type(other).__name__})"
-    notes = getattr(error, "__notes__", [])
-    return storable("\n".join([f"{type(error).__name__}: {text}", *notes]))[:10_000]

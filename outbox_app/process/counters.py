@@ -32,14 +32,14 @@ from django.db.models import QuerySet
 from django.utils.timezone import is_aware
 
 from ..conf import outbox_settings
+from ..database.clock import stored
+from ..database.lock_wait import atomic_with_lock_wait
+from ..database.transaction_guard import after_the_commit
 from ..models import Statistic
-from ..models.clock import stored
 from ..models.statistic import label_of, write_figures
 from ..text import get_logger
 from .backoff import Backoff
-from .enclosure import after_the_commit
 from .lease import LeaseHolder
-from .lock_wait import atomic_with_lock_wait
 
 #: Jobs that the broker has accepted in a minute, and jobs that were moved to dead.
 PUBLISHED, DEAD = "published", "dead"

@@ -27,9 +27,10 @@ from django.db.models import QuerySet, TextField
 from django.db.models.functions import Cast
 
 from ..conf import BEATS, SHARDS
+from ..database.clock import DatabaseNow
+from ..database.encoding import replaced
 from ..exceptions import LeaseLost
-from ..models import DatabaseNow, Lease, Process
-from ..models.encoding import replaced
+from ..models import Lease, Process
 
 #: The part of its lease for which a drainer trusts it.
 TRUST = 0.9

@@ -19,12 +19,12 @@ import django.db
 from django.db import close_old_connections, connections
 
 from ..conf import outbox_settings
+from ..database.watchdog import Watchdog
 from ..exceptions import LeaseLost, UnfitSession
 from .backoff import Backoff
 from .lease import LeaseHolder
 from .waiting import StopFlag, poll_interval, waiter
 from .wakeup import LINGER
-from .watchdog import Watchdog
 
 #: Failures of the database in a row after which a run with ``once`` gives up.
 ONCE_FAILURES = 5

@@ -17,8 +17,8 @@ import django.db
 from django.db import connections
 
 from ..conf import outbox_settings
+from ..database.watchdog import Watchdog
 from ..text import get_logger
-from .watchdog import Watchdog
 
 logger = get_logger("outbox_app.drain")
 

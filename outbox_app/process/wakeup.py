@@ -13,8 +13,8 @@ from functools import cache
 from django.db import connections, transaction
 
 from ..conf import outbox_settings
+from ..database.transaction_guard import after_the_commit
 from ..text import get_logger
-from .enclosure import after_the_commit
 
 logger = get_logger("outbox_app.wakeup")
 

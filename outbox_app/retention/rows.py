@@ -20,8 +20,8 @@ from django.db.models import Model
 
 from ..capability import all_doors, setting
 from ..conf import MAX_DAYS
+from ..database.clock import database_time
 from ..exceptions import InvalidArgument
-from ..models.clock import database_time
 from ..process.foreground import throttled
 from ..process.preflight import require_alias, require_migrated
 from ..text import Write, get_logger, per_second

@@ -16,10 +16,9 @@ from django.db import connections
 
 from ..capability import all_doors
 from ..exceptions import OutboxError
-from ..process.backoff import described
 from ..process.foreground import Listen
 from ..process.loop import ONCE_FAILURES, LeasedLoop
-from ..text import get_logger
+from ..text import error_text, get_logger
 
 logger = get_logger("outbox_app.retention")
 
@@ -86,7 +85,7 @@ class Retention(LeasedLoop):
             try:
                 removed = remove(write=logger.debug)
             except (OutboxError, django.db.Error) as error:
-                removed, fault = 0, described(error)
+                removed, fault = 0, error_text(error)
                 self._faults[kind] = f"{kind}: {fault}"
                 logger.error("Not removed kind=%s error=%s", kind, fault)
                 if isinstance(error, django.db.Error):

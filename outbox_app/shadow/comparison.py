@@ -17,8 +17,8 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
 
+from ..database.clock import DatabaseNow
 from ..jobs.drain.batch import delete
-from ..models import DatabaseNow
 from ..process.backoff import Backoff
 from ..process.lease import LeaseHolder
 from ..text import get_logger

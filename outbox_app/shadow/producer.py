@@ -21,12 +21,12 @@ from uuid import UUID, uuid4
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 
+from ..database.transactions import is_atomic, is_in_test
 from ..exceptions import StagingRefused
 from ..jobs.context import let
 from ..jobs.staging.producer import LazyProducer, StagingProducer
 from ..process.background import Background
 from ..text import get_logger, storable
-from ..transactions import is_atomic, is_in_test
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
     from .models import ShadowJob, ShadowNote

@@ -19,9 +19,9 @@ from zlib import crc32
 import django.db
 from django.db import connections
 
+from ..database.lock_wait import atomic_with_lock_wait, is_conflict
 from ..exceptions import OutboxError
 from ..failpoints import failpoint
-from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 
 #: The rows that one statement copies, and the keys in the journal that may be left to the lock.
 BATCH, FEW = 2000, 200

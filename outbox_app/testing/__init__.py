@@ -19,13 +19,13 @@ from django.dispatch import receiver
 
 from ..aliases import outbox_alias
 from ..conf import outbox_settings
+from ..database.transactions import is_atomic
 from ..jobs.drain.batch import Row
 from ..jobs.drain.drain import Drain, DrainStats
 from ..jobs.staging.results import forget_staged
 from ..jobs.staging.sending import force_staging
 from ..models import StagedJob
 from ..signals import jobs_published, jobs_staged
-from ..transactions import is_atomic
 from .job import LISTED, Job
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ import pytest
 from django.db import transaction
 
 from outbox_app.admin import filters
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import bulk, staged
 from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.staging.insert import shard_of
-from outbox_app.models import DatabaseNow, DeadJob, Lease, Process, StagedJob, counting
+from outbox_app.models import DeadJob, Lease, Process, StagedJob, counting
 from outbox_app.signals import job_dead
 from tests import tasks
 from tests.jobs.dead.rows import message, staged_jobs

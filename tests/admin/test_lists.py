@@ -10,7 +10,8 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app.models import DatabaseNow, DeadJob, Incident, counting
+from outbox_app.database.clock import DatabaseNow
+from outbox_app.models import DeadJob, Incident, counting
 from outbox_app.text import duration
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold

@@ -18,11 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_app import views
 from outbox_app.capability import kinds
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Cursor, Event, EventLog, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions.subscriber import _subscribers
 from outbox_app.metrics import exposition
 from outbox_app.models import Incident, Lease, Process, Statistic
-from outbox_app.models.clock import DatabaseNow
 from outbox_app.monitoring import diagnosis
 from outbox_app.monitoring import status as status_module
 from outbox_app.prepared.models import PreparedEvent

@@ -10,20 +10,12 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.entities import series as entities_series
 from outbox_app.events import publish
 from outbox_app.events.models import Event, Gap, Subscription
 from outbox_app.jobs.drain import status
-from outbox_app.models import (
-    DatabaseNow,
-    DeadJob,
-    Incident,
-    Lease,
-    Process,
-    StagedJob,
-    Statistic,
-    counting,
-)
+from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob, Statistic, counting
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold
 

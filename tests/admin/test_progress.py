@@ -9,9 +9,10 @@ from django.contrib.admin.models import LogEntry
 from django.utils.dateparse import parse_datetime
 
 from outbox_app.admin import actions
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs import bulk, dead
-from outbox_app.models import DatabaseNow, DeadJob, StagedJob
+from outbox_app.models import DeadJob, StagedJob
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .pages import DEAD, STAGED, body, hidden, said, selection, text

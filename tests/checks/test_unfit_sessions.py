@@ -10,10 +10,10 @@ from django.db.backends.sqlite3.base import DatabaseWrapper
 from django.db.utils import ConnectionHandler
 
 from outbox_app.checks.databases import check_databases, check_sqlite, check_sqlite_settings
+from outbox_app.database.transactions import own_connection
 from outbox_app.events import publish, subscriber
 from outbox_app.models import StagedJob
 from outbox_app.process import preflight
-from outbox_app.transactions import own_connection
 from tests import tasks
 from tests.faults.tools import on
 

@@ -11,12 +11,13 @@ from asgiref.sync import async_to_sync
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.utils import timezone
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.django_tasks.models import RUN_TASK, TaskResult
 from outbox_app.exceptions import InvalidJob, NotAtomic
 from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.message import Message
 from outbox_app.jobs.staged import cancel, move_to_dead_for
-from outbox_app.models import DatabaseNow, DeadJob, StagedJob
+from outbox_app.models import DeadJob, StagedJob
 from outbox_app.testing import assert_staged
 from tests.django_tasks import declared
 from tests.django_tasks.declared import add, add_async, exceptions, signals

@@ -27,8 +27,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Event
-from outbox_app.models import DatabaseNow, Incident
+from outbox_app.models import Incident
 from outbox_app.prepared.models import Fence, PreparedEvent
 from tests import forking
 from tests.faults.tools import ROOT, alias_for

@@ -10,10 +10,11 @@ import pytest
 from django.core.checks import run_checks
 from django.db import connections, transaction
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.door import clocks
 from outbox_app.door.clocks import note_clock, wrong_clocks
 from outbox_app.door.exceptions import PeerUnavailable
-from outbox_app.models import DatabaseNow, Statistic
+from outbox_app.models import Statistic
 from outbox_app.monitoring.diagnosis import problems
 from outbox_app.monitoring.status import outbox_status
 from outbox_app.prepared.remote import ask_over_http

@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 from django.test import Client
 from django.utils import timezone, translation
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.door.exceptions import InvalidPeer, PeerUnavailable
 from outbox_app.entities import Rejected, remote, service, views
 from outbox_app.entities.declaration import spec_of
@@ -32,7 +33,6 @@ from outbox_app.entities.exceptions import (
 from outbox_app.events import prune_events
 from outbox_app.events.exceptions import VersionConflict
 from outbox_app.events.log.newevent import NO_STREAM
-from outbox_app.models import DatabaseNow
 from tests.archives import archive
 from tests.door.test_messages import served  # noqa: F401
 from tests.entities.models import Account, AccountVersion

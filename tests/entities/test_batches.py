@@ -14,6 +14,7 @@ from django.utils import timezone, translation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from outbox_app.database.transaction_guard import ConnectionClosed
 from outbox_app.entities import Command, Rejected, Rejection, command, execution
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.exceptions import CommandIdConflict, InvalidCommand
@@ -22,7 +23,6 @@ from outbox_app.events.exceptions import VersionConflict
 from outbox_app.events.signals import events_published
 from outbox_app.exceptions import TransactionEnded
 from outbox_app.failpoints import set_failpoint
-from outbox_app.process.enclosure import ConnectionClosed
 from tests.entities.models import Account, AccountVersion, Person, PersonVersion, Stock
 
 commits = pytest.mark.django_db(transaction=True)

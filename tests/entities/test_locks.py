@@ -11,12 +11,12 @@ from functools import partial
 import pytest
 from django.db import OperationalError, connections, transaction
 
+from outbox_app.database.lock_wait import is_conflict
 from outbox_app.entities import Command, command, execution
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.exceptions import EntityContended
 from outbox_app.events.models import StreamHead
 from outbox_app.events.signals import events_published
-from outbox_app.process.lock_wait import is_conflict
 from tests.entities.models import Account, AccountVersion, Person, Stock
 from tests.faults.tools import on
 from tests.patience import eventually, patience

@@ -18,6 +18,7 @@ from django.db import connections, transaction
 from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.entities import Command, Outcome, command
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.exceptions import AnswerArchived, AnswerGone, CommandIdConflict
@@ -26,7 +27,6 @@ from outbox_app.entities.operations import erase, import_commands
 from outbox_app.events import prune_events
 from outbox_app.events.sink import Sink
 from outbox_app.exceptions import InvalidArgument
-from outbox_app.models import DatabaseNow
 from outbox_app.pipeline.exceptions import ArchiveRefused
 from outbox_app.retention import prune
 from outbox_app.retention.run import Retention

@@ -10,10 +10,10 @@ from django.core.management import call_command
 from django.db import transaction
 from django.db.models import QuerySet
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.entities.models import PrunedCommand
 from outbox_app.events import prune_events, publish, subscriber
 from outbox_app.events.models import Event
-from outbox_app.models import DatabaseNow
 from tests.entities.models import Account, AccountVersion
 
 pytestmark = pytest.mark.django_db(transaction=True)

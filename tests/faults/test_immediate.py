@@ -14,9 +14,10 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import connections, transaction
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import immediate
-from outbox_app.models import DatabaseNow, Incident, StagedJob
+from outbox_app.models import Incident, StagedJob
 
 from .tools import drain, on
 

@@ -14,7 +14,8 @@ from django.contrib.auth.models import Group
 from django.db import connections, transaction
 from django.db.utils import OperationalError
 
-from outbox_app.models import DatabaseNow, Incident, StagedJob
+from outbox_app.database.clock import DatabaseNow
+from outbox_app.models import Incident, StagedJob
 from tests import forking, tasks
 from tests.servers import processes
 

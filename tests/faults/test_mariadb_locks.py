@@ -15,12 +15,13 @@ from django.contrib.auth.models import Group
 from django.db import connections, transaction
 from django.utils import timezone
 
+from outbox_app.database.clock import DatabaseNow
+from outbox_app.database.transactions import own_connection
 from outbox_app.django_tasks.models import TaskResult
 from outbox_app.jobs import staged
 from outbox_app.jobs.drain import incidents
-from outbox_app.models import DatabaseNow, InboxEntry, StagedJob
+from outbox_app.models import InboxEntry, StagedJob
 from outbox_app.retention.rows import prune
-from outbox_app.transactions import own_connection
 from tests import tasks
 from tests.patience import patience
 

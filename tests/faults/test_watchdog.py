@@ -9,11 +9,11 @@ import django.db
 import pytest
 from django.db import connections
 
+from outbox_app.database.watchdog import Watchdog
 from outbox_app.events import subscriber
 from outbox_app.events.subscriptions.run import run_here
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.process.watchdog import Watchdog
 from outbox_app.retention.run import Retention
 from tests.patience import patience
 

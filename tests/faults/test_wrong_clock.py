@@ -10,7 +10,8 @@ import glob
 
 import pytest
 
-from outbox_app.models import DatabaseNow, Incident, Process, StagedJob
+from outbox_app.database.clock import DatabaseNow
+from outbox_app.models import Incident, Process, StagedJob
 
 from .tools import QUICK, draining, eventually, on
 

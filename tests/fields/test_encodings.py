@@ -11,6 +11,8 @@ from django.utils import timezone
 
 from outbox_app import cancel, reschedule, stage
 from outbox_app.checks.databases import check_databases
+from outbox_app.database.clock import DatabaseNow
+from outbox_app.database.encoding import replaced, unstorable
 from outbox_app.entities import Rejected
 from outbox_app.entities.exceptions import InvalidCommand
 from outbox_app.events import publish, subscriber
@@ -21,8 +23,7 @@ from outbox_app.events.subscriptions.skips import skip_gap
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs.staged import move_to_dead_for
-from outbox_app.models import DatabaseNow, DeadJob, StagedJob
-from outbox_app.models.encoding import replaced, unstorable
+from outbox_app.models import DeadJob, StagedJob
 from outbox_app.prepared import operations, prepare
 from outbox_app.prepared.exceptions import InvalidPrepared
 from outbox_app.prepared.models import PreparedEvent

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.fleet import announce, announcing, gunicorn, servers
 from outbox_app.fleet.models import Server
 from outbox_app.fleet.registry import CLIENT, SERVER, new_registry
-from outbox_app.models import DatabaseNow
 from tests.patience import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -7,11 +7,11 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import F
 
 from outbox_app.aliases import chosen
+from outbox_app.database.clock import Milliseconds
+from outbox_app.database.transactions import own_connection
 from outbox_app.ids.exceptions import NoNode
 from outbox_app.ids.generator import Snowflakes
 from outbox_app.ids.models import Node
-from outbox_app.models.clock import Milliseconds
-from outbox_app.transactions import own_connection
 from tests.faults.tools import on
 from tests.patience import eventually
 

@@ -15,12 +15,13 @@ from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
 from outbox_app import cancel, reschedule, stage
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import InvalidJob
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import Drain, backlog
 from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.staged import move_to_dead_for, release_for
-from outbox_app.models import DatabaseNow, DeadJob, StagedJob, counting
+from outbox_app.models import DeadJob, StagedJob, counting
 from tests import tasks
 from tests.jobs.drain.test_main_path import received
 from tests.patience import patience

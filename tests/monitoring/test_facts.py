@@ -11,13 +11,14 @@ from django.db import connections
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.entities import doors as entities_doors
 from outbox_app.entities import series as entities_series
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.series import EventsPerMinute
 from outbox_app.management.commands.outbox_status import table
-from outbox_app.models import DatabaseNow, DeadJob, Incident, StagedJob, Statistic, counting
+from outbox_app.models import DeadJob, Incident, StagedJob, Statistic, counting
 from outbox_app.monitoring import series
 from outbox_app.monitoring import status as facts_module
 from outbox_app.monitoring.status import PerMinute, outbox_status

@@ -15,11 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 
 from outbox_app import metrics
 from outbox_app.conf import SHARDS
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.entities import series as entities_series
 from outbox_app.events.models import Cursor
 from outbox_app.fleet.models import Server
 from outbox_app.metrics import OutboxCollector, all_metrics, exposition
-from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, counting
+from outbox_app.models import DeadJob, Incident, Lease, counting
 from outbox_app.monitoring import series, status
 from outbox_app.prepared import doors as prepared_doors
 from outbox_app.prepared.models import PreparedEvent

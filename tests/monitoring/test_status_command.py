@@ -11,8 +11,9 @@ from datetime import timedelta
 import pytest
 from django.core.management import CommandError, call_command
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Cursor
-from outbox_app.models import DatabaseNow, StagedJob
+from outbox_app.models import StagedJob
 from tests import forking
 from tests.pages import APPS, section
 from tests.patience import patience

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Event
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import DatabaseNow
 from outbox_app.pipeline.driver.pipeline import log_options
 
 from .harness import publish_some

@@ -12,10 +12,10 @@ from deltalake import DeltaTable
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events import publish
 from outbox_app.events.log.window import TOMBSTONE
 from outbox_app.events.models import Event
-from outbox_app.models import DatabaseNow
 from outbox_app.pipeline import compaction, parquet
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver import archive_lookup

@@ -13,12 +13,12 @@ from django.db import connections, models, transaction
 from django.test.utils import isolate_apps
 from pyarrow import parquet
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events import prune_events, publish, subscriber
 from outbox_app.events.exceptions import ForeignCursor
 from outbox_app.events.models import Event, EventLog
 from outbox_app.events.subscriptions import subscriber as declared
 from outbox_app.events.subscriptions.runner import Runner
-from outbox_app.models import DatabaseNow
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver.archive_lookup import archived_versions
 from outbox_app.pipeline.driver.pipeline import Pipeline

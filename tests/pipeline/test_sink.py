@@ -16,6 +16,7 @@ from django.db.models import QuerySet
 
 from outbox_app import supervisor
 from outbox_app.checks.values import check_settings
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.entities.exceptions import UnknownEntity
 from outbox_app.events import prune_events, subscriber
 from outbox_app.events import sink as events_sink
@@ -25,7 +26,7 @@ from outbox_app.events.loops import sinking
 from outbox_app.events.models import Event
 from outbox_app.events.sink import Sink
 from outbox_app.events.sinking import sink_status
-from outbox_app.models import DatabaseNow, Lease, Process
+from outbox_app.models import Lease, Process
 from outbox_app.pipeline.exceptions import ArchiveRefused, Unreachable
 from outbox_app.pipeline.table import Archive
 from outbox_app.retention.run import Retention

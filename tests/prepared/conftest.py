@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
+from outbox_app.database import lock_wait
 from outbox_app.prepared import fence
 from outbox_app.prepared import fences as fences_module
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.sender import Prepared
-from outbox_app.process import lock_wait
 from tests.faults.test_pgbouncer import pooler as pooler
 
 #: Whether tests take as many of each thing as may go wrong once in a while.

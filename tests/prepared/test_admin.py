@@ -10,8 +10,9 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from outbox_app.admin import filters
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Event
-from outbox_app.models import DatabaseNow, Statistic, counting
+from outbox_app.models import Statistic, counting
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked

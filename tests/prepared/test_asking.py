@@ -17,7 +17,8 @@ from django.core.management import call_command
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from outbox_app.models import DatabaseNow, Incident
+from outbox_app.database.clock import DatabaseNow
+from outbox_app.models import Incident
 from outbox_app.prepared import (
     COMMITTED,
     IN_PROGRESS,

@@ -14,8 +14,8 @@ from django.db.models import CharField, Sum
 from django.db.models.functions import Cast
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app.models import DatabaseNow, Incident, Process, Statistic
-from outbox_app.models.clock import database_time
+from outbox_app.database.clock import DatabaseNow, database_time
+from outbox_app.models import Incident, Process, Statistic
 from outbox_app.monitoring.diagnosis import problems
 from outbox_app.monitoring.status import outbox_status
 from outbox_app.prepared import operations, prepared, status

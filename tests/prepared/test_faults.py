@@ -15,8 +15,9 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, connections, transaction
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Event
-from outbox_app.models import DatabaseNow, Incident, Lease
+from outbox_app.models import Incident, Lease
 from outbox_app.prepared import fence, prepared
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import CheckBack

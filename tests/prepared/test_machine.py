@@ -23,8 +23,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Event
-from outbox_app.models import DatabaseNow, Incident
+from outbox_app.models import Incident
 from outbox_app.prepared import fence, keeper
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import SenderWorker, ask

@@ -13,8 +13,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import NotMigrated
-from outbox_app.models import DatabaseNow, Incident
+from outbox_app.models import Incident
 from outbox_app.prepared import operations, prepared
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import SenderWorker

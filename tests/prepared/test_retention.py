@@ -11,7 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from outbox_app.models import DatabaseNow
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.prepared.fences import Question, outcomes
 from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.retention import rows as retention

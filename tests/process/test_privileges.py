@@ -12,6 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from outbox_app import stage_many
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.entities import Command
 from outbox_app.events import subscriber
 from outbox_app.events.exceptions import UnsafeLog
@@ -20,7 +21,7 @@ from outbox_app.events.log.registry import all_logs
 from outbox_app.events.models import Cursor, Event
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import DatabaseNow, DeadJob, StagedJob
+from outbox_app.models import DeadJob, StagedJob
 from outbox_app.monitoring.status import outbox_status
 from tests import tasks
 from tests.entities.models import Account

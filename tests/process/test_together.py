@@ -18,19 +18,12 @@ from django.utils.timezone import now
 from outbox_app import supervisor
 from outbox_app.aliases import inbox_alias
 from outbox_app.capability import Loop
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events import publish, subscriber
 from outbox_app.events.aliases import log_alias
 from outbox_app.events.models import Event
 from outbox_app.exceptions import InvalidArgument
-from outbox_app.models import (
-    DatabaseNow,
-    InboxEntry,
-    Incident,
-    Lease,
-    Process,
-    StagedJob,
-    Statistic,
-)
+from outbox_app.models import InboxEntry, Incident, Lease, Process, StagedJob, Statistic
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.prepared.request import checked

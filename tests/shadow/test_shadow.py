@@ -28,8 +28,9 @@ from kombu.exceptions import OperationalError
 
 from outbox_app import stage
 from outbox_app.celery import OutboxCelery
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DatabaseNow, StagedJob
+from outbox_app.models import StagedJob
 from outbox_app.process import background
 from outbox_app.shadow import comparison as shadow_comparison
 from outbox_app.shadow import producer as shadow

@@ -15,13 +15,13 @@ from django.db import DataError, IntegrityError, OperationalError, connections, 
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from outbox_app.database.lock_wait import is_conflict
+from outbox_app.database.transactions import own_connection
 from outbox_app.exceptions import InvalidArgument, OutboxError
-from outbox_app.process.lock_wait import is_conflict
 from outbox_app.sharding import KeyIndex, ShardedTable, find_by_key, table_copy
 from outbox_app.sharding.key_index import index_table
 from outbox_app.sharding.partitions import PostgresPartitions
 from outbox_app.sharding.table_copy import TableCopy
-from outbox_app.transactions import own_connection
 from tests import forking
 from tests.events.log.sessions import Session
 from tests.faults.test_pgbouncer import pooler as pooler

@@ -15,11 +15,12 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.test.utils import override_system_checks
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events import publish, subscriber
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.management.teaching import TeachingCommand
-from outbox_app.models import DatabaseNow, DeadJob, Incident, Process, StagedJob
+from outbox_app.models import DeadJob, Incident, Process, StagedJob
 from outbox_app.prepared.models import PreparedEvent
 from tests.entities.models import Account
 from tests.jobs.dead.rows import dead_jobs, staged_jobs

@@ -3,8 +3,8 @@ import uuid
 import django.core.serializers.json
 from django.db import migrations, models
 
+import outbox_app.database.clock
 import outbox_app.events.models.transaction
-import outbox_app.models.clock
 
 
 class Migration(migrations.Migration):
@@ -100,7 +100,7 @@ class Migration(migrations.Migration):
                 (
                     "recorded_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         editable=False,
                         verbose_name="recorded at",
                     ),
@@ -193,7 +193,7 @@ class Migration(migrations.Migration):
                 (
                     "recorded_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         editable=False,
                         verbose_name="recorded at",
                     ),

@@ -5,9 +5,9 @@ import uuid
 import django.core.serializers.json
 from django.db import migrations, models
 
+import outbox_app.database.clock
 import outbox_app.events.models.transaction
 import outbox_app.fields
-import outbox_app.models.clock
 
 
 class Migration(migrations.Migration):
@@ -88,7 +88,7 @@ class Migration(migrations.Migration):
                 (
                     "recorded_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         editable=False,
                         verbose_name="recorded at",
                     ),

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import connections
 
-from ...models.upsert import insert_rows
+from ...database.upsert import insert_rows
 from ..models import StreamHead
 
 #: The most streams that one statement bumps.

@@ -15,7 +15,7 @@ from django.db import connections
 from django.db.models import Field
 from django.db.models.expressions import Col
 
-from ...models.upsert import insert_rows
+from ...database.upsert import insert_rows
 from ..models import EventLog
 from .heads import bump_sql
 from .newevent import CheckedEvent

@@ -22,7 +22,7 @@ from zlib import crc32
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from ...models.encoding import unstorable
+from ...database.encoding import unstorable
 from ..conf import SLICES, event_settings
 from ..exceptions import InvalidEvent
 from ..models import EventLog

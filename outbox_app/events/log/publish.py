@@ -17,8 +17,8 @@ from uuid import UUID
 
 from django.db import IntegrityError, connections, transaction
 
+from ...database.transactions import require_atomic, require_table
 from ...process.wakeup import EVENTS, wake_after_commit
-from ...transactions import require_atomic, require_table
 from ..aliases import log_alias
 from ..exceptions import InvalidEvent, MessageIdConflict, UnknownLog, VersionConflict
 from ..models import Event, EventLog

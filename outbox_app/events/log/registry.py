@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from django.apps import apps
 from django.db.models import Max, Min
 
-from ...models.clock import aware
+from ...database.clock import aware
 from ..aliases import log_alias
 from ..conf import event_settings
 from ..exceptions import UnknownLog

@@ -5,9 +5,9 @@ import uuid
 import django.core.serializers.json
 from django.db import migrations, models
 
+import outbox_app.database.clock
 import outbox_app.events.models.transaction
 import outbox_app.fields
-import outbox_app.models.clock
 from outbox_app.models.removal import KeepRows
 
 
@@ -65,7 +65,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         editable=False,
                         verbose_name="created at",
                     ),
@@ -104,7 +104,7 @@ class Migration(migrations.Migration):
                 (
                     "moved_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(), verbose_name="moved at"
+                        db_default=outbox_app.database.clock.DatabaseNow(), verbose_name="moved at"
                     ),
                 ),
                 (
@@ -205,7 +205,7 @@ class Migration(migrations.Migration):
                 (
                     "recorded_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         editable=False,
                         verbose_name="recorded at",
                     ),
@@ -280,7 +280,7 @@ class Migration(migrations.Migration):
                 (
                     "seen_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         editable=False,
                         verbose_name="first seen",
                     ),
@@ -336,7 +336,7 @@ class Migration(migrations.Migration):
                 (
                     "parked_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         editable=False,
                         verbose_name="parked at",
                     ),

@@ -18,8 +18,8 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ...capability import require_app
+from ...database.clock import DatabaseNow, aware
 from ...fields import CharField
-from ...models.clock import DatabaseNow, aware
 from .transaction import CurrentTransaction
 
 require_app("outbox_app.events")

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ...database.clock import DatabaseNow
+from ...database.encoding import replaced
 from ...fields import CharField, TextField
-from ...models.clock import DatabaseNow
-from ...models.encoding import replaced
 
 
 class GapQuerySet(models.QuerySet["Gap"]):

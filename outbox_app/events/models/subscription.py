@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ...database.clock import DatabaseNow
 from ...fields import CharField, TextField
-from ...models.clock import DatabaseNow
 from ..exceptions import LogSetBack
 
 

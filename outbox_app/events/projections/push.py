@@ -16,10 +16,10 @@ from uuid import UUID
 from django.db import connections, transaction
 from django.db.models import OuterRef, Subquery
 
+from ...database.callbacks import keep_callbacks_apart
+from ...database.lock_wait import atomic_with_lock_wait
+from ...database.transaction_guard import after_the_commit
 from ...failpoints import failpoint
-from ...process.callbacks import keep_callbacks_apart
-from ...process.enclosure import after_the_commit
-from ...process.lock_wait import atomic_with_lock_wait
 from ...text import get_logger
 from ..log.filter import EventFilter
 from ..log.record import recorded

@@ -21,8 +21,8 @@ import django.db
 from django.db import connections, models, transaction
 from django.db.models import Exists, OuterRef
 
+from ...database.lock_wait import atomic_with_lock_wait, is_conflict
 from ...failpoints import failpoint
-from ...process.lock_wait import atomic_with_lock_wait, is_conflict
 from ...process.preflight import require_migrated
 from ...text import Write, get_logger
 from ..conf import event_settings

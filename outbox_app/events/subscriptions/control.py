@@ -19,11 +19,12 @@ import django.db
 from django.db import transaction
 from django.db.models import Exists, OuterRef
 
+from ...database.clock import DatabaseNow
+from ...database.lock_wait import atomic_with_lock_wait, is_conflict
+from ...database.transactions import own_connection
 from ...exceptions import TransactionEnded
-from ...models import DatabaseNow, Lease, counting
-from ...process.lock_wait import atomic_with_lock_wait, is_conflict
+from ...models import Lease, counting
 from ...text import get_logger
-from ...transactions import own_connection
 from ..aliases import log_alias
 from ..exceptions import ReplayRefused, UnknownSubscription
 from ..log.filter import EventFilter

@@ -17,9 +17,8 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, Q
 
-from ...models import DatabaseNow
-from ...models.clock import aware
-from ...transactions import own_connection
+from ...database.clock import DatabaseNow, aware
+from ...database.transactions import own_connection
 from ..exceptions import ReplayRefused
 from ..log.filter import EventFilter
 from ..log.window import TOMBSTONE

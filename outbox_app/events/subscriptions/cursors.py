@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef
 
+from ...database.callbacks import keep_callbacks_apart
+from ...database.clock import DatabaseNow
+from ...database.encoding import replaced
 from ...exceptions import LeaseLost, TransactionEnded
 from ...failpoints import failpoint
-from ...models import DatabaseNow
-from ...models.encoding import replaced
-from ...process.backoff import described
-from ...process.callbacks import keep_callbacks_apart
 from ...process.endings import raise_what_ends_process
-from ...text import storable
+from ...text import error_text, storable
 from ..conf import event_settings
 from ..exceptions import ReadRefused
 from ..log.filter import EventFilter
@@ -165,7 +164,7 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
             "Some effects of these events may be committed. The events are not handled again until "
             f"manage.py outbox_subscriptions resume {cursor.subscription} is run."
         )
-        cursor.error = replaced(described(error), using=rows.db)
+        cursor.error = replaced(error_text(error), using=rows.db)
         moved.move(
             **columns,
             state=cursor.state,
@@ -175,7 +174,7 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
         )
         return float("inf")
     delay: float = min(event_settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
-    cursor.error = replaced(described(error), using=rows.db)
+    cursor.error = replaced(error_text(error), using=rows.db)
     retry_at = DatabaseNow() + timedelta(seconds=delay)
     rows.filter(revision=cursor.revision).update(**columns, error=cursor.error, retry_at=retry_at)
     return delay

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from django.db import connections
 
+from ...database.transaction_guard import SwallowedError, guarded
 from ...exceptions import OutboxError, TransactionEnded
 from ...failpoints import failpoint
 from ...jobs.staging.detector import watching_callbacks
-from ...process.enclosure import SwallowedError, enclosed
 from ...process.endings import ends_process
 from ...process.tracing import inside, start_span
 from ..exceptions import LogSetBack
@@ -44,7 +44,7 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
     """Call the handler inside the open transaction, which it cannot end unnoticed."""
     name, using = subscriber.name, subscriber.using
     what = f"The handler of {name!r}"
-    with enclosed(what, using=using), watching_callbacks(what, using=using):
+    with guarded(what, using=using), watching_callbacks(what, using=using):
         connection = connections[using]
         blocks, savepoints = len(connection.atomic_blocks), len(connection.savepoint_ids)
         attributes = {"outbox.subscription": name, "messaging.batch.message_count": len(events)}

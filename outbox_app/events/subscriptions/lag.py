@@ -17,7 +17,8 @@ import django.db
 from django.db.models import Count, Exists, OuterRef, QuerySet, Subquery
 from django.utils.connection import ConnectionDoesNotExist
 
-from ...models import DatabaseNow, Lease, Process, counting
+from ...database.clock import DatabaseNow
+from ...models import Lease, Process, counting
 from ...monitoring.long_transactions import LongTransactions, open_writers
 from ...process.lease import alive
 from ..aliases import log_alias

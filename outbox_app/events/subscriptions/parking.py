@@ -14,10 +14,10 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 
+from ...database.encoding import replaced
+from ...database.transaction_guard import is_lost
 from ...exceptions import LeaseLost, TransactionEnded
-from ...models.encoding import replaced
-from ...process.backoff import described
-from ...process.enclosure import is_lost
+from ...text import error_text
 from ..log.record import RecordedEvent
 from ..models import Cursor, ParkedStream
 from ..signals import stream_parked
@@ -84,7 +84,7 @@ class Parking:
     def _park_failed(self, event: RecordedEvent, error: BaseException) -> None:
         at = {"log": event.log, "stream": event.stream, "version": event.version}
         found = {
-            "error": replaced(described(error), using=self.using),
+            "error": replaced(error_text(error), using=self.using),
             "failed_event": evidence(event, error, using=self.using),
         }
         parked = self.park(**at, **found, position=event.id)
@@ -109,8 +109,8 @@ class Parking:
 
         The event is kept with the error, if it is known.
         """
-        error_text = replaced(described(error), using=self.using)
-        values: dict[str, Any] = {"released": False, "error": error_text}
+        text = replaced(error_text(error), using=self.using)
+        values: dict[str, Any] = {"released": False, "error": text}
         if len(events) == 1:
             [event] = events
             values["failed_event"] = evidence(event, error, using=self.using)

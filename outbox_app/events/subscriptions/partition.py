@@ -25,10 +25,10 @@ from django.db import close_old_connections, connections
 from django.dispatch import Signal
 
 from ...conf import outbox_settings
+from ...database.transaction_guard import LOST, is_lost
 from ...exceptions import LeaseLost, TransactionEnded
 from ...failpoints import failpoint
-from ...process.backoff import described
-from ...process.enclosure import LOST, is_lost
+from ...text import error_text
 from ..conf import event_settings
 from ..exceptions import ReadRefused
 from ..log.record import RecordedEvent
@@ -167,7 +167,7 @@ class Partition:
             try:
                 cursor = rows.cursor(self.part, reader)
             except ReadRefused as error:  # there is no row yet to write the error to
-                self.error = described(error)
+                self.error = error_text(error)
                 self._rest_until = self.clock() + outbox_settings().MAX_BACKOFF
                 return
             if is_stopped(cursor):

@@ -19,7 +19,7 @@ from typing import Any
 
 from django.db.models import Exists
 
-from ...process.lock_wait import atomic_with_lock_wait
+from ...database.lock_wait import atomic_with_lock_wait
 from ..exceptions import ReadRefused
 from ..log.newevent import slice_of
 from ..log.reader import LogReader

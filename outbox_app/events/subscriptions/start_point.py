@@ -17,8 +17,8 @@ from django.db.models import Max
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
+from ...database.clock import stored
 from ...models import counting
-from ...models.clock import stored
 from ...text import one_line
 from ..exceptions import ReplayRefused
 from ..log.registry import position_before

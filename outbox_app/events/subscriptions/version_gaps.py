@@ -14,7 +14,7 @@ from functools import partial
 
 from django.db import transaction
 
-from ...models.upsert import upsert
+from ...database.upsert import upsert
 from ...text import get_logger
 from ..log.completeness import Completeness, MissingVersions, contiguous
 from ..log.filter import EventFilter

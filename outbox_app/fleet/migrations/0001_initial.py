@@ -5,8 +5,8 @@ import uuid
 import django.core.validators
 from django.db import migrations, models
 
+import outbox_app.database.clock
 import outbox_app.fields
-import outbox_app.models.clock
 
 
 class Migration(migrations.Migration):
@@ -47,13 +47,14 @@ class Migration(migrations.Migration):
                 (
                     "started_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(), verbose_name="started at"
+                        db_default=outbox_app.database.clock.DatabaseNow(),
+                        verbose_name="started at",
                     ),
                 ),
                 (
                     "heartbeat_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         verbose_name="last heartbeat",
                     ),
                 ),

@@ -16,13 +16,13 @@ from django.db.models import Q, QuerySet
 
 from ...aliases import outbox_alias
 from ...conf import outbox_settings
-from ...models import DatabaseNow
+from ...database.clock import DatabaseNow
+from ...database.transactions import own_connection
+from ...database.watchdog import Watchdog
 from ...process.foreground import set_timeouts
 from ...process.lease import Seen, remove_silent
 from ...process.waiting import PollWaiter, StopFlag, waiter
 from ...process.wakeup import wake
-from ...process.watchdog import Watchdog
-from ...transactions import own_connection
 from ..models import Server
 from ..registry import SERVER, Member, Registry
 

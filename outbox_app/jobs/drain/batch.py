@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from django.db import connections
 from django.db.models import Model
 
+from ...database.clock import DatabaseNow
 from ...fields import exact_collation
-from ...models import DatabaseNow, StagedJob
+from ...models import StagedJob
 
 #: Messages up to this many bytes are read with their batch, larger ones one by one.
 SMALL_BYTES = 64 * 1024

@@ -24,14 +24,14 @@ from django.utils import timezone
 from ...aliases import outbox_alias
 from ...capability import all_doors
 from ...conf import outbox_settings
+from ...database.clock import aware
+from ...database.lock_wait import is_conflict
 from ...exceptions import LeaseLost, OutboxError, UnsafeBroker
 from ...failpoints import failpoint
 from ...models import StagedJob
-from ...models.clock import aware
 from ...process import counters
 from ...process.backoff import Backoff
 from ...process.lease import LeaseHolder
-from ...process.lock_wait import is_conflict
 from ...process.loop import ONCE_FAILURES, ProcessLoop, collection_paused
 from ...process.wakeup import JOBS
 from ...signals import drainer_started, drainer_stopped

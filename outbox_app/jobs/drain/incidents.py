@@ -18,10 +18,10 @@ from django.db import connections, transaction
 from django.db.models import Max, Min
 
 from ...conf import outbox_settings
+from ...database.encoding import replaced
+from ...database.lock_wait import atomic_with_lock_wait
 from ...exceptions import KeyBlocked
 from ...models import DeadJob, Incident, StagedJob
-from ...models.encoding import replaced
-from ...process.lock_wait import atomic_with_lock_wait
 from ...signals import incident_recorded, job_dead
 from ...text import storable
 from .batch import Row, delete, release

@@ -12,6 +12,7 @@ import django.db
 from django.db import connections
 
 from ...aliases import outbox_alias
+from ...database.lock_wait import codes_of
 from ...exceptions import UnfitSession, UnsafeBroker
 from ...process.foreground import (
     Listen,
@@ -21,7 +22,6 @@ from ...process.foreground import (
     run_workers,
     stop_on_signals,
 )
-from ...process.lock_wait import codes_of
 from ...text import get_logger
 from .batch import delete
 from .drain import Drain

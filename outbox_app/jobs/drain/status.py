@@ -19,7 +19,8 @@ from django.db.models import Count, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
 from ...conf import SHARDS
-from ...models import DatabaseNow, Incident, Lease, Process, StagedJob, counting
+from ...database.clock import DatabaseNow
+from ...models import Incident, Lease, Process, StagedJob, counting
 from .batch import apps_with_rows
 
 #: In how many of the newest rows ready jobs are counted by task and queue.

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from ...database.transaction_guard import chain_of
 from ...exceptions import Undeliverable
-from ...process.enclosure import chain_of
 from .batch import BUDGET_BYTES, SMALL_BYTES
 from .outcome import PreparedMessage
 

@@ -8,7 +8,7 @@ with the attribute ``outbox="send"``. It wraps two methods of Celery, because Ce
 swallow an exception of a receiver, and none is sent for an eager task.
 
 An ``on_commit`` callback of code that does not run again is found before the commit, when that code
-returns: see ``process.callbacks``. To log or to warn breaks nothing.
+returns: see ``database.callbacks``. To log or to warn breaks nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from celery import Celery
 from celery.app.task import Task
 
 from ...conf import outbox_settings
+from ...database.callbacks import at_risk, pending
+from ...database.transactions import open_transactions
 from ...exceptions import SentInTransaction, UnsafeCallback
-from ...process.callbacks import at_risk, pending
 from ...text import get_logger
-from ...transactions import open_transactions
 from .modes import called_for, own_mode
 from .sending import StagingMixin, comes_before_an_error
 

@@ -20,10 +20,10 @@ from zlib import crc32
 from django.db import connections, transaction
 
 from ...conf import SHARDS
+from ...database.transactions import require_table, send_inside
 from ...exceptions import InvalidJob
 from ...process.wakeup import JOBS, wake_after_commit
 from ...signals import jobs_staged
-from ...transactions import require_table, send_inside
 from ..context import let
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
@@ -159,7 +159,7 @@ def _insert_with_ids(jobs: list[StagedJob], *, using: str) -> None:
 
 def _insert(jobs: list[StagedJob], *, using: str) -> None:
     """Insert rows without reading their ids, in less than half of the time of a queryset."""
-    from ...models.upsert import insert_rows
+    from ...database.upsert import insert_rows
 
     connection: Any = connections[using]
     binary = "_binary %s" if connection.vendor == "mysql" else "%s"

@@ -146,7 +146,7 @@ def held_until(eta: datetime | None, app: Any, *, using: str) -> datetime | None
 
     With quorum queues no worker can hold it, so the row is held however near the time is.
     """
-    from ...models.clock import due_at
+    from ...database.clock import due_at
 
     if eta is None:
         return None

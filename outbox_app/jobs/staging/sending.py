@@ -32,9 +32,9 @@ from django.db import connections
 
 from ...aliases import outbox_alias
 from ...conf import outbox_settings
+from ...database.transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from ...exceptions import NotAtomic, StagingRefused
 from ...text import get_logger
-from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from ..context import let
 from . import fork as fork  # renews locks
 from . import validation

@@ -15,8 +15,8 @@ from celery.canvas import Signature
 from django.db import transaction
 
 from ...aliases import outbox_alias
+from ...database.transactions import require_atomic
 from ...exceptions import InvalidJob
-from ...transactions import require_atomic
 from .insert import batching
 from .sending import force_staging, make_stageable
 

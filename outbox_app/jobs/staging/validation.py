@@ -169,7 +169,7 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
 
 def check_encoding(job: StagedJob, *, using: str) -> None:
     """Refuse names that the database cannot store. The body is bytes, and the envelope ASCII."""
-    from ...models.encoding import unstorable  # a project's celery.py is imported before models
+    from ...database.encoding import unstorable
 
     for field in ("ordering_key", "app", "task", "task_id", "queue"):
         if why := unstorable(getattr(job, field), using=using):

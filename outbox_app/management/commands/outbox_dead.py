@@ -31,10 +31,11 @@ from django.db.models import QuerySet
 
 from ...aliases import outbox_alias
 from ...conf import MAX_DAYS, outbox_settings
+from ...database.clock import DatabaseNow
 from ...exceptions import InvalidArgument, OutboxError
 from ...jobs import dead
 from ...jobs.dead_summary import dead_groups
-from ...models import DatabaseNow, DeadJob
+from ...models import DeadJob
 from ...models.counting import MANY
 from ...process.preflight import require_migrated
 from ...text import one_line

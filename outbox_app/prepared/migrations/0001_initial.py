@@ -3,8 +3,8 @@
 import django.core.serializers.json
 from django.db import migrations, models
 
+import outbox_app.database.clock
 import outbox_app.fields
-import outbox_app.models.clock
 from outbox_app.models.removal import KeepRows
 
 
@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
                 (
                     "written_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         db_index=True,
                         verbose_name="written at",
                     ),
@@ -128,7 +128,7 @@ class Migration(migrations.Migration):
                 (
                     "prepared_at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         editable=False,
                         verbose_name="prepared at",
                     ),

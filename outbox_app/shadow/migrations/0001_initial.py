@@ -4,8 +4,8 @@ import uuid
 
 from django.db import migrations, models
 
+import outbox_app.database.clock
 import outbox_app.fields
-import outbox_app.models.clock
 
 
 class Migration(migrations.Migration):
@@ -34,7 +34,7 @@ class Migration(migrations.Migration):
                 (
                     "at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         db_index=True,
                         editable=False,
                         verbose_name="at",
@@ -67,7 +67,7 @@ class Migration(migrations.Migration):
                 (
                     "at",
                     models.DateTimeField(
-                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_default=outbox_app.database.clock.DatabaseNow(),
                         db_index=True,
                         editable=False,
                         verbose_name="at",

@@ -12,6 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connections, models, transaction
 from django.test.utils import isolate_apps
 
+from outbox_app.database.lock_wait import atomic_with_lock_wait
 from outbox_app.events import NewEvent, publish_many, subscriber
 from outbox_app.events.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
@@ -21,7 +22,6 @@ from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.failpoints import set_failpoint
-from outbox_app.process.lock_wait import atomic_with_lock_wait
 from tests import forking
 from tests.events.log.sessions import Session, execute
 from tests.events.projections.declared import SoldOf, StatusOf, declare

@@ -14,6 +14,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events import publish, subscriber
 from outbox_app.events import retention as event_retention
 from outbox_app.events.log.newevent import slice_of
@@ -22,7 +23,6 @@ from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.lag import lags
 from outbox_app.events.subscriptions.partition import Partition
 from outbox_app.events.subscriptions.subscriber import register, subscriber_named
-from outbox_app.models import DatabaseNow
 from tests.events.log.own_log.models import Ledger
 from tests.events.log.sessions import Session
 from tests.faults.tools import on

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outbox_app.process.enclosure import ending
+from outbox_app.database.transaction_guard import ending
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
+from outbox_app.database.transaction_guard import SwallowedError
 from outbox_app.events import subscriber
 from outbox_app.events.models import Cursor, Event, ParkedStream, Subscription
 from outbox_app.events.subscriptions import control
@@ -26,7 +27,6 @@ from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import OutboxError
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import InboxEntry, Incident, Process
-from outbox_app.process.enclosure import SwallowedError
 from outbox_app.process.lease import LeaseHolder
 from tests import forking
 from tests.faults.tools import ROOT, eventually, on

@@ -9,6 +9,7 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events import publish, subscriber
 from outbox_app.events.exceptions import ReplayRefused
 from outbox_app.events.models import Cursor, Event, ParkedStream, Subscription
@@ -16,7 +17,7 @@ from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions import subscriber as declared
 from outbox_app.events.subscriptions.cursors import fail
 from outbox_app.events.subscriptions.lag import lags
-from outbox_app.models import DatabaseNow, InboxEntry, Process, StagedJob
+from outbox_app.models import InboxEntry, Process, StagedJob
 from tests import tasks
 from tests.events.log.own_log.models import Ledger
 

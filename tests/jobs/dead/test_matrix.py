@@ -8,9 +8,10 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs import dead_summary as module
 from outbox_app.jobs.dead_summary import WINDOWS, dead_matrix
-from outbox_app.models import DatabaseNow, DeadJob, counting
+from outbox_app.models import DeadJob, counting
 from tests.jobs.dead.rows import dead_jobs
 
 pytestmark = pytest.mark.django_db

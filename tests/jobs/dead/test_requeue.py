@@ -6,10 +6,11 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs import bulk, dead
 from outbox_app.jobs.dead import discard_dead, requeue_dead
-from outbox_app.models import DatabaseNow, DeadJob, Incident, StagedJob
+from outbox_app.models import DeadJob, Incident, StagedJob
 from outbox_app.process.wakeup import JOBS, _waker
 from outbox_app.signals import jobs_staged
 

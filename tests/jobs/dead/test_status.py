@@ -9,9 +9,10 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.dead_summary import dead_groups
 from outbox_app.jobs.drain import status
-from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, Process, StagedJob, counting
+from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob, counting
 from outbox_app.text import one_line, shown
 
 from .rows import dead_jobs, staged_jobs

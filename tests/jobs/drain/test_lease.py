@@ -7,9 +7,10 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from django.db import OperationalError, connections, transaction
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import LeaseLost
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DatabaseNow, Lease, Process
+from outbox_app.models import Lease, Process
 from outbox_app.process import lease
 from outbox_app.process.lease import LeaseHolder
 from tests import tasks

@@ -11,12 +11,13 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.drain import batch
 from outbox_app.jobs.drain.batch import BatchReader
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.outcome import PublishResult
 from outbox_app.jobs.drain.publisher import Publisher
-from outbox_app.models import DatabaseNow, Incident, StagedJob
+from outbox_app.models import Incident, StagedJob
 from tests import tasks
 
 from .test_main_path import received

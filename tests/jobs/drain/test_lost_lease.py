@@ -12,10 +12,11 @@ from datetime import timedelta
 import pytest
 from django.db import OperationalError, connections
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import LeaseLost
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DatabaseNow, Incident, Process
+from outbox_app.models import Incident, Process
 from outbox_app.process import lease
 from outbox_app.process.lease import LeaseHolder
 from tests import tasks

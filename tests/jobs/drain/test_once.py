@@ -7,9 +7,10 @@ from datetime import timedelta
 import pytest
 from django.db import OperationalError, connections, transaction
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.run import drain_here
-from outbox_app.models import DatabaseNow, Incident, Process, StagedJob
+from outbox_app.models import Incident, Process, StagedJob
 from outbox_app.process.lease import LeaseHolder
 from tests import tasks
 from tests.patience import patience

@@ -8,8 +8,9 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DatabaseNow, StagedJob
+from outbox_app.models import StagedJob
 from tests import tasks
 
 from .test_main_path import received

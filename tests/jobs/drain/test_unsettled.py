@@ -8,13 +8,14 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from outbox_app import cancel
+from outbox_app.database.clock import DatabaseNow
+from outbox_app.database.transactions import own_connection
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.drain import batch, incidents
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.incidents import Unsettled
-from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, Process, StagedJob
+from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
 from outbox_app.signals import incident_recorded
-from outbox_app.transactions import own_connection
 from tests import tasks
 from tests.jobs.dead.rows import dead_jobs
 

@@ -7,8 +7,8 @@ from multiprocessing.connection import wait
 import pytest
 from django.db import connections
 
+from outbox_app.database.watchdog import Watchdog
 from outbox_app.process import waiting
-from outbox_app.process.watchdog import Watchdog
 from outbox_app.retention.run import Retention
 
 pytestmark = [

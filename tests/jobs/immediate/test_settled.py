@@ -14,13 +14,14 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from kombu import Exchange, Queue
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import immediate
 from outbox_app.jobs.drain import outcome
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.outcome import PublishResult
 from outbox_app.jobs.drain.publisher import Publisher
-from outbox_app.models import DatabaseNow, Incident, StagedJob, Statistic
+from outbox_app.models import Incident, StagedJob, Statistic
 from outbox_app.monitoring.series import series
 from outbox_app.process import counters
 from tests.entities.test_any_line import SoftLimit, own_state, raising_at

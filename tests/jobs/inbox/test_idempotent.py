@@ -12,8 +12,9 @@ from django.contrib.auth.models import Group
 from django.db import connections
 
 from outbox_app import idempotent
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import InboxError
-from outbox_app.models import DatabaseNow, InboxEntry, StagedJob
+from outbox_app.models import InboxEntry, StagedJob
 from tests import tasks
 from tests.jobs.inbox.worker import deliver, effect
 
@@ -166,7 +167,7 @@ def test_what_it_costs(alias, task, django_assert_num_queries):
 
     def cost(work, job_id, statements):
         # The test's own transaction makes a savepoint of the task's: two statements. Two more are
-        # the savepoint that shows whether the task has ended its transaction (enclosure).
+        # the savepoint that shows whether the task has ended its transaction (transaction guard).
         with django_assert_num_queries(2 + statements, connection=connections[alias]):
             deliver(work, job_id)
 

@@ -11,8 +11,9 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app import idempotent
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import InvalidArgument
-from outbox_app.models import DatabaseNow, InboxEntry, Incident
+from outbox_app.models import InboxEntry, Incident
 from outbox_app.retention import prune as prune_rows
 from outbox_app.retention.rows import _batches, database_time
 from tests.jobs.inbox.worker import deliver, effect

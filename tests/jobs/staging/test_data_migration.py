@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group
 from django.core.management import call_command
 from django.db import connections, transaction
 
-from outbox_app import transactions
+from outbox_app.database import transactions
 from outbox_app.events import publish
 from outbox_app.events.models import Event
 from outbox_app.exceptions import NotMigrated

@@ -10,8 +10,9 @@ from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DatabaseNow, Process, StagedJob, Statistic
+from outbox_app.models import Process, StagedJob, Statistic
 from outbox_app.monitoring import series
 from outbox_app.pipeline import statistic_names
 from outbox_app.process import counters

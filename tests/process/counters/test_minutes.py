@@ -9,8 +9,10 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database import clock
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events import series as events_series
-from outbox_app.models import DatabaseNow, StagedJob, Statistic, clock
+from outbox_app.models import StagedJob, Statistic
 from outbox_app.monitoring import series
 from outbox_app.process.counters import Counters
 from outbox_app.process.lease import LeaseHolder

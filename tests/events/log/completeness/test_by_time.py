@@ -11,6 +11,7 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events import publish, publish_many, subscriber
 from outbox_app.events.exceptions import DamagedCursor, InvalidSubscriber
 from outbox_app.events.log.filter import EventFilter
@@ -23,7 +24,6 @@ from outbox_app.events.subscriptions.control import repartition
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.skips import skip_event
 from outbox_app.events.subscriptions.subscriber import subscriber_named
-from outbox_app.models import DatabaseNow
 from tests.events.log.conformance import read_all
 from tests.events.log.sessions import Session
 from tests.faults.tools import on

@@ -8,6 +8,7 @@ import pytest
 from django.db import connections, transaction
 from django.utils import timezone
 
+from outbox_app.database.clock import aware, zone_of
 from outbox_app.events import publish, subscriber
 from outbox_app.events.exceptions import ReplayRefused, UnknownLog
 from outbox_app.events.log.windows import mysql
@@ -15,7 +16,6 @@ from outbox_app.events.models import Cursor, Event, Gap, ParkedStream
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.skips import skip_event
 from outbox_app.events.subscriptions.start_point import parse_start_point, position_of
-from outbox_app.models.clock import aware, zone_of
 from tests.events.log.sessions import Session
 from tests.faults.tools import eventually, on
 

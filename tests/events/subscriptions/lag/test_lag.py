@@ -11,6 +11,7 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.log.filter import EventFilter
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.log.unread import count_unread
@@ -20,7 +21,7 @@ from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscript
 from outbox_app.events.subscriptions import control, lag
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import Subscriber, register, subscriber_named
-from outbox_app.models import DatabaseNow, Lease, Process, counting
+from outbox_app.models import Lease, Process, counting
 from outbox_app.monitoring import outbox_status, problems
 from tests.events.log.own_log.models import Ledger
 from tests.faults.tools import eventually, on

@@ -9,8 +9,8 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import InternalError, OperationalError, connections, transaction
 
+from outbox_app.database.transaction_guard import guarded, raise_what_ends_the_thread
 from outbox_app.exceptions import TransactionEnded
-from outbox_app.process.enclosure import enclosed, raise_what_ends_the_thread
 
 
 class Column:
@@ -24,7 +24,7 @@ class Column:
 @pytest.mark.parametrize("argument", [{"not": "hashable"}, Column()], ids=["dict", "column"])
 def test_code_that_has_ended_its_transaction_may_raise_anything(alias: str, argument: Any) -> None:
     def end_and_raise() -> None:
-        with transaction.atomic(using=alias), enclosed("It", using=alias):
+        with transaction.atomic(using=alias), guarded("It", using=alias):
             connections[alias].connection.cursor().execute("COMMIT")
             raise ValueError(argument)
 
@@ -42,7 +42,7 @@ def test_a_session_that_the_server_ends_as_its_transaction_takes_long(alias, cod
         raise InternalError("terminating connection") from ended()
 
     def idle():
-        with transaction.atomic(using=alias), enclosed("It", using=alias):
+        with transaction.atomic(using=alias), guarded("It", using=alias):
             pass
 
     monkeypatch.setattr(connections[alias], "savepoint_commit", commit)
@@ -59,7 +59,7 @@ def test_the_time_limit_of_a_task_is_no_fault_of_the_code(alias, step, raises, m
         raise SoftTimeLimitExceeded
 
     def run():
-        with transaction.atomic(using=alias), enclosed("It", using=alias):
+        with transaction.atomic(using=alias), guarded("It", using=alias):
             if raises:
                 raise ValueError
 

@@ -11,8 +11,8 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connections, transaction
 
+from outbox_app.database.lock_wait import atomic_with_lock_wait, is_conflict
 from outbox_app.events.models import StreamHead
-from outbox_app.process.lock_wait import atomic_with_lock_wait, is_conflict
 from tests.faults.tools import on
 from tests.patience import patience
 

@@ -20,8 +20,8 @@ from django.db.models.signals import post_migrate, pre_migrate
 from django.dispatch import Signal, receiver
 from django.http import HttpResponse
 
-from .conf import outbox_settings
-from .exceptions import NotAtomic, NotMigrated
+from ..conf import outbox_settings
+from ..exceptions import NotAtomic, NotMigrated
 
 View = Callable[..., HttpResponse]
 
@@ -146,12 +146,12 @@ def send_inside(signal: Signal, sender: type, alias: str, /, **facts: Any) -> No
 _migrating: set[str] = set()
 
 
-@receiver(pre_migrate, dispatch_uid="outbox_app.transactions")
+@receiver(pre_migrate, dispatch_uid="outbox_app.database.transactions")
 def _begin(using: str, **kwargs: Any) -> None:
     _migrating.add(using)
 
 
-@receiver(post_migrate, dispatch_uid="outbox_app.transactions")
+@receiver(post_migrate, dispatch_uid="outbox_app.database.transactions")
 def _end(using: str, **kwargs: Any) -> None:
     _migrating.discard(using)
 

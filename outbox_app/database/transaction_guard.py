@@ -1,4 +1,4 @@
-"""``enclosed``: runs code of the project inside a transaction of ours, which it must not end.
+"""``guarded``: runs code of the project inside a transaction of ours, which it must not end.
 
 A handler's effects are committed with its cursor, an idempotent task's with its job id. A COMMIT in
 between, or a statement that commits by itself (DDL on MySQL), would commit some effects without the
@@ -56,7 +56,7 @@ _UNDONE = {1020, 1205, 1213}
 _GONE = {"3B001", "25P01", 1305}
 #: SQLSTATEs of idle_in_transaction_session_timeout and transaction_timeout: InternalError.
 _TOOK_TOO_LONG = ("25P03", "25P04")
-#: Errors of a lost connection, which the enclosed code has not caused.
+#: Errors of a lost connection, which the guarded code has not caused.
 LOST = (django.db.OperationalError, django.db.InterfaceError)
 #: Not a lost connection: a column, a partition, a trigger or an index refuses a value of the row,
 #: and drivers raise the same class.
@@ -125,13 +125,13 @@ def after_the_commit(log: Callable[[Exception], object], *, using: str) -> Itera
         raise
 
 
-def refusing(what: str, *, using: str) -> AbstractContextManager[None]:
+def refusing_commits(what: str, *, using: str) -> AbstractContextManager[None]:
     """Refuse statements that end the open transaction. Executes none of its own."""
     return connections[using].execute_wrapper(_Refusal(what))
 
 
 @contextmanager
-def enclosed(what: str, *, using: str) -> Iterator[None]:
+def guarded(what: str, *, using: str) -> Iterator[None]:
     """Run code of the project inside the open transaction, which it cannot end unnoticed.
 
     ``StatementRefused`` is raised in the code, by the statement. ``TransactionEnded`` means that

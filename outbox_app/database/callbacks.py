@@ -22,8 +22,7 @@ from celery.local import Proxy
 from django.db import connections
 
 from ..exceptions import OutboxError
-from ..text import get_logger
-from .backoff import described
+from ..text import error_text, get_logger
 
 logger = get_logger("outbox_app.callbacks")
 
@@ -103,7 +102,7 @@ def keep_callbacks_apart(using: str, *, of: str, alone: bool = False) -> AfterCo
                 "transaction would be committed with it callback=%s of=%s error=%s",
                 callback,
                 of,
-                described(error),
+                error_text(error),
                 exc_info=error,
             )
 

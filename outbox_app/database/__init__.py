@@ -1,0 +1,1 @@
+"""What the package asks of a database connection: transactions, lock waits, clocks, upserts."""
