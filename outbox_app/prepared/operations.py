@@ -18,8 +18,6 @@ from django.db.models.functions import Greatest
 
 from ..database.clock import DatabaseNow
 from ..database.encoding import replaced
-from ..door.models import Peer
-from ..door.peers import peer_named
 from ..models.counting import LISTED
 from ..text import Write, get_logger
 from . import keeper
@@ -92,6 +90,8 @@ def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     Returns:
         How many events were confirmed, cancelled, left open, and decided otherwise before.
     """
+    from ..door.models import Peer
+    from ..door.peers import peer_named
     from .remote import HttpKeeper  # needs the extra door
 
     using = peer_named(name, Peer.Direction.KEEPER).database
