@@ -32,10 +32,11 @@ class Purse(Entity):
 SETTINGS = """
 from tests.settings import *
 INSTALLED_APPS = ["outbox_app", "outbox_app.events", "outbox_app.entities", "bank"]
-DATABASES = {{"default": {{**DATABASES["mariadb"], "NAME": "{name}"}}}}
+DATABASES = {{"default": {database}}}
 OUTBOX, ROOT_URLCONF, MIDDLEWARE = {{}}, "", []
 SILENCED_SYSTEM_CHECKS = ["outbox.W001"]
 """
+CHECKED = ("-m", "django", "makemigrations", "--check", "--dry-run")
 USED = """
 import django
 django.setup()
@@ -158,6 +159,45 @@ def database(name, charset):
             cursor.execute(f"DROP DATABASE {name}")
 
 
+def project(folder, database):
+    """Make a project. Returns ``run(*arguments)``: the output of Python in it."""
+    (folder / "bank" / "migrations").mkdir(parents=True)
+    for file in ("bank/__init__.py", "bank/migrations/__init__.py"):
+        (folder / file).touch()
+    (folder / "bank/models.py").write_text(MODELS)
+    (folder / "bank_settings.py").write_text(SETTINGS.format(database=database))
+
+    def run(*arguments, fails=False):
+        done = forking.run(
+            [sys.executable, *arguments],
+            cwd=forking.ROOT,
+            env={
+                **os.environ,
+                "DJANGO_SETTINGS_MODULE": "bank_settings",
+                "PYTHONPATH": f"{folder}{os.pathsep}{forking.ROOT}",
+            },
+            capture_output=True,
+            text=True,
+        )
+        assert bool(done.returncode) == fails, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("new_database", ["default", "postgres", "mariadb"], indirect=True)
+def test_a_project_needs_no_line_by_hand(new_database, tmp_path):
+    """Its migrations and the package's are complete, before and after they are applied."""
+    sqlite = {**connections.settings["default"], "NAME": str(tmp_path / "bank.sqlite3")}
+    python = project(tmp_path, new_database or sqlite)
+    assert "Create model Purse" in python(*CHECKED, fails=True)
+    python("-m", "django", "makemigrations", "bank")
+    for command in ("migrate", "check --database default"):
+        assert python(*CHECKED) == "No changes detected\n"
+        python("-m", "django", *command.split())
+    assert python("-c", USED.format(keys=KEYS)) == "True\n"
+
+
 class TestProject:
     """A project with a log and an entity type of its own, and none of its migrations edited."""
 
@@ -165,29 +205,8 @@ class TestProject:
     def python(self, request, tmp_path):
         """``python(*arguments)``: its output, in the project with a database of its own."""
         name = f"test_outbox_fields_{request.param}_{os.getpid()}"
-        (tmp_path / "bank" / "migrations").mkdir(parents=True)
-        for file in ("bank/__init__.py", "bank/migrations/__init__.py"):
-            (tmp_path / file).touch()
-        (tmp_path / "bank/models.py").write_text(MODELS)
-        (tmp_path / "bank_settings.py").write_text(SETTINGS.format(name=name))
-
-        def run(*arguments, fails=False):
-            done = forking.run(
-                [sys.executable, *arguments],
-                cwd=forking.ROOT,
-                env={
-                    **os.environ,
-                    "DJANGO_SETTINGS_MODULE": "bank_settings",
-                    "PYTHONPATH": f"{tmp_path}{os.pathsep}{forking.ROOT}",
-                },
-                capture_output=True,
-                text=True,
-            )
-            assert bool(done.returncode) == fails, done.stdout + done.stderr
-            return done.stdout + done.stderr
-
         with database(name, request.param):
-            yield run
+            yield project(tmp_path, f'{{**DATABASES["mariadb"], "NAME": "{name}"}}')
 
     @pytest.fixture
     def manage(self, python):
