@@ -24,8 +24,8 @@ from ..admin.tables import link
 from ..events.admin.event import EventAdmin, stream_of
 from ..events.aliases import log_alias
 from ..models import counting
+from .maintenance import entity_types
 from .models import EntityRow, EntityVersion
-from .operations import entity_types
 
 
 class EntityAdmin(OutboxAdmin):

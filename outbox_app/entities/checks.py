@@ -22,8 +22,8 @@ from ..checks.messages import listed
 from ..events.aliases import log_alias
 from ..fleet.conf import fleet_settings
 from .declaration import TypeSpec
+from .maintenance import declared_types, entity_types
 from .models import EntityVersion
-from .operations import declared_types, entity_types
 from .request import MAX_TIMEOUT
 
 

@@ -20,7 +20,7 @@ from ..database.transactions import after_commit, is_in_test
 from ..process import counters
 from ..process.tracing import MAX_LINKS, api_with_provider
 from ..text import get_logger
-from .attempt import Attempt
+from .batch import Batch
 from .request import Call
 
 logger = get_logger("outbox_app.entities")
@@ -34,22 +34,22 @@ CODES, OTHER = 20, "other"
 KNOWN = 1000
 
 
-def count(attempt: Attempt | None, *, conflicts: int, seconds: float | None = None) -> None:
+def count(batch: Batch | None, *, conflicts: int, seconds: float | None = None) -> None:
     """Count a batch's conflicts and, if it was committed, its commands and its ``seconds``."""
-    if attempt is None or not hasattr(attempt, "now"):
+    if batch is None or not hasattr(batch, "now"):
         return  # the last attempt has not read the database's clock
-    with counters.counting(attempt.now, using=attempt.using) as minute:
+    with counters.counting(batch.now, using=batch.using) as minute:
         minute.add(counters.CONFLICTS, conflicts)
-        if seconds is not None and attempt.steps:
+        if seconds is not None and batch.steps:
             minute.observe(counters.COMMIT_TIME, seconds)
-            _figures(attempt)(minute)
+            _figures(batch)(minute)
 
 
-def count_after_commit(attempt: Attempt) -> None:
+def count_after_commit(batch: Batch) -> None:
     # A test's own transaction never commits; captureOnCommitCallbacks would list the callback.
-    if not attempt.steps or is_in_test(attempt.using):
+    if not batch.steps or is_in_test(batch.using):
         return
-    using, now, add = attempt.using, attempt.now, _figures(attempt)
+    using, now, add = batch.using, batch.now, _figures(batch)
 
     def committed() -> None:
         with counters.counting(now, using=using) as minute:
@@ -66,12 +66,12 @@ def write_if_due(using: str) -> None:
     counters.write_shared(using, lambda: {counters.WAITING: queues.waiting_on(using)})
 
 
-def _figures(attempt: Attempt) -> Callable[[counters.Minute], None]:
+def _figures(batch: Batch) -> Callable[[counters.Minute], None]:
     """Return a function that counts a batch. It keeps only figures: there may be many batches."""
-    answers: list[Any] = [step.answer for step in attempt.steps if step.rejected]
+    answers: list[Any] = [step.answer for step in batch.steps if step.rejected]
     codes = Counter(each.rejected.code for each in answers)
-    routes = Counter(step.route for step in attempt.steps if step.route)
-    entity, size = f"{attempt.entity._meta.label}:{attempt.id}", len(attempt.steps)
+    routes = Counter(step.route for step in batch.steps if step.route)
+    entity, size = f"{batch.entity._meta.label}:{batch.id}", len(batch.steps)
 
     def add(minute: counters.Minute) -> None:
         minute.add(counters.COMMANDS, size)

@@ -23,8 +23,8 @@ from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
 from . import series
 from .conf import EntitySettings, entity_settings
+from .maintenance import declared_types, entity_types
 from .models import EntityVersion, PrunedCommand
-from .operations import declared_types, entity_types
 from .pruned import day_of
 from .series import Commands
 

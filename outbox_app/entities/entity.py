@@ -24,7 +24,7 @@ from ..exceptions import InvalidArgument
 from ..jobs.staging.stage import stage
 from ..pipeline.driver.archive_lookup import archived_versions
 from .exceptions import AnswerArchived, UnknownEntity
-from .handling import require_running
+from .handlers import require_running
 from .models import CommandsOnly, EntityRow, EntityVersion
 from .pruned import ArchivedAnswers
 from .queue import aask, ask, ask_many

@@ -88,7 +88,7 @@ class EntityVersion(_Unsaved, EventLog):
 
     @classmethod
     def audited(cls, *, using: str) -> Iterable[tuple[str, str]] | None:
-        from .operations import entity_types
+        from .maintenance import entity_types
         from .verification import differences
 
         types = [each for each in entity_types() if each.versions is cls]

@@ -23,8 +23,8 @@ from ..pipeline.exceptions import ArchiveRefused
 from ..text import without_passwords
 from .conf import entity_settings
 from .exceptions import AnswerArchived, AnswerGone
+from .maintenance import ERASED
 from .models import PrunedCommand, command_key, log_number
-from .operations import ERASED
 from .request import Call, Command, Outcome, stored_answer
 
 

@@ -29,9 +29,9 @@ from ..text import get_logger
 from . import counting
 from .conf import entity_settings
 from .exceptions import InvalidCommand, Overloaded
-from .execution import answer, in_callers_transaction, scope_of
-from .passing import NotPassedOn, leader_of, pass_on
+from .forwarding import NotForwarded, forward, leader_of
 from .request import Call, Command, Outcome, deadline_after, deliver
+from .transaction import answer, in_callers_transaction, scope_of
 
 logger = get_logger("outbox_app.entities")
 
@@ -39,26 +39,26 @@ logger = get_logger("outbox_app.entities")
 BATCH_SIZE = 4 * 1024 * 1024
 #: The most commands that wait in one process, for all entities.
 MAX_WAITING = 50_000
-#: Seconds that an idle thread of the pool waits for a line, and ``close`` for the batches.
+#: Seconds that an idle thread of the pool waits for a queue, and ``close`` for the batches.
 IDLE = 10.0
 ENDING = "This process is about to end."
 
 
-class Key(NamedTuple):
-    """Identifies a line: what its calls have in common."""
+class QueueKey(NamedTuple):
+    """Identifies a queue: what its calls have in common."""
 
     entity: Any
     using: str
     id: str = ""
     scope: Hashable = None
-    #: The other server that answers the line, for any ids; empty if this process does.
+    #: The other server that answers the calls, for any ids; empty if this process does.
     leader: str = ""
 
 
-class Line:
+class EntityQueue:
     """The calls that wait for one entity, or for one other server, the oldest first."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: QueueKey) -> None:
         self.key = key
         self.waiting: OrderedDict[Call, None] = OrderedDict()
         #: The call whose thread leads, or is to lead; None if a thread of the pool does.
@@ -104,74 +104,74 @@ class Line:
 
 
 class Queues:
-    """The lines of this process. Each line that exists has a leader, or is about to get one."""
+    """The queues of this process. Each queue that exists has a leader, or is about to get one."""
 
     def __init__(self) -> None:
-        self.lines: dict[Key, Line] = {}
+        self.by_key: dict[QueueKey, EntityQueue] = {}
         self.waiting = 0
         self.closed = False
-        #: Lines that wait for a thread of the pool to lead them.
-        self.to_lead: deque[Line] = deque()
+        #: Queues that wait for a thread of the pool to lead them.
+        self.to_lead: deque[EntityQueue] = deque()
         self.threads = self.idle = 0
         # Reentrant: the garbage collector may end a coroutine in a thread that has the lock.
         self.lock = threading.RLock()
         self.called, self.emptied = (threading.Condition(self.lock) for _ in range(2))
         self.of_thread = threading.local()
 
-    def ask(self, call: Call, key: Key) -> Outcome:
-        """Wait for the answer to a call, or lead its line."""
+    def ask(self, call: Call, key: QueueKey) -> Outcome:
+        """Wait for the answer to a call, or lead its queue."""
         call.waits = threading.Event()
         try:
             self.wait(self.enter(call, key), call)
         except BaseException:  # a signal (Celery's soft time limit) may raise at any line
-            self.of_thread.leads = False
-            if line := self.lines.get(key):
-                self._leave(line, call, ends=True)
+            self.of_thread.is_leading = False
+            if queue := self.by_key.get(key):
+                self._leave(queue, call, ends=True)
             raise
         return call.result()
 
-    def wait(self, line: Line, call: Call) -> None:
+    def wait(self, queue: EntityQueue, call: Call) -> None:
         woken: Any = call.waits
         answered = False
         while not answered:
             if not woken.wait(max(call.seconds_left, 0)):
-                waited = self._leave(line, call)
+                waited = self._leave(queue, call)
                 if not woken.is_set():
                     raise call.late(begun=not waited)
-            answered = line.led_by is not call or self.lead(line, call)
+            answered = queue.led_by is not call or self.lead(queue, call)
 
-    async def aask(self, call: Call, key: Key) -> Outcome:
+    async def aask(self, call: Call, key: QueueKey) -> Outcome:
         loop = asyncio.get_running_loop()
         call.waits = future = loop.create_future()
-        line = self.enter(call, key)
+        queue = self.enter(call, key)
 
         def expire() -> None:
             if not future.done():
-                future.set_exception(call.late(begun=not self._leave(line, call)))
+                future.set_exception(call.late(begun=not self._leave(queue, call)))
 
         timer = loop.call_later(call.seconds_left, expire)
         try:
             await future
         except BaseException:
-            self._leave(line, call, ends=True)
+            self._leave(queue, call, ends=True)
             raise
         finally:
             timer.cancel()
         return call.result()
 
-    def lead(self, line: Line, own: Call | None = None) -> bool:
+    def lead(self, queue: EntityQueue, own: Call | None = None) -> bool:
         """Answer one batch, and pass the lead on however it ends; say if ``own`` is answered."""
         left: Sequence[Call] = ()
         batch: list[Call] = []
-        entity, using = line.key.entity, line.key.using
-        self.of_thread.leads = True
+        entity, using = queue.key.entity, queue.key.using
+        self.of_thread.is_leading = True
         began = time.time_ns()
         try:
             with self.lock:
-                batch = line.take()
+                batch = queue.take()
                 self.waiting -= len(batch)
-            if batch and line.key.leader:
-                pass_on(entity, batch, leader=line.key.leader)
+            if batch and queue.key.leader:
+                forward(entity, batch, leader=queue.key.leader)
             elif batch:
                 left = answer(entity, batch, using=using)
         except BaseException:
@@ -183,79 +183,81 @@ class Queues:
                 call.begun, call.alone, call.answer = True, True, None
             raise
         finally:
-            self.of_thread.leads = False
+            self.of_thread.is_leading = False
             with self.lock:
-                self.waiting += line.put_back(left)
-                self._pass_on(line)
+                self.waiting += queue.put_back(left)
+                self._pass_lead(queue)
             others = set(left)
             answered = [call for call in batch if call not in others]
             deliver(answered)
-        if not line.key.leader:
+        if not queue.key.leader:
             counting.trace_batch(entity, answered, began)
         counting.write_if_due(using)
         return own not in others
 
     def waiting_on(self, using: str) -> int:
         with self.lock:
-            return sum(len(line.waiting) for key, line in self.lines.items() if key.using == using)
+            return sum(
+                len(queue.waiting) for key, queue in self.by_key.items() if key.using == using
+            )
 
-    def leads_here(self) -> bool:
+    def is_leading(self) -> bool:
         """Return whether this thread leads: it must not wait for calls that wait for it."""
-        return getattr(self.of_thread, "leads", False)
+        return getattr(self.of_thread, "is_leading", False)
 
     def close(self) -> None:
         """Refuse waiting and new calls, and let the batches under way end."""
         with self.lock:
             self.closed = True
-            for line in self.lines.values():
-                self._refuse(line, ENDING)
+            for queue in self.by_key.values():
+                self._refuse(queue, ENDING)
             self.called.notify_all()
-            self.emptied.wait_for(lambda: not self.lines, timeout=IDLE)
+            self.emptied.wait_for(lambda: not self.by_key, timeout=IDLE)
 
-    def enter(self, call: Call, key: Key) -> Line:
-        """Add a call to its line. Raises ``Overloaded``."""
+    def enter(self, call: Call, key: QueueKey) -> EntityQueue:
+        """Add a call to its queue. Raises ``Overloaded``."""
         with self.lock:
-            line = self.lines.get(key) or Line(key)
-            ahead = len(line.waiting)
+            queue = self.by_key.get(key) or EntityQueue(key)
+            ahead = len(queue.waiting)
             if self.closed:
                 raise _overloaded(call, ENDING)
             if ahead >= entity_settings().ENTITY_QUEUE or self.waiting >= MAX_WAITING:
                 name = f"{key.entity.__name__} {call.id!r}"
                 waiting = f"{ahead} commands wait for {name} in this process"
                 raise _overloaded(call, f"{waiting}, and {self.waiting} for all entities.")
-            line.waiting[call] = None
+            queue.waiting[call] = None
             self.waiting += 1
-            if key not in self.lines:
-                line.led_by, self.lines[key] = call, line
-                self._pass_on(line)
-        return line
+            if key not in self.by_key:
+                queue.led_by, self.by_key[key] = call, queue
+                self._pass_lead(queue)
+        return queue
 
-    def _leave(self, line: Line, call: Call, *, ends: bool = False) -> bool:
+    def _leave(self, queue: EntityQueue, call: Call, *, ends: bool = False) -> bool:
         """Remove a waiting call, and pass on the lead if its caller ends; say if it waited."""
         with self.lock:
-            call.gone, leads = ends, line.led_by is call
-            waited = call in line.waiting and leads <= ends
+            call.gone, is_leader = ends, queue.led_by is call
+            waited = call in queue.waiting and is_leader <= ends
             if waited:
-                del line.waiting[call]
+                del queue.waiting[call]
                 self.waiting -= 1
-            if leads and ends:
-                self._pass_on(line)
+            if is_leader and ends:
+                self._pass_lead(queue)
             return waited
 
-    def _pass_on(self, line: Line) -> None:
+    def _pass_lead(self, queue: EntityQueue) -> None:
         """Let the oldest call lead. The caller holds the lock."""
-        first = next(iter(line.waiting), None)
+        first = next(iter(queue.waiting), None)
         if first is None:
-            del self.lines[line.key]
-            if not self.lines:  # a signal may have interrupted a count
+            del self.by_key[queue.key]
+            if not self.by_key:  # a signal may have interrupted a count
                 self.waiting = 0
             self.emptied.notify_all()
-        elif first.lends and isinstance(first.waits, threading.Event):
-            line.led_by = first
+        elif first.may_lead and isinstance(first.waits, threading.Event):
+            queue.led_by = first
             first.waits.set()
         else:
-            line.led_by = None
-            self.to_lead.append(line)
+            queue.led_by = None
+            self.to_lead.append(queue)
             self.called.notify()
             self._start()
 
@@ -267,21 +269,21 @@ class Queues:
             self.threads += 1
         except RuntimeError as error:  # the system has no more threads
             if not self.threads:
-                line = self.to_lead.pop()
-                self._refuse(line, f"No thread can be started for coroutines: {error}.")
-                self._pass_on(line)
+                queue = self.to_lead.pop()
+                self._refuse(queue, f"No thread can be started for coroutines: {error}.")
+                self._pass_lead(queue)
 
-    def _refuse(self, line: Line, why: str) -> None:
+    def _refuse(self, queue: EntityQueue, why: str) -> None:
         """Refuse the waiting calls, except the one that is to lead. The caller holds the lock."""
-        calls = [call for call in line.waiting if call is not line.led_by]
+        calls = [call for call in queue.waiting if call is not queue.led_by]
         for call in calls:
-            del line.waiting[call]
+            del queue.waiting[call]
             call.answer = _overloaded(call, why)
         self.waiting -= len(calls)
         deliver(calls)
 
     def _work(self) -> None:
-        """Lead lines for coroutines, until this thread is idle for too long."""
+        """Lead queues for coroutines, until this thread is idle for too long."""
         while True:
             with self.lock:
                 self.idle += 1
@@ -290,16 +292,16 @@ class Queues:
                 if not self.to_lead:
                     self.threads -= 1
                     break
-                line = self.to_lead.popleft()
+                queue = self.to_lead.popleft()
                 # A thread that waits for a server does not count: that server may wait for us.
-                away = bool(line.key.leader)
+                away = bool(queue.key.leader)
                 self.threads -= away
                 self._start()
             try:
-                leave_pool(connections[line.key.using])
-                self.lead(line)
+                leave_pool(connections[queue.key.using])
+                self.lead(queue)
             except BaseException:
-                logger.exception("A batch of %s was aborted.", line.key.entity.__name__)
+                logger.exception("A batch of %s was aborted.", queue.key.entity.__name__)
             with self.lock:
                 if away and self.threads >= entity_settings().ENTITY_THREADS:
                     break
@@ -308,7 +310,7 @@ class Queues:
 
 
 def _overloaded(call: Call, why: str) -> Exception:
-    return call.told(Overloaded(f"{why} Nothing was written: send it again later."))
+    return call.error_for_caller(Overloaded(f"{why} Nothing was written: send it again later."))
 
 
 queues = Queues()
@@ -338,9 +340,9 @@ def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Ou
         connections[using].ensure_connection()
     scope = scope_of(using)
     if scope is None and (leader := leader_of(call, entity, using=using)):
-        with suppress(NotPassedOn):
-            return queues.ask(call, Key(entity, using, leader=leader))
-    return queues.ask(call, Key(entity, using, call.id, scope))
+        with suppress(NotForwarded):
+            return queues.ask(call, QueueKey(entity, using, leader=leader))
+    return queues.ask(call, QueueKey(entity, using, call.id, scope))
 
 
 async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
@@ -352,15 +354,15 @@ async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str
         return await sync_to_async(ask)(entity, asked, timeout=timeout, using=using)
     call = Call(asked, deadline_after(timeout, entity.timeout))
     if leader := leader_of(call, entity, using=using):
-        with suppress(NotPassedOn):
-            return await queues.aask(call, Key(entity, using, leader=leader))
-    return await queues.aask(call, Key(entity, using, call.id))
+        with suppress(NotForwarded):
+            return await queues.aask(call, QueueKey(entity, using, leader=leader))
+    return await queues.aask(call, QueueKey(entity, using, call.id))
 
 
 def _belongs_here(entity: Any, using: str) -> bool:
     """Return whether this thread answers at once: in a transaction, alone, or while it leads."""
     alone = in_callers_transaction(entity, using=using) or entity.batch_size == 1
-    return alone or queues.leads_here()
+    return alone or queues.is_leading()
 
 
 @async_unsafe("execute_many() would block the event loop: in a coroutine, use sync_to_async.")
@@ -370,21 +372,22 @@ def ask_many(
     """Answer commands entity by entity, in batches of their own; return outcomes and errors."""
     inside = in_callers_transaction(entity, using=using)
     calls: list[Call | InvalidCommand] = []
-    lines: dict[str, Line] = {}
+    by_id: dict[str, EntityQueue] = {}
     for each in commands:
         try:
             call = Call(each)
-            lines.setdefault(call.id, Line(Key(entity, using, call.id))).waiting[call] = None
+            key = QueueKey(entity, using, call.id)
+            by_id.setdefault(call.id, EntityQueue(key)).waiting[call] = None
             calls.append(call)
         except InvalidCommand as error:
             calls.append(error)
-    for _, line in sorted(lines.items()):
-        while line.waiting:
-            batch, deadline = line.take(), deadline_after(timeout, entity.timeout)
+    for _, queue in sorted(by_id.items()):
+        while queue.waiting:
+            batch, deadline = queue.take(), deadline_after(timeout, entity.timeout)
             for call in batch:
                 call.deadline = deadline  # each transaction has a deadline of its own
             began = time.time_ns()
-            line.put_back(left := answer(entity, batch, using=using))
+            queue.put_back(left := answer(entity, batch, using=using))
             if not inside:
                 counting.trace_batch(entity, [*set(batch).difference(left)], began)
     counting.write_if_due(using)

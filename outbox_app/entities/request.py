@@ -147,7 +147,7 @@ class Call:
         #: Wakes the caller when the call is answered, or when the caller's thread is to lead.
         self.waits: threading.Event | asyncio.Future[None] | None = None
         #: Whether the thread that waits for it may lead.
-        self.lends = True
+        self.may_lead = True
         #: Whether its caller has given up, or has to end: it cannot lead.
         self.gone = False
         #: Its route, as a label of ``counters.ROUTED``; empty if it was not routed.
@@ -213,9 +213,9 @@ class Call:
         if isinstance(self.undone_by, Exception) and not self.begun:
             return self.undone_by
         text = f"The command {self.command!r} of {self.id!r} timed out before it was begun."
-        return self.told(CommandTimeout(f"{text} Nothing was written: send it again."))
+        return self.error_for_caller(CommandTimeout(f"{text} Nothing was written: send it again."))
 
-    def told(self, error: Exception) -> Exception:
+    def error_for_caller(self, error: Exception) -> Exception:
         """Return the error for the caller: ``OutcomeUnknown`` if the command may have run.
 
         An error from after the look-up of its command id (a handler's, say) is returned as it is.

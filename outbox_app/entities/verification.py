@@ -22,8 +22,8 @@ from ..events.models import StreamHead
 from ..process.foreground import throttled
 from ..text import Write
 from .declaration import spec_of
-from .handling import columns_of
-from .operations import locked
+from .handlers import columns_of
+from .maintenance import locked
 
 #: How many entities one batch compares.
 BATCH_SIZE = 500

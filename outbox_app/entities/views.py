@@ -40,9 +40,9 @@ from .exceptions import (
     Overloaded,
     UnknownEntity,
 )
+from .forwarding import answered_here
+from .maintenance import entity_named, entity_types
 from .models import EntityRow
-from .operations import entity_named, entity_types
-from .passing import answered_here
 from .request import Call, Command, Outcome
 
 logger = get_logger("outbox_app.door")

@@ -32,11 +32,11 @@ def main(count: int) -> None:
     }
     django.setup()
 
-    from outbox_app.entities import passing, views
+    from outbox_app.entities import forwarding, views
     from outbox_app.fleet import topology
     from tests.entities.models import Account
 
-    Account.routed, Account.timeout, passing.SECONDS = True, 120, 60
+    Account.routed, Account.timeout, forwarding.SECONDS = True, 120, 60
     arrived: list[int] = []
     answered_here = views.answered_here
 

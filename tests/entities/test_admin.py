@@ -19,7 +19,7 @@ from django.urls import reverse
 from outbox_app.admin.payload import difference_of
 from outbox_app.entities import Command
 from outbox_app.entities.admin import EntityAdmin, VersionAdmin
-from outbox_app.entities.operations import erase
+from outbox_app.entities.maintenance import erase
 from tests import forking
 from tests.entities.models import Account, AccountVersion, Stock
 

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outbox_app.database.transaction_guard import ConnectionClosed
-from outbox_app.entities import Command, Rejected, Rejection, command, execution
+from outbox_app.entities import Command, Rejected, Rejection, command
+from outbox_app.entities import transaction as entity_transaction
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.exceptions import CommandIdConflict, InvalidCommand
 from outbox_app.entities.request import Call
@@ -365,7 +366,7 @@ def test_callers_of_another_language_or_zone_have_a_call_of_a_handler_of_batches
     for number, (language, zone) in enumerate([("de", "UTC"), ("de", "UTC"), ("fr", "Asia/Tokyo")]):
         with translation.override(language), timezone.override(zone):
             asked.append(Call(Command("a", "sell", command_id=f"c{number}")))
-    execution.answer(Stock, asked, using=alias)
+    entity_transaction.answer(Stock, asked, using=alias)
     assert [each.answer.response for each in asked] == ["de UTC", None, "fr Asia/Tokyo"]
     assert (asked[1].answer.rejected.text, calls) == ("de UTC", [2, 1])
     spec_of.cache_clear()

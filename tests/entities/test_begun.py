@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import InternalError, OperationalError, connections
 
-from outbox_app.entities import Command, execution, queue
-from outbox_app.entities.attempt import Moved
+from outbox_app.entities import Command, queue
+from outbox_app.entities.batch import Batch, Moved
 from outbox_app.entities.exceptions import DamagedEntity, OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account
@@ -70,7 +70,7 @@ def test_an_attempt_that_could_not_look(broken_off, rows, monkeypatch, error):
         raise error
 
     calls, go = broken_off
-    monkeypatch.setattr(execution.Attempt, "_look_up", fail)
+    monkeypatch.setattr(Batch, "_look_up", fail)
     go.set()
     assert [type(call.exception()) for call in calls] == [OutcomeUnknown] * 2
     assert len(rows()) == 5

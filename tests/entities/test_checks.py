@@ -8,7 +8,7 @@ import pytest
 from django.db import connections, models
 from django.test.utils import isolate_apps
 
-from outbox_app.entities import Entity, command, operations
+from outbox_app.entities import Entity, command, maintenance
 from outbox_app.entities import checks as entities
 from outbox_app.entities.models import EntityVersion
 from tests.entities.models import Account, AccountVersion
@@ -21,7 +21,7 @@ def found(monkeypatch, settings):
 
     def check(*types):
         monkeypatch.setattr(
-            operations, "apps", SimpleNamespace(get_models=lambda: [*types, AccountVersion])
+            maintenance, "apps", SimpleNamespace(get_models=lambda: [*types, AccountVersion])
         )
         return [(message.id, message.msg) for message in entities.check_entities()]
 

@@ -11,8 +11,9 @@ from uuid import uuid4
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from outbox_app.entities import Command, attempt, execution
-from outbox_app.entities.attempt import Moved
+from outbox_app.entities import Command, batch
+from outbox_app.entities import transaction as entity_transaction
+from outbox_app.entities.batch import Moved
 from outbox_app.entities.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.events import NO_STREAM
 from outbox_app.events.models import StreamHead
@@ -303,8 +304,8 @@ def test_others_are_ahead_each_time(account, ask, rows, monkeypatch):
         attempts.append(1)
         raise Moved
 
-    monkeypatch.setattr(execution.Attempt, "run", ahead)
-    monkeypatch.setattr(execution, "PAUSE", 0)
+    monkeypatch.setattr(entity_transaction.Batch, "run", ahead)
+    monkeypatch.setattr(entity_transaction, "PAUSE", 0)
     with pytest.raises(EntityContended, match="or locked by other transactions in each attempt"):
         ask("withdraw", {"amount": 4})
     assert len(attempts) == 10
@@ -343,9 +344,9 @@ def test_a_twin_that_is_created_between_the_row_and_the_head(
     def head(*args, **options):
         monkeypatch.undo()
         elsewhere("open", {"owner": "ann", "balance": 10}, "x")
-        return attempt.current_version(*args, **options)
+        return batch.current_version(*args, **options)
 
-    monkeypatch.setattr(attempt, "current_version", head)
+    monkeypatch.setattr(batch, "current_version", head)
     assert ask("refuse_to_open").rejected.code == "exists"
     assert ask("withdraw", {"amount": 1}).response == {"balance": 9}
     assert [version for version, *_ in rows()] == [1, 2, 3]

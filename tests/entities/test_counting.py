@@ -9,8 +9,9 @@ import pytest
 from django.db import DatabaseError, DataError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app.entities import Command, Rejected, counting, execution
-from outbox_app.entities.attempt import Moved
+from outbox_app.entities import Command, Rejected, counting
+from outbox_app.entities import transaction as entity_transaction
+from outbox_app.entities.batch import Moved
 from outbox_app.entities.exceptions import EntityContended
 from outbox_app.entities.queue import queues
 from outbox_app.events.signals import events_published
@@ -108,7 +109,7 @@ def test_a_transaction_that_commits_writes_what_is_due(alias, account, ask, monk
 
 
 def test_conflicts(alias, account, ask, written, monkeypatch):
-    original, left = execution.Attempt._write, [2]
+    original, left = entity_transaction.Batch._write, [2]
 
     def moved(self):
         if left[0]:
@@ -116,14 +117,14 @@ def test_conflicts(alias, account, ask, written, monkeypatch):
             raise Moved
         original(self)
 
-    monkeypatch.setattr(execution.Attempt, "_write", moved)
+    monkeypatch.setattr(entity_transaction.Batch, "_write", moved)
     ask("withdraw", {"amount": 1})
     assert written()["command_conflicts"] == 2
     left[0] = 99
     with pytest.raises(EntityContended):
         ask("withdraw", {"amount": 1})
     found = written()
-    assert found["command_conflicts"] == 2 + execution.ATTEMPTS
+    assert found["command_conflicts"] == 2 + entity_transaction.ATTEMPTS
     assert found["commands"] == 2
 
 

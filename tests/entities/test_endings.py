@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from django.db import connections, transaction
 
-from outbox_app.entities import Command, command, passing, queue
+from outbox_app.entities import Command, command, forwarding, queue
 from outbox_app.entities.declaration import spec_of
 from outbox_app.events.signals import events_published
 from tests.entities.models import Account, AccountVersion, Stock
@@ -111,16 +111,16 @@ def test_what_a_handler_of_batches_raises_is_the_answer_of_one_call(
     monkeypatch.setattr(Stock, "sell", command(batch=True)(sell))
     spec_of.cache_clear()
     Stock.execute("a", "fill", {"pieces": 9}, command_id="fill", using=alias)
-    line = queue.Line(queue.Key(Stock, alias, "a"))
+    entity_queue = queue.EntityQueue(queue.QueueKey(Stock, alias, "a"))
     with ThreadPoolExecutor(6) as pool:
         with fresh.lock:  # all wait for a leader, which there is then
-            fresh.lines[line.key] = line
+            fresh.by_key[entity_queue.key] = entity_queue
         futures = []
         for number in range(6):
             futures.append(pool.submit(sells, number))
             eventually(lambda: fresh.waiting == len(futures))
         with fresh.lock:
-            fresh._pass_on(line)
+            fresh._pass_lead(entity_queue)
         answers = [future.result() for future in futures]
     spec_of.cache_clear()
     assert type(answers.pop(3)) is error
@@ -266,5 +266,5 @@ def test_a_command_of_another_server_ends_none_that_came_with_it(alias, account,
     asked = [Command("a", "withdraw", {"amount": 1}, command_id=each) for each in "xy"]
     asked.insert(1, Command("a", "end", command_id="end"))
     calls = [queue.Call(each) for each in asked]
-    told = passing.answered_here(Account, calls, 30)
+    told = forwarding.answered_here(Account, calls, 30)
     assert [each and each[1] for each in told] == [2, None, 3]

@@ -349,7 +349,7 @@ def test_no_thread_can_be_started(alias, account, monkeypatch, fresh, rows):
         patch.setattr(queue.threading, "Thread", NoThread)
         with pytest.raises(Overloaded):
             asyncio.run(run())
-    assert (fresh.threads, fresh.waiting, fresh.lines) == (0, 0, {})
+    assert (fresh.threads, fresh.waiting, fresh.by_key) == (0, 0, {})
     assert asyncio.run(run()).version == 2
 
 

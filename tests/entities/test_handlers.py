@@ -10,8 +10,9 @@ import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app import idempotent
-from outbox_app.entities import Command, Rejected, command, execution, rule
-from outbox_app.entities.attempt import Moved
+from outbox_app.entities import Command, Rejected, command, rule
+from outbox_app.entities import transaction as entity_transaction
+from outbox_app.entities.batch import Moved
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.exceptions import InvalidCommand
 from outbox_app.events.exceptions import InvalidEvent
@@ -27,7 +28,7 @@ commits = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def moved_once(monkeypatch):
     """The first attempt of each command conflicts with a command that was faster."""
-    monkeypatch.setattr(execution, "PAUSE", 0)
+    monkeypatch.setattr(entity_transaction, "PAUSE", 0)
 
     def move():
         set_failpoint("entity_handled", None)

@@ -12,7 +12,8 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from outbox_app.database.lock_wait import is_conflict
-from outbox_app.entities import Command, command, execution
+from outbox_app.entities import Command, command
+from outbox_app.entities import transaction as entity_transaction
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.exceptions import EntityContended
 from outbox_app.events.models import StreamHead
@@ -169,7 +170,7 @@ def test_a_command_that_waits_for_a_lock_holds_up_no_other(
     def wait(self):
         row(alias).get()
 
-    monkeypatch.setattr(execution, "SHARED_WAIT", 0.1)  # a second, on MariaDB
+    monkeypatch.setattr(entity_transaction, "SHARED_WAIT", 0.1)  # a second, on MariaDB
     declare(wait, atomic=True)
     waits = partial(ask, alias, "wait", timeout=patience(30) if released else 4)
     with needed() as release, together("x", waits, "y") as futures:
@@ -206,7 +207,7 @@ def test_many_commands_that_wait_for_a_lock_hold_up_no_other(
         finally:
             connections.close_all()
 
-    monkeypatch.setattr(execution, "SHARED_WAIT", 0.1)  # a second, on MariaDB
+    monkeypatch.setattr(entity_transaction, "SHARED_WAIT", 0.1)  # a second, on MariaDB
     declare(wait, atomic=True)
     declare(look)
     calls = [partial(call, "wait", f"w{number}") for number in range(6)]
@@ -232,7 +233,7 @@ def test_a_stream_that_another_session_publishes_to_holds_up_no_other(
         self.publish("told", stream="row")
 
     settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
-    monkeypatch.setattr(execution, "SHARED_WAIT", 0.1)
+    monkeypatch.setattr(entity_transaction, "SHARED_WAIT", 0.1)
     declare(tell)
     tells = partial(ask, alias, "tell", timeout=patience(30))
     with needed() as release, together("x", "y", tells, "z") as futures:
@@ -260,7 +261,7 @@ def test_a_row_that_waits_for_an_index_holds_up_no_other(alias, held, fresh, mon
             assert go.wait(60)
         connections.close_all()
 
-    monkeypatch.setattr(execution, "SHARED_WAIT", 0.1)
+    monkeypatch.setattr(entity_transaction, "SHARED_WAIT", 0.1)
     there, go = threading.Event(), threading.Event()
     with ThreadPoolExecutor(5) as pool:
         held.go.set()
@@ -374,7 +375,7 @@ def test_a_command_that_always_undoes_its_transaction_goes_alone(
         failed = futures.pop(at).exception()
         assert sorted(future.result().version for future in futures) == [3, 4]
     assert type(failed) is OperationalError
-    assert len(conflict) == 1 + execution.ATTEMPTS
+    assert len(conflict) == 1 + entity_transaction.ATTEMPTS
     assert len(rows()) == 4
 
 

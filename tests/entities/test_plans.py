@@ -11,7 +11,7 @@ import pytest
 from django.db import connections
 
 from outbox_app.entities import Command
-from outbox_app.entities.attempt import Attempt
+from outbox_app.entities.batch import Batch
 from outbox_app.entities.models import PrunedCommand, log_number
 from outbox_app.entities.request import Call, deadline_after
 from tests.entities.models import Account, AccountVersion
@@ -108,7 +108,7 @@ def test_each_statement_is_an_index_lookup(alias, statistics, count, locked):
     calls = [Call(each, deadline_after(None, Account.timeout)) for each in asked]
     explainer = Explainer()
     with connections[alias].execute_wrapper(explainer):
-        Attempt(Account, calls, using=alias, locked=locked, wait=None).run()
+        Batch(Account, calls, using=alias, locked=locked, wait=None).run()
     assert any(sql.startswith("SELECT") for sql in explainer.seen)
     assert any("outbox_prunedcommand" in sql for sql in explainer.seen)
     updated = re.findall(r"UPDATE \W?(outbox_stream|account)\b", " ".join(explainer.seen))

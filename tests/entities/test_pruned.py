@@ -22,8 +22,8 @@ from outbox_app.database.clock import DatabaseNow
 from outbox_app.entities import Command, Outcome, command
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.exceptions import AnswerArchived, AnswerGone, CommandIdConflict
+from outbox_app.entities.maintenance import erase, import_commands
 from outbox_app.entities.models import PrunedCommand, command_key, log_number
-from outbox_app.entities.operations import erase, import_commands
 from outbox_app.events import prune_events
 from outbox_app.events.sink import Sink
 from outbox_app.exceptions import InvalidArgument

@@ -19,7 +19,8 @@ from django.db import connections, transaction
 from django.utils import translation
 from django.utils.functional import lazy
 
-from outbox_app.entities import Command, Rejected, execution, queue, request
+from outbox_app.entities import Command, Rejected, queue, request
+from outbox_app.entities import transaction as entity_transaction
 from outbox_app.entities.exceptions import (
     CommandTimeout,
     DamagedEntity,
@@ -65,21 +66,21 @@ def test_those_that_gather_while_a_batch_is_written_are_the_next_one(
 
 def test_a_batch_has_so_many_characters_at_most(alias, monkeypatch):
     monkeypatch.setattr(queue, "BATCH_SIZE", 60)
-    line = queue.Line(queue.Key(Account, alias, "a"))
+    entity_queue = queue.EntityQueue(queue.QueueKey(Account, alias, "a"))
     sizes = [100, 20, 20, 9, 50]
     calls = [Call(Command("a", "open", {"o": "x" * (n - 8)}, command_id=f"{n}")) for n in sizes]
-    line.waiting = OrderedDict.fromkeys(calls)
-    taken = [[call.command_id for call in line.take()] for _ in range(4)]
+    entity_queue.waiting = OrderedDict.fromkeys(calls)
+    taken = [[call.command_id for call in entity_queue.take()] for _ in range(4)]
     assert taken == [["100"], ["20", "20", "9"], ["50"], []]
 
 
 def test_those_who_wait_on_another_alias_are_counted_there(fresh):
     for using, count in (("one", 2), ("two", 1)):
-        line = queue.Line(queue.Key(Account, using, "a"))
-        line.waiting = OrderedDict.fromkeys(range(count))
-        fresh.lines[line.key] = line
+        entity_queue = queue.EntityQueue(queue.QueueKey(Account, using, "a"))
+        entity_queue.waiting = OrderedDict.fromkeys(range(count))
+        fresh.by_key[entity_queue.key] = entity_queue
     assert [fresh.waiting_on(each) for each in ("one", "two", "three")] == [2, 1, 0]
-    fresh.lines.clear()
+    fresh.by_key.clear()
 
 
 def test_too_many_wait_in_the_process(account, withdraw, monkeypatch):
@@ -89,17 +90,17 @@ def test_too_many_wait_in_the_process(account, withdraw, monkeypatch):
 
 
 def test_a_call_that_is_to_lead_is_not_taken_out_as_late(alias, fresh):
-    line = queue.Line(queue.Key(Account, alias, "a"))
+    entity_queue = queue.EntityQueue(queue.QueueKey(Account, alias, "a"))
     calls = [Call(Command("a", "open", command_id=each)) for each in "xy"]
     for call in calls:
         call.waits = threading.Event()
-        line.waiting[call] = None
-    fresh.lines[line.key], fresh.waiting, line.led_by = line, 2, calls[0]
-    assert not fresh._leave(line, calls[0])
-    assert (list(line.waiting), line.led_by) == (calls, calls[0])
-    assert fresh._leave(line, calls[0], ends=True)
-    assert (list(line.waiting), line.led_by) == ([calls[1]], calls[1])
-    assert fresh._leave(line, calls[1], ends=True)
+        entity_queue.waiting[call] = None
+    fresh.by_key[entity_queue.key], fresh.waiting, entity_queue.led_by = entity_queue, 2, calls[0]
+    assert not fresh._leave(entity_queue, calls[0])
+    assert (list(entity_queue.waiting), entity_queue.led_by) == (calls, calls[0])
+    assert fresh._leave(entity_queue, calls[0], ends=True)
+    assert (list(entity_queue.waiting), entity_queue.led_by) == ([calls[1]], calls[1])
+    assert fresh._leave(entity_queue, calls[1], ends=True)
 
 
 def test_who_has_gone_costs_no_other_of_the_batch_an_answer(alias):
@@ -128,11 +129,11 @@ def test_a_line_waits_where_another_thread_of_the_pool_will_come(alias, fresh, m
         raise RuntimeError("no more threads")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    line = queue.Line(queue.Key(Account, alias, "a"))
+    entity_queue = queue.EntityQueue(queue.QueueKey(Account, alias, "a"))
     fresh.threads = 1
-    fresh.to_lead.append(line)
+    fresh.to_lead.append(entity_queue)
     fresh._start()
-    assert fresh.to_lead.pop() is line
+    assert fresh.to_lead.pop() is entity_queue
     fresh.threads = 0
 
 
@@ -407,7 +408,7 @@ def test_sessions_of_two_tenants_do_not_share_a_batch(
         second = pool.submit(execute, "one", "y")
         waiting(fresh, 1)
         other = pool.submit(execute, "two", "z")
-        eventually(lambda: len(fresh.lines) == 2)
+        eventually(lambda: len(fresh.by_key) == 2)
         held.go.set()
         assert {future.result().version for future in (first, second, other)} == {2, 3, 4}
     assert batches == [1, 1, 1]
@@ -464,7 +465,7 @@ def test_a_coroutine_that_is_cancelled_while_it_waits_is_dropped(
         asyncio.run(ask_and_cancel())
         held.go.set()
         first.result()
-    eventually(lambda: not fresh.lines)
+    eventually(lambda: not fresh.by_key)
     assert len(rows()) == 2
 
 
@@ -531,7 +532,7 @@ def test_at_the_end_of_the_process_what_waits_is_refused(
 
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 def test_a_child_begins_with_empty_queues(alias, account, withdraw, held, fresh):
-    """It has none of its parent's threads: a line that the parent leads would stay for ever."""
+    """It has none of its parent's threads: a queue that the parent leads would stay for ever."""
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(withdraw, "x")
         held.wait()
@@ -622,7 +623,7 @@ def test_a_coroutine_that_is_collected_while_a_thread_has_the_lock(alias, accoun
     held.wait()
     loop.close()
     held.go.set()
-    eventually(lambda: not fresh.lines)
+    eventually(lambda: not fresh.by_key)
     gc.disable()
     del task
     thread = threading.Thread(target=collect, daemon=True)
@@ -671,9 +672,9 @@ def test_a_coroutine_of_a_tenant_is_executed_on_the_tenants_connection(
     declare(look)
     # A connection of django-tenants begins so.
     monkeypatch.setattr(type(connections[alias]), "schema_name", "public", raising=False)
-    execution._has_schemas.cache_clear()
+    entity_transaction._has_schemas.cache_clear()
     assert asyncio.run(ask()).response == "one"
-    execution._has_schemas.cache_clear()
+    entity_transaction._has_schemas.cache_clear()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outbox_app.entities import Command
-from outbox_app.entities.passing import leader_of
+from outbox_app.entities.forwarding import leader_of
 from outbox_app.entities.request import Call
 from outbox_app.events.aliases import log_alias
 from outbox_app.fleet import topology

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.db.models import QuerySet
 
-from outbox_app.entities.operations import erase
+from outbox_app.entities.maintenance import erase
 from outbox_app.events.projections.rebuild import rebuild
 from outbox_app.pipeline import folding
 from outbox_app.pipeline.driver.pipeline import Pipeline, log_options

@@ -20,7 +20,7 @@ from django.core.handlers.wsgi import WSGIHandler
 from outbox_app.door import client
 from outbox_app.door.models import Peer
 from outbox_app.door.peers import peer_named
-from outbox_app.entities import Command, passing, queue, service
+from outbox_app.entities import Command, forwarding, queue, service
 from outbox_app.entities.exceptions import OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import announcing
@@ -52,7 +52,7 @@ def start(
     """``start(*topologies)``: the address and pid of each server. A topology may be a function."""
     monkeypatch.setenv("FLEET_KEY", "s" * 32)
     monkeypatch.setattr(Account, "routed", True)
-    monkeypatch.setattr(passing, "SECONDS", patience(0.3))
+    monkeypatch.setattr(forwarding, "SECONDS", patience(0.3))
 
     def where(self: Any) -> int:
         return os.getpid()
@@ -227,14 +227,14 @@ def test_a_leader_that_is_stopped_with_a_full_queue_and_goes_on(
     fellow = Peer(name="shop", keys=[{"id": "fleet", "secret": "env:FLEET_KEY"}])
     commands = [["list", "enlist", {"item": n}, f"k-{n}", None, "en", "UTC"] for n in range(500)]
 
-    def pass_on() -> Any:
+    def forward() -> Any:
         payload, options = {"type": TYPE, "commands": commands}, {"address": address}
         return client.call(
             *(fellow, "POST", "routed", payload), **options, seconds=SECONDS, most=10**6
         )
 
     with ThreadPoolExecutor(1) as pool:
-        passed_on = pool.submit(pass_on)
+        forwarded = pool.submit(forward)
         try:
             eventually(lambda: os.waitpid(pid, os.WNOHANG | os.WUNTRACED)[0] == pid)
             here = Account.execute_many(
@@ -243,7 +243,7 @@ def test_a_leader_that_is_stopped_with_a_full_queue_and_goes_on(
             )
         finally:
             os.kill(pid, signal.SIGCONT)
-        status, answers = passed_on.result()
+        status, answers = forwarded.result()
     assert status == 200
     told = []
     for number, (one, other) in enumerate(zip(here, answers, strict=True)):

@@ -24,7 +24,7 @@ from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import Incident, StagedJob, Statistic
 from outbox_app.monitoring.series import series
 from outbox_app.process import counters
-from tests.entities.test_any_line import SoftLimit, own_state, raising_at
+from tests.entities.test_interrupted_anywhere import SoftLimit, own_state, raising_at
 from tests.faults.tools import drain
 from tests.jobs.staging.test_threads import at_line
 

@@ -33,7 +33,7 @@ from ....exceptions import InvalidArgument
 from ....management.teaching import TeachingCommand
 from ....models.counting import counted, shown_count
 from ....process.preflight import require_migrated
-from ... import operations
+from ... import maintenance
 from ...verification import verify
 
 
@@ -61,9 +61,9 @@ class Command(TeachingCommand):
             each.add_argument("--database", metavar="ALIAS", help=alias)
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
-        types = operations.entity_types()
+        types = maintenance.entity_types()
         if options.get("type") is not None:
-            types = [operations.entity_named(options["type"])]
+            types = [maintenance.entity_named(options["type"])]
         found = {each: database or log_alias(each.versions) for each in types}
         for each, using in found.items():
             require_migrated(using)
@@ -71,11 +71,11 @@ class Command(TeachingCommand):
         getattr(self, f"_{action}")(found, database=database, **options)
 
     def _list(self, types: dict[Any, str], **options: Any) -> None:
-        self.write_json([operations.summary(each, using=using) for each, using in types.items()])
+        self.write_json([maintenance.summary(each, using=using) for each, using in types.items()])
 
     def _show(self, types: dict[Any, str], *, id: str, at: int | None, **options: Any) -> None:
         [(entity, using)] = types.items()
-        self.write_json(operations.describe(entity, id, version=at, using=using))
+        self.write_json(maintenance.describe(entity, id, version=at, using=using))
 
     def _verify(self, types: dict[Any, str], *, repair: bool, **options: Any) -> None:
         given: Any = {"repair": repair, "write": self.write}
@@ -91,7 +91,7 @@ class Command(TeachingCommand):
             # Invalid UTF-8 makes only its own line fail.
             read: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
             with open(0 if file == "-" else file, closefd=file != "-", **read) as lines:
-                failed = operations.import_commands(lines, using=database, write=self.write)
+                failed = maintenance.import_commands(lines, using=database, write=self.write)
         except OSError as error:
             raise InvalidArgument(f"{file}: {error.strerror}.") from error
         if failed:
@@ -104,7 +104,7 @@ class Command(TeachingCommand):
             count = shown_count(counted(entity.history(id, using=using)))
             self.confirm(f"Erase {name}, {count} versions?")
         given: Any = {"reason": reason, "by": self.user, "using": using, "write": self.write}
-        emptied = operations.erase(entity, id, **given)
+        emptied = maintenance.erase(entity, id, **given)
         self.write(f"Erased {name}: {emptied} versions emptied.")
         self.write(
             "Archives, backups, projections, and events and jobs of its commands may still hold "

@@ -25,14 +25,14 @@ from ..events.log.newevent import slice_of
 from ..fleet.conf import fleet_settings
 from ..process.counters import ELSEWHERE, PASSED
 from .exceptions import Overloaded
-from .execution import scope_of
 from .request import Call, Outcome, Rejection
+from .transaction import scope_of
 
 #: The longest time that a leader has to answer, in seconds.
 SECONDS = 2.0
 
 
-class NotPassedOn(Exception):
+class NotForwarded(Exception):
     """The leader has not answered a command: this process has to execute it."""
 
 
@@ -56,8 +56,8 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
     return leader
 
 
-def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
-    """Let the leader answer the calls. A call that it does not answer gets ``NotPassedOn``."""
+def forward(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
+    """Let the leader answer the calls. A call that it does not answer gets ``NotForwarded``."""
     from ..door import client, peers
     from ..door.models import Peer
     from ..fleet import topology
@@ -68,18 +68,18 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
     ]
     seconds = max(min(SECONDS, max(call.seconds_left for call in calls) / 2), 0.001)
     for call in calls:  # from here on the leader may execute it
-        call.answer, call.route, call.begun = NotPassedOn(), ELSEWHERE, True
+        call.answer, call.route, call.begun = NotForwarded(), ELSEWHERE, True
     try:
         peer = peers.peer_named(fleet_settings().SERVICE, Peer.Direction.BOTH)
-        status, said = client.call(
+        status, content = client.call(
             *(peer, "POST", "routed", {"type": entity._meta.label_lower, "commands": asked}),
             address=leader,
             seconds=seconds,
             most=peers.LIMITS["bytes"],
         )
-        if status != 200 or len(said) != len(calls):
+        if status != 200 or len(content) != len(calls):
             raise PeerError(f"The answer is {status}.")
-        for call, each in zip(calls, said, strict=True):
+        for call, each in zip(calls, content, strict=True):
             if each is not None:
                 response, version, no, replayed = each
                 call.answer = Outcome(response, version, no and Rejection(*no), replayed)
@@ -94,25 +94,25 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
     from ..door.messages import written
     from ..door.peers import LIMITS
     from ..fleet import topology
-    from .queue import Key, queues  # queue imports this module
+    from .queue import QueueKey, queues  # queue imports this module
 
     using = log_alias(entity.versions)
     deadline, scope = time.monotonic() + min(seconds, entity.timeout), scope_of(using)
-    lines: dict[Call, Any] = {}
+    entered: dict[Call, Any] = {}
     for call in calls:
         call.deadline = deadline
         call.route = ELSEWHERE if topology.other_leader(slice_of(call.id)) else PASSED
         # An Event, not an event loop: greenlets share a thread, which can run only one loop.
-        call.waits, call.lends = threading.Event(), False
+        call.waits, call.may_lead = threading.Event(), False
         with suppress(Overloaded):
-            lines[call] = queues.enter(call, Key(entity, using, call.id, scope))
-    told: list[Any] = [None] * len(calls)
+            entered[call] = queues.enter(call, QueueKey(entity, using, call.id, scope))
+    answers: list[Any] = [None] * len(calls)
     room = LIMITS["bytes"] - 5 * len(calls)
     for number, call in enumerate(calls):
         with suppress(Exception):  # a KeyError, too, if the queue has refused it
-            queues.wait(lines[call], call)
+            queues.wait(entered[call], call)
             if isinstance(call.answer, Outcome):  # else what its handler raised, even SystemExit
                 answer = astuple(call.answer)
                 room -= len(written(answer))
-                told[number] = answer if room > 0 else None
-    return told
+                answers[number] = answer if room > 0 else None
+    return answers

@@ -39,7 +39,7 @@ from .exceptions import InvalidCommand
 from .request import Call, Rejection
 
 
-class Gifts:
+class HeldEffects:
     """Holds the jobs, events and callbacks of handlers, in order; refuses their statements."""
 
     def __init__(self, *, using: str) -> None:
@@ -129,18 +129,18 @@ def _usable() -> Iterator[Any]:
             yield connections[alias]
 
 
-#: The gifts of the handler that runs in this context; None outside handlers.
-running: ContextVar[Gifts | None] = ContextVar("outbox_app.entities.running", default=None)
+#: The effects of the handler that runs in this context; None outside handlers.
+running: ContextVar[HeldEffects | None] = ContextVar("outbox_app.entities.running", default=None)
 
 
-def require_running() -> Gifts:
-    """Return the gifts of the handler that runs here. Raises ``InvalidCommand``."""
-    if (gifts := running.get()) is None:
+def require_running() -> HeldEffects:
+    """Return the effects of the handler that runs here. Raises ``InvalidCommand``."""
+    if (effects := running.get()) is None:
         raise InvalidCommand(
             "Only its commands may call publish() and stage() of an entity. Elsewhere, call "
             "outbox_app.events.publish() and outbox_app.stage()."
         )
-    return gifts
+    return effects
 
 
 @dataclass(slots=True)
@@ -157,31 +157,31 @@ class Handled:
 
 
 def handle(
-    types: TypeSpec, spec: CommandSpec, instance: Any, calls: Sequence[Call], gifts: Gifts
+    types: TypeSpec, spec: CommandSpec, instance: Any, calls: Sequence[Call], effects: HeldEffects
 ) -> Handled:
     """Let a handler answer a command, or with ``batch=True`` several; then run the rules.
 
     Raises ``Rejected``, also if an index refused the row in an earlier attempt; ``InvalidCommand``
     for values that cannot be stored; and any error of the handler.
     """
-    name, using, first = spec.full_name, gifts.using, calls[0]
+    name, using, first = spec.full_name, effects.using, calls[0]
     what = f"The command {name}"
 
     @watching_callbacks(what, using=using)
     def run() -> Handled:
         # Decoded for each attempt: handlers may change their arguments.
         given = [json.loads(call.text) for call in calls]
-        running.set(gifts)
-        collect_in(gifts.jobs)
-        driver = gifts.connection.connection
+        running.set(effects)
+        collect_in(effects.jobs)
+        driver = effects.connection.connection
         try:
             args, kwargs = ([given], {}) if spec.batch else ([], given[0])
             response = spec.handler(instance, *args, **kwargs)
         finally:
-            require_same(driver, gifts.connection, what)
+            require_same(driver, effects.connection, what)
         left = _checked(name, types, instance)
         if first.refused:
-            gifts.may_query = True
+            effects.may_query = True
             vars(instance).update(left[-1])
             types.require_free(instance, first.refused, using=using)
         if not spec.batch:
@@ -277,6 +277,6 @@ def _require_storable(name: str, what: str, value: Any, using: str = "") -> None
 
 def stored_rejection(name: str, error: Rejected, using: str = "") -> tuple[Rejection, str]:
     """Return a rejection as it is stored, and its JSON. Raises ``InvalidCommand``."""
-    told = {"code": str(error.code or ""), "text": str(error.text)}
-    stored, text = storable(name, "the rejection", told, using)
+    fields = {"code": str(error.code or ""), "text": str(error.text)}
+    stored, text = storable(name, "the rejection", fields, using)
     return Rejection(**stored), text

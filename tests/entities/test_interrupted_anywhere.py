@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 from django.db import transaction
 
-from outbox_app.entities import Command, Outcome, attempt, command, handling, queue
+from outbox_app.entities import Command, Outcome, command, handlers, queue
+from outbox_app.entities import batch as entity_batch
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.request import Call
 from outbox_app.events.models import Event
@@ -64,8 +65,8 @@ def test_a_lead_is_not_lost(account, ask, fresh):
             next(own_state(lambda: ask("withdraw", {"amount": 0})))
         is_there = left[0] < 0
         ask("withdraw", {"amount": 0}, timeout=30)
-        assert not fresh.lines, number
-        assert not fresh.leads_here(), number
+        assert not fresh.by_key, number
+        assert not fresh.is_leading(), number
         assert not fresh.waiting, number
         number += 1
     assert number > 30
@@ -77,14 +78,14 @@ def test_the_collector_may_end_a_coroutine_while_its_line_is_read(fresh, alias):
 
     class Collecting(str):
         def __len__(self):
-            fresh._leave(line, last, ends=True)
+            fresh._leave(entity_queue, last, ends=True)
             return super().__len__()
 
-    line = queue.Line(queue.Key(Account, alias, "a"))
+    entity_queue = queue.EntityQueue(queue.QueueKey(Account, alias, "a"))
     calls = [Call(Command("a", "withdraw", command_id=f"{number}")) for number in range(2)]
-    line.waiting, last = OrderedDict.fromkeys(calls), calls[-1]
+    entity_queue.waiting, last = OrderedDict.fromkeys(calls), calls[-1]
     last.text = Collecting(last.text)
-    assert line.take() == calls
+    assert entity_queue.take() == calls
 
 
 @pytest.mark.parametrize("entity", [Account, Stock])
@@ -112,7 +113,7 @@ def test_a_command_leaves_all_or_nothing(alias, declare, monkeypatch, settings, 
     number, is_there = 0, True
     while is_there:
         given = [Command("n", "add", command_id=f"{number}-{each}") for each in range(2)]
-        with raising_at(number, [attempt, handling], HANDLING) as left:
+        with raising_at(number, [entity_batch, handlers], HANDLING) as left:
             answers = next(own_state(partial(execute, given)))
         is_there = left[0] < 0
         there = {v.command_id for v in entity.history("n", using=alias)} - {"begin"}

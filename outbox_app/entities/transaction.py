@@ -33,11 +33,11 @@ from ..database.transactions import lacks_autocommit, open_transactions
 from ..exceptions import NotAtomic
 from ..failpoints import failpoint
 from . import counting
-from .attempt import Attempt, Moved
+from .batch import Batch, Moved
 from .conf import entity_settings
 from .declaration import spec_of
 from .exceptions import EntityContended, InvalidCommand
-from .handling import running
+from .handlers import running
 from .request import Call, Outcome, Undone
 
 #: The most attempts at a batch while other transactions are first.
@@ -108,7 +108,7 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
                 own = error if len(calls) == 1 else _own(error)
                 # A call with a new answer was looked up, and is refused while it is written.
                 new = isinstance(call.answer, Outcome) and not call.answer.replayed
-                call.answer = own if new else call.told(own)
+                call.answer = own if new else call.error_for_caller(own)
             return ()
         return _in_halves(entity, calls, using=using)
 
@@ -180,9 +180,9 @@ def _is_alive(using: str) -> bool:
 def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     while True:
         with suppress(Moved), transaction.atomic(using=using):
-            attempt = Attempt(entity, calls, using=using, locked=True, wait=None)
-            left = attempt.run()
-            counting.count_after_commit(attempt)
+            batch = Batch(entity, calls, using=using, locked=True, wait=None)
+            left = batch.run()
+            counting.count_after_commit(batch)
             return left
 
 
@@ -192,7 +192,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     outer = sys.exception()
     # The head is locked before the rows that a handler locks, in the first attempt too.
     atomic = any(_may_query(entity, call) for call in calls)
-    attempt: Attempt | None = None
+    batch: Batch | None = None
     attempts = cut = 0
     while attempts - cut < ATTEMPTS:
         attempts += 1
@@ -206,16 +206,16 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             wait = min(wait, SHARED_WAIT)
         try:
             with _transaction(wait, locked=locked, using=using):
-                attempt = Attempt(entity, calls, using=using, locked=locked, wait=wait)
-                left = attempt.run()
+                batch = Batch(entity, calls, using=using, locked=locked, wait=wait)
+                left = batch.run()
                 # An error of one is not the answer.
                 after = keep_callbacks_apart(using, of=f"commands of {entity.__name__}")
-                recorded = attempt.steps
+                recorded = batch.steps
             for limit in after.limits:
                 raise limit
             seconds = time.monotonic() - began
             refused = sum(len(call.refused) for call in calls)  # by an index: no conflicts
-            counting.count(attempt, conflicts=max(0, attempts - 1 - refused), seconds=seconds)
+            counting.count(batch, conflicts=max(0, attempts - 1 - refused), seconds=seconds)
             failpoint("entity_committed")
             return left
         except Moved as error:
@@ -224,7 +224,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         except Undone as error:
             undone = error
             if len(calls) > 1 or error.waited or not is_conflict(error.error):
-                counting.count(attempt, conflicts=attempts)
+                counting.count(batch, conflicts=attempts)
                 raise
         except IntegrityError:
             if attempts > 1:
@@ -233,7 +233,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             is_lost = isinstance(error, LOST)
             if is_conflict(error):
                 cut += time.monotonic() - began >= wait  # the time of the calls is the limit
-            elif recorded is None and (is_lost or attempt is None):  # None: it has not begun
+            elif recorded is None and (is_lost or batch is None):  # None: it has not begun
                 if not _is_alive(using):
                     connections[using].close()
                 if attempts > 1:  # a stale connection is reopened once
@@ -249,7 +249,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         time.sleep(random.uniform(0, PAUSE))
         if calls[0].seconds_left <= 0:
             break
-    counting.count(attempt, conflicts=attempts)
+    counting.count(batch, conflicts=attempts)
     if undone is not None and undone.error is calls[0].answer:  # of its handler
         raise undone
     cause = undone and undone.error
@@ -257,7 +257,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     missing = [call for call in calls if not (call.is_replay and call.answer)]
     rest = [call for call in missing if call.seconds_left > 0 and attempts - cut < ATTEMPTS]
     for call in set(missing).difference(rest):
-        call.answer = call.told(_contended(entity, call, cause))
+        call.answer = call.error_for_caller(_contended(entity, call, cause))
     return rest
 
 

@@ -17,7 +17,7 @@ from django.db import OperationalError, connections, models, transaction
 from django.db.models import QuerySet
 from django.utils.timezone import make_aware
 
-from outbox_app.entities import Command, operations, verification
+from outbox_app.entities import Command, maintenance, verification
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.exceptions import (
     CommandIdConflict,
@@ -26,8 +26,8 @@ from outbox_app.entities.exceptions import (
     OutcomeUnknown,
     UnknownEntity,
 )
-from outbox_app.entities.handling import columns_of
-from outbox_app.entities.operations import erase
+from outbox_app.entities.handlers import columns_of
+from outbox_app.entities.maintenance import erase
 from outbox_app.events import subscriber
 from outbox_app.events.models import StreamHead
 from outbox_app.events.testing import run_subscribers
@@ -407,7 +407,7 @@ def test_writers_are_never_reported(alias, command, account):
 @servers
 def test_an_entity_that_another_transaction_holds(alias, command, account, by_hand, monkeypatch):
     by_hand("UPDATE account SET version = 7")
-    monkeypatch.setattr("outbox_app.entities.operations.LOCK_SECONDS", 1)
+    monkeypatch.setattr("outbox_app.entities.maintenance.LOCK_SECONDS", 1)
     held, ended = threading.Event(), threading.Event()
 
     def hold():
@@ -495,7 +495,7 @@ def test_an_import_that_is_broken_off_goes_on(alias, command, tmp_path):
 def test_an_import_ends_where_the_database_is_away(alias, monkeypatch, error):
     monkeypatch.setattr(Account, "execute", Mock(side_effect=error("gone")))
     with pytest.raises(error):
-        operations.import_commands([json.dumps({"type": TYPE})], using=alias, write=print)
+        maintenance.import_commands([json.dumps({"type": TYPE})], using=alias, write=print)
 
 
 def content(alias, id="a"):
@@ -539,14 +539,14 @@ def test_what_commands_get_after_an_erasure(alias, command, account, ask):
 
 
 def test_a_command_that_comes_during_an_erasure_is_kept(alias, account, ask, monkeypatch):
-    end = operations._end
+    end = maintenance._end
 
     def ended(*args, **options):
         last = end(*args, **options)
         ask("open", {"owner": "bob"})
         return last
 
-    monkeypatch.setattr(operations, "_end", ended)
+    monkeypatch.setattr(maintenance, "_end", ended)
     assert erase(Account, "a", reason="why", using=alias) == 1
     assert content(alias)[2][4]["owner"] == "bob"
 
@@ -573,7 +573,7 @@ def test_a_subscription_is_told_and_sees_nothing_of_before(alias, account, ask):
 
 
 def test_an_erasure_that_was_broken_off_is_finished(alias, account, ask, rows, monkeypatch):
-    monkeypatch.setattr(operations, "BATCH_SIZE", 2)
+    monkeypatch.setattr(maintenance, "BATCH_SIZE", 2)
     for _ in range(4):
         ask("withdraw", {"amount": 1})
     update, calls = QuerySet.update, []

@@ -2,7 +2,7 @@
 
 A batch of N does what N batches of one would do. Command ids are looked up *after* the version is
 read: a duplicate that commits later moves the version, so the compare-and-set of the head changes
-no row, and ``execution`` repeats the attempt. The unique index on (stream, command_id) is the
+no row, and ``transaction`` repeats the attempt. The unique index on (stream, command_id) is the
 backstop. The head is always locked first: two orders would deadlock.
 
 A command that changes a column with a unique index is the last of its transaction. If the index
@@ -33,7 +33,7 @@ from ..events.models import StreamHead
 from ..failpoints import failpoint
 from .declaration import REJECTED, CommandSpec, Rejected, spec_of
 from .exceptions import DamagedEntity, InvalidCommand, UnknownEntity
-from .handling import Gifts, Handled, handle, stored_rejection
+from .handlers import Handled, HeldEffects, handle, stored_rejection
 from .pruned import pruned_answer
 from .request import Call, Outcome, Rejection, Undone, ends_thread, stored_answer
 from .store import ANSWER, answered, load, update, write_versions
@@ -47,7 +47,7 @@ def _hold(stream: tuple[str, str], versions: list[int]) -> None:
     """Do nothing. In run_on_commit it marks hidden versions, as long as its savepoint exists."""
 
 
-class Attempt:
+class Batch:
     """Answers commands of one entity, in their order, in the open transaction.
 
     With ``locked`` it locks the head first, so that no other command changes the entity meanwhile.
@@ -65,7 +65,7 @@ class Attempt:
         self.table = entity.versions._meta.db_table
         self.connection = connections[using]
         self.ids = {call.command_id for call in calls}
-        self.gifts = Gifts(using=using)
+        self.effects = HeldEffects(using=using)
         #: Calls whose versions are written, and calls whose versions are still to be written.
         self.steps: list[Call] = []
         self.unwritten: list[Call] = []
@@ -172,7 +172,7 @@ class Attempt:
 
     def _handle_all(self) -> list[Call]:
         number = 0
-        with self.gifts.without_statements():
+        with self.effects.without_statements():
             while number < len(self.calls) and self.last is None:
                 spec = self.types.commands.get(self.calls[number].command)
                 # An index refused its row, maybe because of an earlier command: write those first.
@@ -249,8 +249,8 @@ class Attempt:
         try:
             if self.text is not None and spec.creates:
                 raise Rejected(f"{self.name} exists already.", code="exists")
-            with self.gifts.of(call, spec):
-                handled = handle(self.types, spec, self._instance(), [call], self.gifts)
+            with self.effects.of(call, spec):
+                handled = handle(self.types, spec, self._instance(), [call], self.effects)
                 self.sound = False
             [(answer, text)] = handled.answers
             if self._changes_unique(handled) or (self.types.unique and self.text is None):
@@ -266,8 +266,8 @@ class Attempt:
         """Let a batch handler answer several commands at once; return whether it could."""
         spec = self.types.commands[run[0].command]
         try:
-            with self.gifts.of(run[0], spec):
-                handled = handle(self.types, spec, self._instance(), run, self.gifts)
+            with self.effects.of(run[0], spec):
+                handled = handle(self.types, spec, self._instance(), run, self.effects)
                 if self._changes_unique(handled):
                     raise Moved  # each command must end its batch
                 self.sound = False
@@ -335,7 +335,7 @@ class Attempt:
                 raise Moved from error
             self.has_row = True
             write_versions(self.cursor, self.entity, self.unwritten, inserted=step is not None)
-            self.gifts.write()
+            self.effects.write()
         self.steps += self.unwritten
         self.unwritten, self.existed = [], self.text is not None
 

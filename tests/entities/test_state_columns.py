@@ -11,7 +11,7 @@ import threading
 import pytest
 from django.db import connections
 
-from outbox_app.entities import execution
+from outbox_app.entities import transaction as entity_transaction
 from outbox_app.entities.testing import at_once
 from tests.entities.models import Person
 
@@ -45,14 +45,14 @@ def slow(alias):
 def conflicts(monkeypatch):
     """The errors after which a transaction was repeated."""
     found = []
-    original = execution.is_conflict
+    original = entity_transaction.is_conflict
 
     def note(error):
         conflict = original(error)
         found.extend([error] * conflict)
         return conflict
 
-    monkeypatch.setattr(execution, "is_conflict", note)
+    monkeypatch.setattr(entity_transaction, "is_conflict", note)
     return found
 
 

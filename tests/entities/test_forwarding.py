@@ -18,7 +18,7 @@ from django.utils import timezone, translation
 
 from outbox_app.door import client, messages, peers
 from outbox_app.door.exceptions import PeerUnavailable
-from outbox_app.entities import Command, counting, passing, queue
+from outbox_app.entities import Command, counting, forwarding, queue
 from outbox_app.entities.exceptions import DamagedEntity, OutcomeUnknown
 from outbox_app.entities.request import Call
 from outbox_app.events.exceptions import VersionConflict
@@ -105,29 +105,29 @@ def test_what_has_gathered_goes_in_one_request(
         asked = [pool.submit(ask, "enlist", {"item": [0, 2, None, False]})]
         assert there.wait(SECONDS)
         asked += [pool.submit(ask, "enlist", {"item": [1, 2, None, False]}) for _ in range(6)]
-        eventually(lambda: sum(len(line.waiting) for line in queue.queues.lines.values()) == 6)
+        eventually(lambda: sum(len(each.waiting) for each in queue.queues.by_key.values()) == 6)
         go.set()
         assert [each.result().response for each in asked] == [0] + [1] * 6
     assert [len(each) for each in requests] == [1, 6]
 
 
 def test_all_that_waited_have_given_up(requests: list[Any], alias: str) -> None:
-    line = queue.Line(queue.Key(Account, alias, leader=LEADER))
-    queue.queues.lines[line.key] = line
-    queue.queues.lead(line)
-    assert (requests, queue.queues.lines) == ([], {})
+    entity_queue = queue.EntityQueue(queue.QueueKey(Account, alias, leader=LEADER))
+    queue.queues.by_key[entity_queue.key] = entity_queue
+    queue.queues.lead(entity_queue)
+    assert (requests, queue.queues.by_key) == ([], {})
 
 
 def test_what_goes_to_a_leader_fits_one_request(requests: list[Any], alias: str) -> None:
-    line = queue.Line(queue.Key(Account, alias, leader=LEADER))
+    entity_queue = queue.EntityQueue(queue.QueueKey(Account, alias, leader=LEADER))
     for number in range(40):
         item = ["ä" * 130_000, 2, None, False]
         asked = Command("ö" * 255, "enlist", {"item": item}, command_id=f"{number:ü>255}")
-        line.waiting[Call(asked)] = None
+        entity_queue.waiting[Call(asked)] = None
     taken = 0
-    while batch := line.take():
+    while batch := entity_queue.take():
         taken += len(batch)
-        passing.pass_on(Account, batch, leader=LEADER)
+        forwarding.forward(Account, batch, leader=LEADER)
         body = {"type": "entities.account", "commands": requests[-1]}
         assert len(messages.written(body)) <= peers.LIMITS["bytes"]
     assert taken == 40
@@ -142,7 +142,7 @@ def test_servers_that_wait_for_one_another(alias: str, settings: Any, monkeypatc
         calls = [
             Call(Command(*asked, command_id=key)) for *asked, key, _, _, _ in args[3]["commands"]
         ]
-        told.append(passing.answered_here(Account, calls, options["seconds"]))
+        told.append(forwarding.answered_here(Account, calls, options["seconds"]))
         return 200, told[-1]
 
     async def ask(first: int, count: int) -> list[int]:
@@ -153,7 +153,7 @@ def test_servers_that_wait_for_one_another(alias: str, settings: Any, monkeypatc
 
     monkeypatch.setattr(client, "call", call)
     monkeypatch.setattr(queue, "IDLE", 0.1)
-    monkeypatch.setattr(passing, "SECONDS", SECONDS / 2)
+    monkeypatch.setattr(forwarding, "SECONDS", SECONDS / 2)
     settings.OUTBOX = {**settings.OUTBOX, "ENTITY_THREADS": 1}
     for first, count in (2, 1), (3, 5), (8, 1):
         assert asyncio.run(ask(first, count)) == list(range(first, first + count))
@@ -166,7 +166,7 @@ def test_answers_fit_one_answer(ask: Any, alias: str, monkeypatch: pytest.Monkey
     """Those that do not are found by the server that has passed the commands on."""
     monkeypatch.setitem(peers.LIMITS, "bytes", 200)
     calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id=f"{n}")) for n in range(9)]
-    told = passing.answered_here(Account, calls, SECONDS)
+    told = forwarding.answered_here(Account, calls, SECONDS)
     assert len(messages.written(told)) <= 200
     assert [None in each for each in (told[:3], told[-3:])] == [False, True]
     monkeypatch.setattr(client, "call", lambda *args, **options: (200, [None]))
@@ -221,7 +221,7 @@ def test_how_long_a_leader_has(account: None, ask: Any, monkeypatch: pytest.Monk
     for timeout in (3, 60):
         ask("withdraw", {"amount": 1}, timeout=timeout)
     assert 0 < given[0] <= 1.5
-    assert given[1] == passing.SECONDS
+    assert given[1] == forwarding.SECONDS
 
 
 def test_an_answer_of_another_length_is_none(
@@ -238,21 +238,21 @@ def test_how_long_a_passed_command_may_take(
 ) -> None:
     monkeypatch.setattr(Account, "timeout", own)
     call = Call(Command("a", "withdraw", {"amount": 1}, command_id="x"))
-    passing.answered_here(Account, [call], given)
+    forwarding.answered_here(Account, [call], given)
     assert call.seconds_left < 0.5
 
 
 def test_an_error_at_the_leader_costs_no_other_its_answer(account: None, alias: str) -> None:
     asked = [("fail", {}), ("withdraw", {"amount": 1})]
     calls = [Call(Command("a", name, given, command_id=name)) for name, given in asked]
-    told = passing.answered_here(Account, calls, SECONDS)
+    told = forwarding.answered_here(Account, calls, SECONDS)
     assert [each and each[0] for each in told] == [None, {"balance": 9}]
 
 
 def test_a_leader_that_is_about_to_end_answers_nothing(alias: str, fresh: Any) -> None:
     fresh.closed = True
     call = Call(Command("a", "withdraw", {"amount": 1}, command_id="x"))
-    assert passing.answered_here(Account, [call], SECONDS) == [None]
+    assert forwarding.answered_here(Account, [call], SECONDS) == [None]
 
 
 def test_what_the_leader_leaves_is_done_here(requests: list[Any], ask: Any) -> None:
@@ -298,10 +298,10 @@ def test_what_is_counted(requests: list[Any], ask: Any, alias: str, monkeypatch:
     ask("withdraw", {"amount": 1})  # not answered
     ask("withdraw", {"amount": 1})  # not asked, for a while
     calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id="here"))]
-    passing.answered_here(Account, calls, 10)  # this server does not lead it either
+    forwarding.answered_here(Account, calls, 10)  # this server does not lead it either
     monkeypatch.setattr(topology, "other_leader", lambda slice: "")
     calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id=f"p-{n}")) for n in range(2)]
-    passing.answered_here(Account, calls, 10)
+    forwarding.answered_here(Account, calls, 10)
     ask("withdraw", {"amount": 1})
     monkeypatch.setattr(counters, "EVERY", 0)
     counting.write_if_due(alias)
