@@ -85,7 +85,7 @@ class Figure:
                 yield self.metric, label if isinstance(label, tuple) else (label,), value
 
 
-class Kind(NamedTuple):
+class ProblemKind(NamedTuple):
     """A problem that an outbox can have."""
 
     #: Problems are listed by it, the lowest and most urgent first. It is unique.
@@ -127,7 +127,7 @@ class Problem:
     subjects: tuple[Subject, ...] = ()
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ProblemKind:
         return kinds()[self.code]
 
     @property
@@ -189,7 +189,7 @@ class Doors:
     rank = 0
     #: The dataclass of its keys in OUTBOX.
     settings: type[DataclassInstance] | None = None
-    kinds: Mapping[str, Kind] = {}
+    kinds: Mapping[str, ProblemKind] = {}
     #: Its section without facts: its figures declare the metrics.
     empty: Section | None = None
     #: Names that it writes to the table of statistics, beside the counters of processes.
@@ -346,7 +346,7 @@ def all_doors() -> tuple[Doors, ...]:
 
 
 @lru_cache(maxsize=1)
-def kinds() -> dict[str, Kind]:
+def kinds() -> dict[str, ProblemKind]:
     """Return all problems by code, the most urgent first."""
     found = [item for doors in all_doors() for item in doors.kinds.items()]
     return dict(sorted(found, key=lambda item: item[1].rank))

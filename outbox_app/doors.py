@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from .aliases import inbox_alias, outbox_alias
-from .capability import BAD, WARNING, Doors, Kind, Loop
+from .capability import BAD, WARNING, Doors, Loop, ProblemKind
 from .conf import OutboxSettings
 from .jobs.drain.run import drain_here
 from .models import DeadJob, InboxEntry, Incident, StagedJob, Statistic
@@ -28,77 +28,77 @@ _SILENT = _("Drainer silent"), _("The jobs of its shards wait.")
 _TROUBLE = _("Drainer in trouble"), _("The jobs of its shards wait.")
 # fmt: off
 KINDS = {
-    "no_drainer": Kind(
+    "no_drainer": ProblemKind(
         10, BAD, ngettext_lazy(
         "%(count)s job waits, and no drainer is running.",
         "%(count)s jobs wait, and no drainer is running.", "n"),
         _("Start manage.py drain_outbox%(on)s."),
         blocks=_SILENT,
         none=_("No drainer is running.")),
-    "trouble": Kind(
+    "trouble": ProblemKind(
         20, BAD, ngettext_lazy(
         "%(count)s job waits, and every drainer is in trouble.",
         "%(count)s jobs wait, and every drainer is in trouble.", "n"),
         _("Remove the cause that the drainers name; they continue by themselves."),
         blocks=_TROUBLE),
-    "not_leaving": Kind(
+    "not_leaving": ProblemKind(
         30, BAD, ngettext_lazy(
         "%(count)s job has been ready for %(age)s.",
         "%(count)s jobs are ready, the oldest for %(age)s.", "n"),
         _("No job was published in the last minute: read the log of the drainers."),
         place=("outbox_app.stagedjob", {"state": "ready"})),
-    "unowned_shards": Kind(
+    "unowned_shards": ProblemKind(
         40, BAD, ngettext_lazy(
         "%(count)s shard has no owner: its jobs do not leave until a drainer takes it.",
         "%(count)s shards have no owner: their jobs do not leave until a drainer takes them.", "n"),
         _("Start a drainer if this lasts.")),
-    "database": Kind(
+    "database": ProblemKind(
         60, BAD, ngettext_lazy(
         "%(count)s database of logs or entities cannot be read, or has no outbox tables.",
         "%(count)s databases of logs or entities cannot be read, or have no outbox tables.", "n"),
         _("The figures lack what it holds: make it available, or migrate it.")),
-    "max_age": Kind(
+    "max_age": ProblemKind(
         80, BAD, _("The oldest ready job is %(age)s s old; the limit is %(limit)s s."),
         _("Start more drainers, or find out what slows them down.")),
-    "max_backlog": Kind(
+    "max_backlog": ProblemKind(
         90, BAD, ngettext_lazy(
         "%(count)s job is ready; the limit is %(limit)s.",
         "%(count)s jobs are ready; the limit is %(limit)s.", "n"),
         _("Start more drainers, or find out what slows them down.")),
-    "max_dead": Kind(
+    "max_dead": ProblemKind(
         100, BAD, ngettext_lazy(
         "%(count)s dead job; the limit is %(limit)s.",
         "%(count)s dead jobs; the limit is %(limit)s.", "n"),
         _("Remove the cause, then requeue or discard them.")),
-    "late": Kind(
+    "late": ProblemKind(
         110, WARNING, ngettext_lazy(
         "%(count)s job has been ready for %(age)s.",
         "%(count)s jobs are ready, the oldest for %(age)s.", "n"),
         _("Start more drainers, or find out what slows them down."),
         place=("outbox_app.stagedjob", {"state": "ready"})),
-    "drainer_silent": Kind(
+    "drainer_silent": ProblemKind(
         120, WARNING, ngettext_lazy(
         "%(count)s drainer is silent beyond its lease: its jobs wait for another drainer.",
         "%(count)s drainers are silent beyond their lease: their jobs wait for another drainer.",
         "n"),
         _("Start the drainer again, or another one."),
         blocks=_SILENT),
-    "drainer_trouble": Kind(
+    "drainer_trouble": ProblemKind(
         130, WARNING, ngettext_lazy(
         "%(count)s drainer is in trouble.", "%(count)s drainers are in trouble.", "n"),
         _("Remove the cause that the drainer names; it continues by itself."),
         blocks=_TROUBLE),
-    "dead": Kind(
+    "dead": ProblemKind(
         160, WARNING, ngettext_lazy(
         "%(count)s job has died in the last hour.",
         "%(count)s jobs have died in the last hour.", "n"),
         _("Remove the cause, then requeue or discard them."),
         place=("outbox_app.deadjob", {"died": "1h"})),
-    "transaction": Kind(
+    "transaction": ProblemKind(
         230, WARNING, _("A transaction that writes has been open for %(age)s."),
         _("Its jobs and events wait for its commit. End the transaction if it hangs."),
         place="#outbox-blocking"),
-    "snapshot": Kind(
+    "snapshot": ProblemKind(
         240, WARNING,
         _("A transaction has been open for %(age)s: it keeps deleted rows in the tables."),
         _("They slow the batches down: end the transaction."),

@@ -1,8 +1,8 @@
 """Everything that a small site runs, in one process: ``manage.py run_outbox`` calls this module.
 
-Each part is the loop of one command, in a thread with its own connections and leases. So any number
-of processes may run, even beside the single commands. A part that fails is logged and started again
-after longer and longer pauses; the other parts continue. SIGTERM and SIGINT stop all parts: each
+Each loop is that of one command, in a thread with its own connections and leases. So any number of
+processes may run, even beside the single commands. A loop that fails is logged and started again
+after longer and longer pauses; the others continue. SIGTERM and SIGINT stop all loops: each
 finishes its current work and hands its leases back.
 """
 
@@ -23,7 +23,7 @@ from .text import get_logger
 
 logger = get_logger("outbox_app.process")
 
-#: Longest pause before a part is started again, in seconds. After a longer run pauses start anew.
+#: Longest pause before a loop is started again, in seconds. After a longer run pauses start anew.
 LONGEST_PAUSE = 60.0
 #: Seconds to wait for a clean-up to stop. A later run repeats an uncommitted batch.
 CLEANUP_SECONDS = 2.0
@@ -31,13 +31,13 @@ CLEANUP_SECONDS = 2.0
 ANSWER_SECONDS = 300.0
 
 
-class Part(threading.Thread):
-    """One loop in a thread of its own: the thread restarts the loop until the part is stopped."""
+class LoopThread(threading.Thread):
+    """One loop in a thread of its own: the thread restarts the loop until it is stopped."""
 
-    def __init__(self, part: str, loop: Loop) -> None:
-        # A daemon thread, so that a hanging part does not keep the process from ending.
-        super().__init__(name=f"outbox-{part}", daemon=True)
-        self.part = part
+    def __init__(self, title: str, loop: Loop) -> None:
+        # A daemon thread, so that a hanging loop does not keep the process from ending.
+        super().__init__(name=f"outbox-{title}", daemon=True)
+        self.title = title
         self.loop = loop
         #: Exit code of the last attempt.
         self.code = 0
@@ -58,18 +58,18 @@ class Part(threading.Thread):
                 return
             failures = 1 if time.monotonic() - began > LONGEST_PAUSE else failures + 1
             pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 16))
-            logger.error("Part has ended part=%s next_attempt_in=%.0fs", self.part, pause)
+            logger.error("Loop ended and will be restarted loop=%s in=%.0fs", self.title, pause)
             self._stopped.wait(pause)
 
     def attempt(self, *, once: bool) -> None:
-        """Run the loop once, in the calling thread, unless the part has been stopped."""
+        """Run the loop once, in the calling thread, unless it has been stopped."""
         if self._stopped.is_set():
             return
         try:
             self.code = self.loop.run(once=once, listen=self._listen)
         except BaseException as error:  # a SystemExit would end the thread silently
             trace = None if isinstance(error, OutboxError) else error
-            logger.error("Part failed part=%s error=%r", self.part, error, exc_info=trace)
+            logger.error("Loop failed loop=%s error=%r", self.title, error, exc_info=trace)
             self.code = EXIT_DIED
 
     def _listen(self, stop: Callable[[], None]) -> None:
@@ -79,26 +79,26 @@ class Part(threading.Thread):
 
 
 def run_together(*, using: str | None = None, once: bool = False) -> int:
-    """Run all parts until SIGTERM or SIGINT, or one after the other with ``once``.
+    """Run all loops until SIGTERM or SIGINT, or one after the other with ``once``.
 
     Returns:
-        The greatest exit code of the parts' last attempts: 0; 1 if one failed; 3 if the broker is
+        The greatest exit code of the loops' last attempts: 0; 1 if one failed; 3 if the broker is
         unsafe.
     """
-    parts = [Part(name, loop) for name, loop in _loops(using or outbox_alias(), only=using)]
+    threads = [LoopThread(name, loop) for name, loop in _loops(using or outbox_alias(), only=using)]
 
     def stop() -> None:
-        for part in parts:
-            part.stop()
+        for thread in threads:
+            thread.stop()
 
     stop_on_signals(stop)
     if once:
-        for part in parts:
-            part.attempt(once=True)
+        for thread in threads:
+            thread.attempt(once=True)
     else:
-        start(parts)
-        join(parts)
-    return max(part.code for part in parts)
+        start(threads)
+        join(threads)
+    return max(thread.code for thread in threads)
 
 
 def _loops(using: str, *, only: str | None) -> list[tuple[str, Loop]]:
@@ -110,12 +110,12 @@ def _loops(using: str, *, only: str | None) -> list[tuple[str, Loop]]:
     return sorted(found, key=lambda item: item[1].cleanup)
 
 
-def start(parts: list[Part]) -> None:
+def start(threads: list[LoopThread]) -> None:
     connections.close_all()
-    for part in parts:
-        part.start()
+    for thread in threads:
+        thread.start()
 
 
-def join(parts: list[Part]) -> None:
-    for part in parts:
-        part.join(CLEANUP_SECONDS if part.loop.cleanup else None)
+def join(threads: list[LoopThread]) -> None:
+    for thread in threads:
+        thread.join(CLEANUP_SECONDS if thread.loop.cleanup else None)

@@ -21,13 +21,13 @@ from ..models import counting
 from ..models.job import JobMessage
 from .actions import ConfirmedActionsAdmin
 from .base import OutboxAdmin, column, few
-from .payload import Part, Payload, in_messages, payload
+from .payload import Payload, TextBlock, in_messages, payload
 
 #: The parts of a message, as fields of a page. A field named as a column would show the column.
 MESSAGE_FIELDS = ("due", "expires", "trace", "headers", "options", "content")
 
 
-def carried_column(description: Any, part: Callable[[Any], Part]) -> Callable[[Any, Any], Any]:
+def carried_column(description: Any, part: Callable[[Any], TextBlock]) -> Callable[[Any, Any], Any]:
     """Return a field that shows a part of a row's payload, to users who may see it."""
     return admin.display(description=description)(
         lambda model_admin, row: carried(model_admin, row, part(row))
@@ -72,7 +72,7 @@ class JobAdmin(ConfirmedActionsAdmin):
     content = carried_column(_("body"), lambda job: _payload(job).body)
 
 
-def carried(model_admin: OutboxAdmin, row: Any, part: Part) -> SafeString:
+def carried(model_admin: OutboxAdmin, row: Any, part: TextBlock) -> SafeString:
     """Return a part of a row's payload as HTML, or for other users the permission it needs."""
     if not getattr(row, "may_be_seen", False):
         words = gettext("Hidden: this needs the permission %(permission)s.")

@@ -31,7 +31,7 @@ JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextBlock:
     """One part of a message: a note on what it is, and its text, if there is text to read."""
 
     note: str
@@ -40,10 +40,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    body: Part
-    headers: Part
+    body: TextBlock
+    headers: TextBlock
     #: Route, priority, properties and the rest.
-    options: Part
+    options: TextBlock
     due: str
     expires: str
     #: The W3C ``traceparent``, or empty.
@@ -58,8 +58,8 @@ def payload(job: JobMessage) -> Payload:
     envelope = parsed(_text(job.envelope))  # not cut, as this module needs fields of it
     if not isinstance(envelope, dict):
         damaged = _as_it_is(_("The envelope is damaged. It is shown as it is."), job.envelope)
-        body = Part(_opaque(_("of unknown type"), len(_bytes(job.body))))
-        return Payload(body, damaged, Part(""), "", "", "")
+        body = TextBlock(_opaque(_("of unknown type"), len(_bytes(job.body))))
+        return Payload(body, damaged, TextBlock(""), "", "", "")
     headers = envelope.pop("headers", {})
     times = headers if isinstance(headers, dict) else {}
     held = job.available_at if isinstance(job, StagedJob) else None
@@ -76,24 +76,24 @@ def payload(job: JobMessage) -> Payload:
     )
 
 
-def difference_of(before: Any, after: Any) -> Part:
+def difference_of(before: Any, after: Any) -> TextBlock:
     """Return how one document differs from another, masked, in the order of their keys."""
     texts = [data_of(json.loads(json.dumps(each, sort_keys=True))).text for each in (before, after)]
     old, new = (str(text).split("\n") for text in texts)
     lines = list(unified_diff(old, new, lineterm=""))[2:]
     if lines:
-        return Part("", "\n".join(lines))
+        return TextBlock("", "\n".join(lines))
     same = _("No difference.")
-    return Part(same if before == after else _("They differ in values masked or not shown."))
+    return TextBlock(same if before == after else _("They differ in values masked or not shown."))
 
 
-def _body(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> Part:
+def _body(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> TextBlock:
     kind = str(envelope.get("content_type") or _("no content type"))
     compression = headers.get("compression")
     if kind != JSON or compression:
         if compression:
             kind = f"{kind}, {compression}"
-        return Part(_opaque(kind, len(body)))
+        return TextBlock(_opaque(kind, len(body)))
     note = _("JSON, %(size)d bytes.") % {"size": len(body)}
     text = body[: PARSED + 1].decode(errors="backslashreplace")
     return json_of(text, note)
@@ -110,27 +110,27 @@ def parsed(text: str) -> Any:
         return _UNPARSED
 
 
-def json_of(text: str, note: str = "") -> Part:
+def json_of(text: str, note: str = "") -> TextBlock:
     value = parsed(text) if len(text) <= PARSED else _UNPARSED
     return _as_it_is(note, text) if value is _UNPARSED else data_of(value, note)
 
 
-def data_of(value: Any, note: str = "") -> Part:
+def data_of(value: Any, note: str = "") -> TextBlock:
     try:
         hidden = _("Not shown: it may hold sensitive values.")
         plain = masked(value, hidden=hidden)
-        return Part(note, _cut(json.dumps(plain, indent=2, ensure_ascii=False)))
+        return TextBlock(note, _cut(json.dumps(plain, indent=2, ensure_ascii=False)))
     except RecursionError:
-        return Part(f"{note} {_('Nested too deeply to be shown.')}")
+        return TextBlock(f"{note} {_('Nested too deeply to be shown.')}")
 
 
-def _as_it_is(note: str, text: object) -> Part:
+def _as_it_is(note: str, text: object) -> TextBlock:
     given = _text(text)
     if may_be_sensitive(given[: LIMIT + 100]):
-        return Part(
+        return TextBlock(
             f"{note} {_('Not shown: it is not JSON that can be masked, and may be sensitive.')}"
         )
-    return Part(note, _cut(given))
+    return TextBlock(note, _cut(given))
 
 
 def _cut(text: str) -> str:

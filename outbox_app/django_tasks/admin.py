@@ -15,7 +15,7 @@ from ..admin.base import OutboxAdmin, column, given
 from ..admin.filters import column_filter
 from ..admin.job import carried_column
 from ..admin.masking import masked_text
-from ..admin.payload import Part, json_of, parsed
+from ..admin.payload import TextBlock, json_of, parsed
 from ..text import LIMIT, shown
 from .models import TaskResult
 
@@ -28,13 +28,13 @@ def _workers(row: Any) -> str:
         return shown(text, 300)
 
 
-def _raised(row: Any) -> Part:
+def _raised(row: Any) -> TextBlock:
     text = given(row, "errors")
     try:
         traces = "\n".join(each["traceback"][-LIMIT:] for each in parsed(text))
     except (TypeError, KeyError):  # the row was edited by hand
         return json_of(text)
-    return Part("", masked_text(shown(traces))) if traces else Part("-")
+    return TextBlock("", masked_text(shown(traces))) if traces else TextBlock("-")
 
 
 @admin.register(TaskResult)

@@ -13,7 +13,7 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from ..capability import WARNING, Doors, Kind, Problem, Section, Subject
+from ..capability import WARNING, Doors, Problem, ProblemKind, Section, Subject
 from ..monitoring.diagnosis import named
 from ..monitoring.status import Question
 from .clocks import wrong_clocks
@@ -22,7 +22,7 @@ from .models import Peer
 
 # fmt: off
 KINDS = {
-    "peer_clock": Kind(
+    "peer_clock": ProblemKind(
         190, WARNING, ngettext_lazy(
         "The clock of %(count)s peer is wrong by more than a minute.",
         "The clocks of %(count)s peers are wrong by more than a minute.", "n"),

@@ -15,17 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from ..capability import (
-    BAD,
-    WARNING,
-    Doors,
-    Figure,
-    Kind,
-    Loop,
-    Problem,
-    Section,
-    Subject,
-)
+from ..capability import BAD, WARNING, Doors, Figure, Loop, Problem, ProblemKind, Section, Subject
 from ..exceptions import InvalidArgument
 from ..models import counting
 from ..models.counting import shown_count
@@ -62,20 +52,20 @@ _OPEN_GAPS = ("outbox_events.gap", {"state": "open"})
 _EVENTS = _("Its events wait, and are not pruned.")
 # fmt: off
 KINDS = {
-    "subscription": Kind(
+    "subscription": ProblemKind(
         50, BAD, ngettext_lazy(
         "%(count)s subscription has stopped.", "%(count)s subscriptions have stopped.", "n"),
         _("Remove the cause that its error names, or start manage.py run_subscriptions."),
         place=_SUBSCRIPTIONS,
         blocks=(_("Subscription stopped"), _EVENTS)),
-    "paused": Kind(
+    "paused": ProblemKind(
         140, WARNING, ngettext_lazy(
         "%(count)s subscription is paused, and behind.",
         "%(count)s subscriptions are paused, and behind.", "n"),
         _("Resume the subscription when the reason for its pause is gone."),
         place=_SUBSCRIPTIONS,
         blocks=(_("Subscription paused"), _EVENTS)),
-    "undeclared": Kind(
+    "undeclared": ProblemKind(
         145, WARNING, ngettext_lazy(
         "%(count)s subscription is not declared, and no process runs it.",
         "%(count)s subscriptions are not declared, and no process runs them.", "n"),
@@ -84,17 +74,17 @@ KINDS = {
           "run_subscriptions there."),
         place=_SUBSCRIPTIONS,
         blocks=(_("Subscription not declared"), _EVENTS)),
-    "parked": Kind(
+    "parked": ProblemKind(
         150, WARNING, ngettext_lazy(
         "%(count)s stream is parked.", "%(count)s streams are parked.", "n"),
         _("Correct the handler, then release the streams. Streams with a gap wait for it."),
         place=("outbox_events.parkedstream", {})),
-    "gaps": Kind(
+    "gaps": ProblemKind(
         210, WARNING, ngettext_lazy(
         "%(count)s gap is open.", "%(count)s gaps are open.", "n"),
         _("Look for the missing events; skip the gaps that remain."),
         place=_OPEN_GAPS),
-    "sink": Kind(
+    "sink": ProblemKind(
         220, WARNING, ngettext_lazy(
         "%(count)s log does not sink.", "%(count)s logs do not sink.", "n"),
         _("Repair or start what the log waits for; its old events then sink by themselves."),

@@ -13,7 +13,7 @@ from functools import partial
 from ..capability import Loop
 from ..process.foreground import Listen, prepare
 from ..retention.run import retain_here
-from ..supervisor import Part, join, start
+from ..supervisor import LoopThread, join, start
 from ..text import get_logger
 from .log.registry import sinks
 from .sink import Sink
@@ -54,16 +54,16 @@ def _sinks(using: str | None) -> dict[str, Loop]:
 @contextmanager
 def sinking(using: str, *, once: bool) -> Iterator[None]:
     """While the block runs, or with ``once`` after it, remove archived events of logs that sink."""
-    parts = [Part(name, loop) for name, loop in _sinks(using).items()]
+    threads = [LoopThread(name, loop) for name, loop in _sinks(using).items()]
     if once:
         yield
-        for part in parts:
-            part.attempt(once=True)
+        for thread in threads:
+            thread.attempt(once=True)
         return
-    start(parts)
+    start(threads)
     try:
         yield
     finally:
-        for part in parts:
-            part.stop()
-        join(parts)
+        for thread in threads:
+            thread.stop()
+        join(threads)

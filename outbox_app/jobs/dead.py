@@ -28,7 +28,8 @@ from ..models.counting import counted
 from ..text import get_logger
 from . import bulk
 from .bulk import BulkResult, Moment, run_for
-from .drain.incidents import LOCK_SECONDS, record_requeue
+from .drain.dead_rows import LOCK_SECONDS
+from .drain.incidents import record_requeue
 from .message import Message, moment
 from .staging import insert
 from .staging.producer import held_until

@@ -35,7 +35,7 @@ from ..signals import job_dead
 from ..text import get_logger, storable
 from .bulk import BulkResult, Moment, run_for
 from .drain.batch import apps_with_rows
-from .drain.incidents import LOCK_SECONDS
+from .drain.dead_rows import LOCK_SECONDS
 from .immediate import leave_out
 from .message import Message
 from .staging.insert import chunk_bytes, chunks, shard_of

@@ -105,7 +105,7 @@ def frame(session: SparkSession, options: Options, schema: str | None = None) ->
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):
+class ReadPartition(InputPartition):
     """What one task reads: files of an archive, or ranges of a log."""
 
     files: Sequence[File] = ()
@@ -116,7 +116,7 @@ class Part(InputPartition):
 
 
 class Planned(NamedTuple):
-    parts: list[Part]
+    parts: list[ReadPartition]
     end: Offset
     #: The lowest position that is read from the log after an archive; 0 if there is none.
     lowest: int
@@ -165,10 +165,10 @@ def _planned_from(
     lowest = offsets.lowest(ranges) if archive else int(options.lowest or 0)
     files = sorted(archive.files(), key=lambda file: -file.rows) if archive else []
     shares = [files[n :: options.partitions] for n in range(options.partitions)]
-    parts = [Part(files=share) for share in shares if share]
-    parts += [Part(conditions=each, lowest=lowest) for each in ranges]
+    parts = [ReadPartition(files=share) for share in shares if share]
+    parts += [ReadPartition(conditions=each, lowest=lowest) for each in ranges]
     # Spark would take an empty list for one partition that is None.
-    return Planned(parts or [Part(lowest=lowest)], end, lowest, archive)
+    return Planned(parts or [ReadPartition(lowest=lowest)], end, lowest, archive)
 
 
 def file_batches(

@@ -20,7 +20,7 @@ import pyarrow as pa
 from ..events.exceptions import ReadRefused, TooManyGaps
 from ..failpoints import failpoint
 from ..text import Write, get_logger, one_line
-from .archive_reader import Part
+from .archive_reader import ReadPartition
 from .compaction import compact
 from .database import connect
 from .exceptions import ArchiveRefused, Unreachable
@@ -178,7 +178,7 @@ class Archiver:
     ) -> list[File]:
         prefix = f"{archive.mark.batches:08d}-{uuid4().hex[:8]}"
         ranges = offsets.parts(archive.end, end, self.context.defaultParallelism)
-        parts = [Part(conditions=each) for each in ranges]
+        parts = [ReadPartition(conditions=each) for each in ranges]
         of_all = (self.options, self.store.folder, schema)
         try:
             copied = self._spread(partial(_copy, *of_all, prefix), parts)
@@ -201,13 +201,15 @@ class Archiver:
         return self.context.parallelize(parts, len(parts)).map(function).collect()
 
 
-def _copy(options: Options, folder: str, schema: pa.Schema, prefix: str, part: Part) -> list[File]:
+def _copy(
+    options: Options, folder: str, schema: pa.Schema, prefix: str, part: ReadPartition
+) -> list[File]:
     """Write the rows of a part. Each attempt writes its own files, and one attempt counts."""
     return write_days(batches(options, part, schema), Store(folder), prefix, schema)
 
 
 def _compare(
-    options: Options, folder: str, schema: pa.Schema, copied: tuple[Part, Sequence[File]]
+    options: Options, folder: str, schema: pa.Schema, copied: tuple[ReadPartition, Sequence[File]]
 ) -> None:
     part, files = copied
     archived = read_all(Store(folder), files, schema)

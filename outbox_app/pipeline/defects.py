@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..text import shown
 
 
-class Kind(NamedTuple):
+class DefectKind(NamedTuple):
     title: str
     #: What to do about such a defect.
     advice: str
@@ -27,50 +27,50 @@ _RESTORE = (
 #: The kind in the log of an entity type, with which the rows of entities are compared.
 ENTITY = "entity"
 #: Every kind, the most serious first.
-KINDS: Mapping[str, Kind] = {
-    "gap": Kind("Versions missing inside a stream", _RESTORE),
-    "late_start": Kind("Versions missing at the beginning of a stream", _RESTORE),
-    "tail": Kind("Versions missing at the end of a stream", _RESTORE),
-    "only_in_archive": Kind(
+KINDS: Mapping[str, DefectKind] = {
+    "gap": DefectKind("Versions missing inside a stream", _RESTORE),
+    "late_start": DefectKind("Versions missing at the beginning of a stream", _RESTORE),
+    "tail": DefectKind("Versions missing at the end of a stream", _RESTORE),
+    "only_in_archive": DefectKind(
         "Lost by the database",
         "Pruning removes only the oldest rows of a log. Put the rows back from the archive, with "
         "their ids, before a subscription passes them.",
     ),
-    "not_in_archive": Kind(
+    "not_in_archive": DefectKind(
         "Lost by the archive",
         "Do not prune. Look for files of the archive that were deleted or replaced, then archive "
         "the log into a new folder.",
     ),
-    "content_differs": Kind(
+    "content_differs": DefectKind(
         "Different in database and archive",
         "Events never change. Find out who edited the database or the archive, and restore the "
         "right content.",
     ),
-    "archived_twice": Kind(
+    "archived_twice": DefectKind(
         "More than once in the archive",
         "Tasks or the disk failed. Archive to a new folder while the log still has the rows.",
     ),
-    "duplicate_version": Kind(
+    "duplicate_version": DefectKind(
         "Versions that occur more than once",
         "The unique constraint of the log prevents this: check that it exists, and REINDEX. Delete "
         "the wrong row.",
     ),
-    "order": Kind(
+    "order": DefectKind(
         "Out of order",
         "Rows were written by hand, or imported. A new subscription gets them in the order of "
         "their positions: import the rows again in the order of their versions.",
     ),
-    "invalid_version": Kind(
+    "invalid_version": DefectKind(
         "Versions below 1",
         "Only publish() gives out versions, and the first is 1. Number the rows anew or delete "
         "them.",
     ),
-    "low_head": Kind(
+    "low_head": DefectKind(
         "Heads behind their stream",
         "The next publish() to the stream fails, because its version exists. Set the stream's row "
         "in outbox_stream to its last version in the log.",
     ),
-    ENTITY: Kind(
+    ENTITY: DefectKind(
         "Entities that differ from their versions",
         "A row was edited by hand, so commands raise DamagedEntity. The versions are right: "
         "manage.py outbox_entities verify --repair writes the row from the newest version.",

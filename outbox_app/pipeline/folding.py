@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.core.rdd import portable_hash
 
 from ..events.log.filter import EventFilter
-from .archive_reader import Part, frame, read
+from .archive_reader import ReadPartition, frame, read
 from .database import columns_of
 from .options import Options
 from .schema import COLUMNS as ALL
@@ -39,7 +39,7 @@ def fold(
     session: SparkSession,
     options: Options,
     only: EventFilter,
-    parts: Sequence[Part],
+    parts: Sequence[ReadPartition],
     make: Callable[[], Any],
 ) -> RDD[Any]:
     """Return what the ``ViewFold`` that each task makes by ``make`` yields for all events.
@@ -50,7 +50,7 @@ def fold(
     answer = ANSWER if columns_of(options).keys() >= set(ANSWER) else ()
     schema = arrow_types(some(*COLUMNS, *answer))
 
-    def keyed(parts: Iterable[Part]) -> Iterator[tuple[tuple[int, int], Row]]:
+    def keyed(parts: Iterable[ReadPartition]) -> Iterator[tuple[tuple[int, int], Row]]:
         key = make().key
         portable_hash("")  # raises if tasks would hash the same text differently
         for part in parts:

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 
 from ..events.exceptions import ReadRefused
 from ..events.log.filter import EventFilter
-from .archive_reader import ALL, Part, file_batches, planned
+from .archive_reader import ALL, ReadPartition, file_batches, planned
 from .database import columns_of, connect
 from .exceptions import InvalidOption
 from .offset import Offset, Offsets
@@ -84,12 +84,12 @@ class Reader(DataSourceReader):
         if options.read == "events":
             return planned(options).parts
         if options.read == "inbox":
-            return [Part(conditions=["1 = 1"])]
+            return [ReadPartition(conditions=["1 = 1"])]
         with closing(connect(options)) as database:
-            return [Part(conditions=[f"log = {database.literal(options.log)}"])]
+            return [ReadPartition(conditions=[f"log = {database.literal(options.log)}"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Part)
+        assert isinstance(partition, ReadPartition)
         return batches(self.options, partition, self.schema, self.options.only)
 
 
@@ -125,10 +125,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for offset in (first, last):  # perhaps from a checkpoint
             self._planner.verify(offset)
         parts = self._planner.parts(first, last, self.options.partitions)
-        return [Part(conditions=each) for each in parts] or [Part()]
+        return [ReadPartition(conditions=each) for each in parts] or [ReadPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Part)
+        assert isinstance(partition, ReadPartition)
         return batches(self.options, partition, self.schema, self.options.only)
 
     def stop(self) -> None:
@@ -144,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def batches(
-    options: Options, part: Part, schema: pa.Schema, only: EventFilter = ALL
+    options: Options, part: ReadPartition, schema: pa.Schema, only: EventFilter = ALL
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part that match a filter.
 

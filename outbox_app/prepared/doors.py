@@ -17,17 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from ..aliases import outbox_alias
-from ..capability import (
-    BAD,
-    WARNING,
-    Doors,
-    Figure,
-    Kind,
-    Loop,
-    Problem,
-    Section,
-    Subject,
-)
+from ..capability import BAD, WARNING, Doors, Figure, Loop, Problem, ProblemKind, Section, Subject
 from ..exceptions import InvalidArgument
 from ..models.counting import shown_count
 from ..monitoring.diagnosis import counted, named
@@ -51,25 +41,25 @@ if TYPE_CHECKING:
 _UNDECIDED = ("outbox_prepared.preparedevent", {"state": "undecided"})
 # fmt: off
 KINDS = {
-    "no_check_back": Kind(
+    "no_check_back": ProblemKind(
         70, BAD, ngettext_lazy(
         "%(count)s prepared event waits for a check-back, and no process asks its sender.",
         "%(count)s prepared events wait for check-backs, and no process asks their senders.", "n"),
         _("Start manage.py run_prepared%(on)s."),
         place=("outbox_prepared.preparedevent", {"state": "prepared"})),
-    "undecided": Kind(
+    "undecided": ProblemKind(
         170, WARNING, ngettext_lazy(
         "%(count)s prepared event is undecided.",
         "%(count)s prepared events are undecided.", "n"),
         _("Find out whether its sender's transaction has committed, then confirm or cancel it."),
         place=_UNDECIDED),
-    "sender_silent": Kind(
+    "sender_silent": ProblemKind(
         180, WARNING, ngettext_lazy(
         "%(count)s sender of prepared events does not answer.",
         "%(count)s senders of prepared events do not answer.", "n"),
         _("Remove the cause that is shown; run_prepared asks the sender again by itself."),
         place=("outbox_prepared.preparedevent", {"state": "prepared"})),
-    "contradiction": Kind(
+    "contradiction": ProblemKind(
         200, WARNING, ngettext_lazy(
         "%(count)s contradiction about prepared events in the last day.",
         "%(count)s contradictions about prepared events in the last day.", "n"),

@@ -19,7 +19,7 @@ from outbox_app.database.clock import DatabaseNow
 from outbox_app.database.transactions import own_connection
 from outbox_app.django_tasks.models import TaskResult
 from outbox_app.jobs import staged
-from outbox_app.jobs.drain import incidents
+from outbox_app.jobs.drain import dead_rows
 from outbox_app.models import InboxEntry, StagedJob
 from outbox_app.retention.rows import prune
 from tests import tasks
@@ -137,7 +137,7 @@ def decide(what, **options):
 
 def bury(rows, app, last):
     row = SimpleNamespace(id=last.pk, task_id=last.task_id)
-    return incidents.move_to_dead(row, ValueError("x"), using=rows.db)
+    return dead_rows.move_to_dead(row, ValueError("x"), using=rows.db)
 
 
 def cancel(rows, app, last):

@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from outbox_app.events import publish
 from outbox_app.events.log.scans.postgres import PostgresScan
 from outbox_app.events.models import Event
-from outbox_app.pipeline.archive_reader import Part
+from outbox_app.pipeline.archive_reader import ReadPartition
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.schema import SCHEMA, arrow_types
@@ -61,7 +61,7 @@ def events(alias: str, start, limit=None):
     rows = [
         r
         for part in parts
-        for batch in batches(options, Part(conditions=part), ARROW)
+        for batch in batches(options, ReadPartition(conditions=part), ARROW)
         for r in batch.to_pylist()
     ]
     return end, sorted(row["id"] for row in rows)

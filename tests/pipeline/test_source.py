@@ -32,7 +32,7 @@ from outbox_app.events import NewEvent, publish_many
 from outbox_app.events.exceptions import ForeignCursor, ReadRefused
 from outbox_app.events.models import Event, StreamHead
 from outbox_app.models import InboxEntry
-from outbox_app.pipeline.archive_reader import Part
+from outbox_app.pipeline.archive_reader import ReadPartition
 from outbox_app.pipeline.database import connect, connected
 from outbox_app.pipeline.exceptions import InvalidOption, InvalidSchema, PipelineError, Unreachable
 from outbox_app.pipeline.offset import Offsets
@@ -296,7 +296,7 @@ class TestReader:
 
     @on("default")
     def test_filters_hold_for_all_of_a_condition(self, alias, history, source_options):
-        part = Part(conditions=["id > 0 OR id < 0"])
+        part = ReadPartition(conditions=["id > 0 OR id < 0"])
         reader = make(source_options(alias, topics="eu"))
         assert sum(batch.num_rows for batch in reader.read(part)) == 1
         stream = OutboxDataSource(source_options(alias, topics="eu")).streamReader(struct(SCHEMA))

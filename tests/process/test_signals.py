@@ -15,7 +15,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
 
-from outbox_app.management.teaching import TeachingCommand
+from outbox_app.management.base import OutboxCommand
 from outbox_app.models import Incident
 from outbox_app.process.foreground import stop_on_signals
 from outbox_app.process.waiting import StopFlag
@@ -35,7 +35,7 @@ def test_a_signal_at_any_moment_of_a_wait() -> None:
         return trace
 
     before, stopped = sys.gettrace(), StopFlag()
-    with TeachingCommand().handling_signals():
+    with OutboxCommand().handling_signals():
         stop_on_signals(stopped.set)
         sys.settrace(trace)
         try:
@@ -47,7 +47,7 @@ def test_a_signal_at_any_moment_of_a_wait() -> None:
 
 def test_after_a_block_a_signal_interrupts_on_the_command_line_too() -> None:
     """Spark is stopped after an archiver's block: a second Ctrl-C has to end the wait for it."""
-    command, before = TeachingCommand(), signal.getsignal(signal.SIGINT)
+    command, before = OutboxCommand(), signal.getsignal(signal.SIGINT)
     command._called_from_command_line = True  # type: ignore[attr-defined]
     with command.handling_signals():
         stop_on_signals(lambda: None)
@@ -59,7 +59,7 @@ LATE = """
 import os, signal
 import django
 django.setup()
-from outbox_app.management.teaching import TeachingCommand
+from outbox_app.management.base import OutboxCommand
 from outbox_app.process.foreground import stop_on_signals
 
 class Late:
@@ -70,7 +70,7 @@ def work(using):
     stop_on_signals(lambda: None)
     return 0
 
-late, command = Late(), TeachingCommand()
+late, command = Late(), OutboxCommand()
 command._called_from_command_line = True
 command.run(work, database="default")
 """

@@ -76,7 +76,7 @@ def test_modules_do_not_print() -> None:
 
 
 def test_what_modules_say_is_escaped() -> None:
-    """Loggers come from ``get_logger``; commands write with ``TeachingCommand.write``."""
+    """Loggers come from ``get_logger``; commands write with ``OutboxCommand.write``."""
 
     def wrong(path: Path) -> bool:
         text = path.read_text()

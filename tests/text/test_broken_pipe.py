@@ -33,9 +33,9 @@ import django
 
 django.setup()
 
-from outbox_app.management.teaching import TeachingCommand
+from outbox_app.management.base import OutboxCommand
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     requires_system_checks = []
 
     def handle(self, **options):

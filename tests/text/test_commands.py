@@ -19,7 +19,7 @@ from outbox_app.database.clock import DatabaseNow
 from outbox_app.events import publish, subscriber
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
-from outbox_app.management.teaching import TeachingCommand
+from outbox_app.management.base import OutboxCommand
 from outbox_app.models import DeadJob, Incident, Process, StagedJob
 from outbox_app.prepared.models import PreparedEvent
 from tests.entities.models import Account
@@ -182,7 +182,7 @@ def test_every_command_writes_through_one_place() -> None:
     ours = [name for name, app in get_commands().items() if app.startswith("outbox_app")]
     assert len(ours) >= 10
     for name in ours:
-        assert isinstance(load_command_class(get_commands()[name], name), TeachingCommand), name
+        assert isinstance(load_command_class(get_commands()[name], name), OutboxCommand), name
 
 
 def test_the_checks_of_a_command_ask_no_database(alias: str) -> None:
@@ -205,7 +205,7 @@ def test_an_error_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
         def isatty(self) -> bool:
             return True
 
-    class Refusing(TeachingCommand):
+    class Refusing(OutboxCommand):
         def handle(self, **options: Any) -> None:
             raise CommandError(HOSTILE)
 
@@ -276,7 +276,7 @@ def test_ctrl_c_ends_a_command_in_one_line(name: str, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     command = load_command_class(get_commands()[name], name)
-    assert isinstance(command, TeachingCommand)
+    assert isinstance(command, OutboxCommand)
     monkeypatch.setattr(command, "execute", interrupt)
     monkeypatch.setattr(command.stderr, "_out", written := StringIO())
     with pytest.raises(SystemExit) as ended:

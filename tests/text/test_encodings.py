@@ -19,7 +19,7 @@ from django.db import transaction
 from outbox_app.events import publish
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
-from outbox_app.management.teaching import escaping
+from outbox_app.management.base import escaping
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from unittest.mock import ANY
 import pytest
 
 import outbox_app
-from outbox_app.management.teaching import TeachingCommand
+from outbox_app.management.base import OutboxCommand
 from outbox_app.monitoring import log_lines
 from outbox_app.process.backoff import Backoff
 from outbox_app.text import escaped, get_logger, per_second
@@ -166,7 +166,7 @@ class TestCommand:
 
     def run(self) -> tuple[str, str]:
         out, err = StringIO(), StringIO()
-        command = TeachingCommand(stdout=out, stderr=err)
+        command = OutboxCommand(stdout=out, stderr=err)
         logger = get_logger("outbox_app.drain")
         command.run(lambda using: logger.info("Drainer started database=%s", using), database="b")
         return out.getvalue(), err.getvalue()

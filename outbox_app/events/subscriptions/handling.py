@@ -30,7 +30,7 @@ class EndedByHandler(OutboxError):
     """A handler raised an exception that would end the process, and its other subscriptions."""
 
 
-class Attempt(NamedTuple):
+class HandlingResult(NamedTuple):
     #: Rows that were read.
     rows: int = 0
     #: Whether more rows may follow right away.
@@ -101,7 +101,7 @@ def raising(error: Exception) -> Handler:
     return handle
 
 
-def narrowed(tried: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
+def narrowed(tried: HandlingResult, attempt: Callable[[int], HandlingResult]) -> HandlingResult:
     """Return the attempt at the event that fails, or the last attempt if the whole page succeeds.
 
     ``attempt`` tries a page of at most so many rows, from where the cursor is by then.

@@ -44,7 +44,7 @@ from .cursors import (
     fail,
     is_stopped,
 )
-from .handling import Attempt, call_handler, decided, joined, narrowed, raising
+from .handling import HandlingResult, call_handler, decided, joined, narrowed, raising
 from .id_gaps import IdGaps
 from .parking import Parking, is_of_event
 from .subscriber import Handler, Subscriber
@@ -209,7 +209,7 @@ class Partition:
         # Parking finds the events at fault by itself. For other errors, as at COMMIT, search.
         if tried.error is not None and tried.rows > 1 and failures and (parking or not parks):
 
-            def attempt(limit: int) -> Attempt:
+            def attempt(limit: int) -> HandlingResult:
                 self._load_parked()
                 return self._try_page(at, limit, parking)
 
@@ -225,7 +225,7 @@ class Partition:
         self._fail(cursor, tried.error, handled=len(tried.events))
         return False
 
-    def _try_page(self, at: LogCursor, limit: int, parks: bool) -> Attempt:
+    def _try_page(self, at: LogCursor, limit: int, parks: bool) -> HandlingResult:
         """Handle a page of at most ``limit`` rows. An error is returned, not raised."""
         try:
             shared = self.shared and self.shared.read(self, at, limit)
@@ -235,7 +235,7 @@ class Partition:
         except LOST:
             raise
         except Exception as error:  # reading was refused, or a row was edited by hand
-            return Attempt(error=error)
+            return HandlingResult(error=error)
         events, kept = self.gaps.wanted(complete), None
         if skips := {_key(each): each for each in decided(at.cursor.failed_event)}:
             here = {(event.id, event.stream, event.version): event for event in events}
@@ -253,7 +253,7 @@ class Partition:
             # Do not move the state in memory, either. After a crash, the server may give out again
             # the ids of transactions that left nothing on disk. A snapshot is safe only once a
             # later transaction, the one that stores it in the cursor, is on disk.
-            return Attempt(more=page.more)
+            return HandlingResult(more=page.more)
 
         def commit(handle: Handler) -> list[RecordedEvent]:
             handled = events
@@ -284,7 +284,7 @@ class Partition:
             if events:
                 first, last = events[0], events[-1]
                 error.add_note(f"Handling {first.log} from position {first.id} to {last.id}.")
-            return Attempt(len(read), False, error, events)
+            return HandlingResult(len(read), False, error, events)
         failpoint("committed")
         self._stored_at[at.reader.table] = now = self.clock()
         self.handled += len(events)
@@ -292,7 +292,7 @@ class Partition:
         if events:
             seconds = now - started
             self._send(page_handled, at.reader.table, count=len(events), seconds=seconds)
-        return Attempt(len(read), page.more)
+        return HandlingResult(len(read), page.more)
 
     def _is_stale(self, at: LogCursor, page: Page[Any]) -> bool:
         """Return whether the cursor's row is so old that even an empty page is stored."""

@@ -45,7 +45,7 @@ _NO_ROUTE = (312, 404)
 _AMQP_ROW_AT_FAULT = (501, 502, 503, 540)
 
 #: Packages whose errors this module knows, or that concern no broker. An error of another
-#: transport's library may concern the message or the broker's state: see ``Wire.gives_up``.
+#: transport's library may concern the message or the broker's state: see ``SendBudget.gives_up``.
 _KNOWN_PACKAGES = {
     *sys.stdlib_module_names,
     *("amqp", "celery", "django", "kombu", "outbox_app", "redis", "vine"),

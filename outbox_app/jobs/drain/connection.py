@@ -21,7 +21,7 @@ from . import brokers
 from .misconfiguration import WRONG_OPTION, find_transport, unreachable
 from .outcome import PreparedMessage
 from .redis_batch import Transactions
-from .wire import Wire
+from .send_budget import SendBudget
 
 logger = get_logger("outbox_app.drain")
 
@@ -46,7 +46,7 @@ class BrokerConnection:
         self._known_exchanges: set[str] = set()
         #: Whether the last send failed, so that the broker is probed: see ``brokers.probe``.
         self._doubtful = False
-        self._wire = Wire(timeout=timeout)
+        self._budget = SendBudget(timeout=timeout)
         self._transactions = Transactions()
 
     def open(self, keep_alive: Callable[[], object] = lambda: None) -> None:
@@ -68,7 +68,7 @@ class BrokerConnection:
             channel = connection.channel()
             brokers.refuse_unsafe(connection, channel)
             if self._doubtful and brokers.probe(connection, channel, timeout=timeout):
-                self._wire.has_probed()
+                self._budget.has_probed()
             self._doubtful = False
             if driver_type == "redis":
                 # A declaration would ask for the size in a MULTI, which Redis may refuse.
@@ -118,7 +118,7 @@ class BrokerConnection:
         """Drop the connection after a failure of the broker, and raise ``BrokerUnavailable``."""
         answer = None if self._is_lost(error) else error
         if answer is None or brokers.is_foreign(answer) or len(items) > 1:
-            self._wire.has_failed(items, answer)
+            self._budget.has_failed(items, answer)
         self._doubtful = True
         self.close()
         if isinstance(error, BrokerUnavailable):

@@ -39,10 +39,12 @@ from ...text import get_logger
 from ..staging.sending import staging_apps
 from .app_drain import AppDrain
 from .batch import Row, apps_with_rows
+from .dead_rows import blocked_by_dead, move_to_dead
 from .drain_counters import DrainCounters
-from .incidents import Unsettled, blocked_by_dead, move_to_dead, record_run_out, record_takeover
+from .incidents import record_run_out, record_takeover
 from .outcome import PublishResult, announce
 from .tracing import trace_batch
+from .unsettled import Unsettled
 
 logger = get_logger("outbox_app.drain")
 

@@ -1,81 +1,21 @@
-"""What the drain writes besides deletions: dead jobs and incidents; and what it still has to write.
+"""Incidents: causes of extra publishes, each with the shards and the ids that it may concern.
 
-A row moves to the dead table in one transaction, and only if it still exists: if two drainers hold
-it, one of them moves it. Incidents are for people: the drain adds them, and never reads any.
-``Unsettled`` keeps deletions and incidents until they are written, through any failure. Meanwhile
-the drainer reads nothing, gives up no shard and hands nothing back: a row that was published must
-not be read again, and an extra publish must not happen before its incident is written. If a drainer
-is killed, the incident of its shards' takeover covers what it had kept.
+They are for people: the drain adds them, and never reads any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Max, Min
 
-from ...conf import outbox_settings
 from ...database.encoding import replaced
-from ...database.lock_wait import atomic_with_lock_wait
-from ...exceptions import KeyBlocked
-from ...models import DeadJob, Incident, StagedJob
-from ...signals import incident_recorded, job_dead
+from ...models import Incident, StagedJob
+from ...signals import incident_recorded
 from ...text import storable
-from .batch import Row, delete, release
-
-#: Seconds for which a decision waits for a row that another transaction has locked, at most.
-LOCK_SECONDS = 2.0
-
-
-def move_to_dead(
-    row: Row, error: BaseException, *, using: str, waits: bool = True
-) -> DeadJob | None:
-    """Move a row to the dead table, unless another process has moved or published it.
-
-    Without ``waits`` a row that another transaction has locked is left, if the database can do so.
-    """
-    # By its task id as well: see ``batch.delete``.
-    staged = StagedJob.objects.using(using).filter(pk=row.id, task_id=row.task_id)
-    found = staged.first()  # before the transaction: see ``staged._run``
-    skips = not waits and connections[using].features.has_select_for_update_skip_locked
-    with atomic_with_lock_wait(LOCK_SECONDS, using=using):
-        if skips and not staged.select_for_update(skip_locked=True).values_list("pk"):
-            return None
-        # The one conditional step: if two drainers hold the row, one of them deletes it.
-        if found is None or not staged._raw_delete(using):
-            return None
-        kind = type(error)
-        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")[:255]
-        dead = found.as_dead(error=name, reason=_kept(str(error) or repr(error), using))
-        dead.save(using=using, force_insert=True)
-    job_dead.send_robust(DeadJob, using=using, dead=dead)
-    return dead
-
-
-def blocked_by_dead(rows: Sequence[Row], *, using: str) -> list[tuple[Row, Exception]]:
-    """Return the rows whose ordering key is blocked by an earlier dead job: they are moved to dead.
-
-    There they stay in order, in sight, and cost the drain nothing; a person requeues the whole key.
-    """
-    keys = {row.ordering_key for row in rows if row.ordering_key}
-    if outbox_settings().DEAD_KEY != "block" or not keys:
-        return []
-    dead = DeadJob.objects.using(using).filter(ordering_key__in=keys)
-    first = dict(dead.values_list("ordering_key").annotate(Min("staged_id")))
-    return [
-        (
-            row,
-            KeyBlocked(
-                f"Ordering key {row.ordering_key!r} is blocked by the dead job with staged id "
-                f"{first[row.ordering_key]}. Requeue or discard that one, then requeue this one."
-            ),
-        )
-        for row in rows
-        if first.get(row.ordering_key, row.id) < row.id
-    ]
+from .batch import Row, release
 
 
 def record_takeover(owner: str, shards: set[int], *, using: str, by: str) -> None:
@@ -137,75 +77,6 @@ def record_incident(
     tell = partial(incident_recorded.send_robust, Incident, using=using, incident=incident)
     transaction.on_commit(tell, using=using)  # a receiver that fails undoes nothing
     return incident
-
-
-class Unsettled:
-    """Deletions and incidents that one drainer has still to write."""
-
-    def __init__(self, *, using: str) -> None:
-        self.using = using
-        self._published: list[tuple[int, str]] = []
-        self._incidents: list[dict[str, Any]] = []
-        #: Published rows that cannot be deleted, as another transaction has locked them: their ids,
-        #: with their shards.
-        self.locked: dict[int, int] = {}
-        #: Rows sent since the last heartbeat: their shards, the first and the last id.
-        self._shards: set[int] = set()
-        self._span: list[int] = []
-
-    def sent(self, rows: Sequence[Row]) -> None:
-        """Delete, with the next flush, rows that the broker has taken.
-
-        Note them until the next heartbeat: another drainer may own their shards by now.
-        """
-        self._published += [(row.id, row.task_id) for row in rows]
-        if rows:
-            self._shards.update(row.shard for row in rows)
-            ids = [*self._span, *(row.id for row in rows)]
-            self._span = [min(ids), max(ids)]
-
-    def record_unknown(self, rows: Sequence[Row], *, drainer: str, detail: str) -> None:
-        """Record an incident with the next flush: the broker may have taken these rows."""
-        shards, ids = {row.shard for row in rows}, [row.id for row in rows]
-        self._record(Incident.Kind.UNKNOWN, shards, ids, drainer=drainer, detail=detail)
-
-    def note_heartbeat(self) -> None:
-        """Forget the rows sent so far: the shards had not been taken over when they were sent."""
-        self._shards, self._span = set(), []
-
-    def record_loss(self, *, drainer: str) -> None:
-        """Record that the shards were lost: their next owner may have sent the same rows."""
-        if not self._span:
-            return
-        detail = "Sent after its last heartbeat by a drainer that had lost its shards and lived."
-        kind = Incident.Kind.TAKEOVER
-        self._record(kind, self._shards, self._span, drainer=drainer, detail=detail)
-        self.note_heartbeat()
-
-    def _record(self, kind: str, shards: set[int], ids: list[int], **words: str) -> None:
-        self._incidents.append({"kind": kind, "shards": shards, "ids": ids, **words})
-
-    def flush(self) -> None:
-        """Write the incidents, then delete. After a ``django.db.Error`` the rest is kept.
-
-        Rows that another transaction has locked are kept, too: this drainer does not read them
-        again, and an incident records that the next owner of their shards may do so.
-        """
-        while self._incidents:
-            record_incident(**self._incidents[0], using=self.using)
-            del self._incidents[0]
-        left: list[tuple[int, str, int]] = []
-        if delete(self._published, using=self.using) < len(self._published):
-            published = dict(self._published)
-            rows = StagedJob.objects.using(self.using).filter(pk__in=published)
-            there = rows.values_list("id", "task_id", "shard")
-            left = [row for row in there if row[:2] in published.items()]
-        known, self.locked = self.locked, {id: shard for id, _, shard in left}
-        self._published = [row[:2] for row in left]
-        if new := {id: shard for id, shard in self.locked.items() if id not in known}:
-            detail = "Published while another transaction had locked them, to cancel them, say."
-            self._record(Incident.Kind.UNKNOWN, {*new.values()}, [*new], detail=detail)
-            self.flush()
 
 
 def _kept(text: str, using: str) -> str:

@@ -32,7 +32,7 @@ from .batch import SMALL_BYTES, Row
 from .connection import BrokerConnection, MaySend
 from .outcome import PreparedMessage, PublishResult, prepare
 from .redis_batch import RedisBatch
-from .wire import rounds
+from .send_budget import rounds
 
 logger = get_logger("outbox_app.drain")
 
@@ -57,8 +57,8 @@ class Publisher(BrokerConnection):
             self.open(may_send)
             if self._has_confirms:
                 ready = list(self._with_mandatory(ready))
-            if self._wire.failed:
-                ready = self._wire.in_turn(item for item in ready if not self._gives_up(item))
+            if self._budget.failed:
+                ready = self._budget.in_turn(item for item in ready if not self._gives_up(item))
             if self._takes_batches():
                 self._publish_batches(ready)
             else:
@@ -158,7 +158,7 @@ class Publisher(BrokerConnection):
                 yield item
 
     def _gives_up(self, item: PreparedMessage) -> bool:
-        if error := self._wire.gives_up(item):
+        if error := self._budget.gives_up(item):
             self._outcome.refuse(item.row, error)
         return error is not None
 
@@ -184,14 +184,14 @@ class Publisher(BrokerConnection):
             dealt = rounds(ready, atomic=atomic)
         alone = self._goes_alone if self._has_confirms else None
         for items in dealt:
-            for batch in self._wire.batches(items, alone=alone):
+            for batch in self._budget.batches(items, alone=alone):
                 if len(batch) == 1 and self._has_confirms:
                     self._publish_singly(batch)
                 else:
                     self._publish_batch(batch, atomic=atomic)
 
     def _publish_batch(self, items: list[PreparedMessage], *, atomic: bool) -> None:
-        seconds = self._wire.seconds(items)
+        seconds = self._budget.seconds(items)
         seconds = min(seconds, self._may_send(seconds))
         self.open(self._may_send)
         channel = self.producer.channel
@@ -219,7 +219,7 @@ class Publisher(BrokerConnection):
         if isinstance(batch, RedisBatch) and batch.refusal is not None:
             self._transactions.were_refused(batch.refusal)
         if failure is None:
-            self._wire.has_taken(sent, seconds=time.monotonic() - began)
+            self._budget.has_taken(sent, seconds=time.monotonic() - began)
             return
         if batch.begun and not brokers.refused_for_certain(failure):
             self._outcome.unknown += [item.row for item in sent[len(batch.answers) :]]
@@ -266,7 +266,7 @@ class Publisher(BrokerConnection):
             item = left.popleft()
             if outcome.blocks(item.row) or self._gives_up(item):
                 continue
-            self._may_send(self._wire.seconds([item]))
+            self._may_send(self._budget.seconds([item]))
             self._reopen(self._may_send)
             self._reconnect()
             self._returned = None
@@ -293,4 +293,4 @@ class Publisher(BrokerConnection):
                 self._fail(error, [item])
             outcome.accepted.append(item.row)
             self._known_exchanges.add(item.message.exchange)
-            self._wire.has_taken([item], seconds=time.monotonic() - began)
+            self._budget.has_taken([item], seconds=time.monotonic() - began)

@@ -21,10 +21,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...jobs.drain.run import drain_outbox
-from ..teaching import OUTBOX_ALIAS, TeachingCommand
+from ..base import OUTBOX_ALIAS, OutboxCommand
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -39,7 +39,7 @@ from ...models import DeadJob
 from ...models.counting import MANY
 from ...process.preflight import require_migrated
 from ...text import one_line
-from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
+from ..base import OUTBOX_ALIAS, OutboxCommand, when
 
 EXIT_NOTHING = 1
 #: By option, what it selects.
@@ -72,7 +72,7 @@ def identifier(text: str) -> int:
     return int(text)
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -13,10 +13,10 @@ from django.core.management.base import CommandParser
 from ...capability import all_doors, setting
 from ...exceptions import InvalidArgument
 from ...retention.rows import BATCH_SIZE, all_kept, kept_for, prune
-from ..teaching import TeachingCommand
+from ..base import OutboxCommand
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

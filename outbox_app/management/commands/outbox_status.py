@@ -33,12 +33,12 @@ from ...monitoring.status import OutboxStatus, outbox_status
 from ...process.foreground import set_timeouts
 from ...process.preflight import require_alias, require_migrated
 from ...text import one_line
-from ..teaching import OUTBOX_ALIAS, TeachingCommand
+from ..base import OUTBOX_ALIAS, OutboxCommand
 
 EXIT_PROBLEM, EXIT_UNKNOWN = 1, 2
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
     requires_system_checks = []  # for monitoring: its exit code answers in any case
 

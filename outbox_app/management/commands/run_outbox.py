@@ -27,10 +27,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...supervisor import run_together
-from ..teaching import OUTBOX_ALIAS, TeachingCommand
+from ..base import OUTBOX_ALIAS, OutboxCommand
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

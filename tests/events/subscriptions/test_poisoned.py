@@ -11,7 +11,7 @@ from outbox_app.events import subscriber
 from outbox_app.events.exceptions import GapNotSkippable
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions.control import release
-from outbox_app.events.subscriptions.handling import Attempt, narrowed
+from outbox_app.events.subscriptions.handling import HandlingResult, narrowed
 from outbox_app.events.subscriptions.skips import discard_stream, skip_event
 from outbox_app.models import InboxEntry
 
@@ -296,14 +296,14 @@ def test_halves(bad):
     def attempt(limit):
         page = left[:limit]
         if bad in page:
-            return Attempt(len(page), error=ValueError(), events=page)
+            return HandlingResult(len(page), error=ValueError(), events=page)
         del left[:limit]
-        return Attempt(len(page))
+        return HandlingResult(len(page))
 
-    found = narrowed(Attempt(8, error=ValueError()), attempt)
+    found = narrowed(HandlingResult(8, error=ValueError()), attempt)
     assert (found.events, left[0]) == ([bad], bad)
     bad = -1
-    assert narrowed(Attempt(len(left), error=ValueError()), attempt).error is None
+    assert narrowed(HandlingResult(len(left), error=ValueError()), attempt).error is None
     assert left == []
 
 

@@ -8,8 +8,8 @@ from django.db import connections, transaction
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import bulk, dead, staged
 from outbox_app.jobs.drain import batch
+from outbox_app.jobs.drain.dead_rows import move_to_dead
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.jobs.drain.incidents import move_to_dead
 from outbox_app.models import DeadJob, StagedJob
 from outbox_app.monitoring.series import _now
 from tests import tasks

@@ -11,9 +11,9 @@ from outbox_app import cancel
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.database.transactions import own_connection
 from outbox_app.failpoints import set_failpoint
-from outbox_app.jobs.drain import batch, incidents
+from outbox_app.jobs.drain import batch, dead_rows
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.jobs.drain.incidents import Unsettled
+from outbox_app.jobs.drain.unsettled import Unsettled
 from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
 from outbox_app.signals import incident_recorded
 from tests import tasks
@@ -286,7 +286,7 @@ def test_many_locked_rows_are_found_without_comparing_each_with_each(alias, stag
 def block(alias, staged, settings, monkeypatch):
     """``block(4, 9)``: a dead job blocks the key of the jobs at these places, which it returns."""
     settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
-    monkeypatch.setattr(incidents, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(dead_rows, "LOCK_SECONDS", 0.1)
 
     def make(*places):
         jobs = StagedJob.objects.using(alias).order_by("id")

@@ -30,14 +30,14 @@ from django.core.management.base import CommandParser
 
 from ....events.aliases import log_alias
 from ....exceptions import InvalidArgument
-from ....management.teaching import TeachingCommand
+from ....management.base import OutboxCommand
 from ....models.counting import counted, shown_count
 from ....process.preflight import require_migrated
 from ... import maintenance
 from ...verification import verify
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

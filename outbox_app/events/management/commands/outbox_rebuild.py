@@ -19,11 +19,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ....management.teaching import TeachingCommand
+from ....management.base import OutboxCommand
 from ...projections.rebuild import rebuild
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

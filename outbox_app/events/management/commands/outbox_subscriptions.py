@@ -42,7 +42,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ....exceptions import InvalidArgument, OutboxError
-from ....management.teaching import TeachingCommand, when
+from ....management.base import OutboxCommand, when
 from ....models.counting import LISTED
 from ....process.preflight import require_migrated
 from ....text import one_line
@@ -56,7 +56,7 @@ from ...subscriptions.start_point import parse_start_point
 EXIT_REFUSED = 1
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -26,14 +26,14 @@ from django.core.management.base import CommandError, CommandParser
 
 from ....events.log.newevent import slice_of
 from ....exceptions import InvalidArgument
-from ....management.teaching import TeachingCommand
+from ....management.base import OutboxCommand
 from ....process.preflight import require_migrated
 from ...conf import fleet_settings
 from ...registry import Registry, new_registry
 from ...topology import leaders_of, slices
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -22,7 +22,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ....aliases import inbox_alias
 from ....exceptions import InvalidArgument
-from ....management.teaching import TeachingCommand
+from ....management.base import OutboxCommand
 from ....process.foreground import stop_on_signals
 from ....process.waiting import StopFlag
 from ...driver.pipeline import Pipeline, pipeline
@@ -31,7 +31,7 @@ from ...exceptions import PipelineError
 from ...session import reason
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -40,7 +40,7 @@ from django.db.models.expressions import RawSQL
 
 from ....aliases import outbox_alias
 from ....exceptions import InvalidArgument
-from ....management.teaching import OUTBOX_ALIAS, TeachingCommand, when
+from ....management.base import OUTBOX_ALIAS, OutboxCommand, when
 from ....models.counting import LISTED, counted, shown_count
 from ....process.preflight import require_migrated
 from ....retention.rows import prune
@@ -62,7 +62,7 @@ def event_id(text: str) -> UUID:
         raise ArgumentTypeError(f"{text!r} is not the id of an event; ids are UUIDs") from None
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ....aliases import outbox_alias
-from ....management.teaching import OUTBOX_ALIAS, TeachingCommand
+from ....management.base import OUTBOX_ALIAS, OutboxCommand
 from ....process.preflight import require_migrated
 from ....text import one_line
 from ...comparison import report
@@ -30,7 +30,7 @@ from ...models import ShadowJob, ShadowResult
 Outcome = ShadowResult.Outcome
 
 
-class Command(TeachingCommand):
+class Command(OutboxCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -1,4 +1,4 @@
-"""What a drainer learns about the way to a broker: its capacity, and the messages that fail.
+"""How much a drainer may send to a broker at once: its capacity, and the messages that fail.
 
 The size of a batch follows from how long the last one took; after a failure batches get smaller,
 down to one message. A large message that fails alone three times, while the broker took other
@@ -17,13 +17,13 @@ from ...exceptions import Undeliverable
 from .batch import BUDGET_BYTES, SMALL_BYTES
 from .outcome import PreparedMessage
 
-#: The assumed speed of a wire, for the size of the first batch and the time of a large message.
+#: Assumed speed of a connection, for the size of the first batch and the time of a large message.
 BYTES_PER_SECOND = 256 * 1024
 #: Attempts of a large message.
 ATTEMPTS = 3
 
 
-class Wire:
+class SendBudget:
     def __init__(self, *, timeout: float) -> None:
         self.timeout = timeout
         self._limit = timeout * BYTES_PER_SECOND
@@ -76,7 +76,7 @@ class Wire:
         size = sum(item.size for item in batch)
         target = self.timeout / 4
         if seconds > target:
-            # At least a size that is small on any wire: for a slow broker, less would not help.
+            # At least a size that is small anywhere: for a slow broker, less would not help.
             self._limit = min(self._limit, max(size * target / seconds, SMALL_BYTES))
         elif seconds < target / 2 and size > self._limit / 2:
             self._limit = min(self._limit * 2, BUDGET_BYTES)

@@ -28,7 +28,7 @@ from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.prepared.request import checked
 from outbox_app.retention.run import Retention
-from outbox_app.supervisor import Part
+from outbox_app.supervisor import LoopThread
 from tests import tasks
 from tests.faults.tools import Book, assert_handed_back, on
 from tests.patience import eventually, patience
@@ -175,13 +175,13 @@ def test_a_wrong_alias() -> None:
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Part]]:
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LoopThread]]:
     """``running(work)``: a part in a thread, restarted at once; it must end when stopped."""
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 0.01)
-    started: list[Part] = []
+    started: list[LoopThread] = []
 
-    def make(work: Any) -> Part:
-        part = Part("jobs", Loop(work))
+    def make(work: Any) -> LoopThread:
+        part = LoopThread("jobs", Loop(work))
         part.start()
         started.append(part)
         return part
@@ -216,8 +216,8 @@ def test_a_part_that_fails_is_started_again(
         assert part.code == (1 if error else 3)
         part.stop()
         eventually(lambda: part.code == 0, "it recovered")
-    assert caplog.text.count("Part has ended") == 2
-    assert caplog.text.count("Part failed") == (2 if error else 0)
+    assert caplog.text.count("Loop ended and will be restarted") == 2
+    assert caplog.text.count("Loop failed") == (2 if error else 0)
 
 
 def test_a_part_is_stopped_while_it_pauses(monkeypatch: pytest.MonkeyPatch, running: Any) -> None:

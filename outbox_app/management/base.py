@@ -42,7 +42,7 @@ UNSEEN = (
 )
 
 
-class TeachingCommand(BaseCommand):
+class OutboxCommand(BaseCommand):
     """A command whose help, its module's docstring, keeps its line breaks."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
