@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.utils import timezone
 
@@ -68,7 +69,10 @@ class OutboxCommand(BaseCommand):
             return name
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command; turn an ``OutboxError`` into a ``CommandError``; escape the message."""
+        """Run the command; turn an error with words into a ``CommandError``; escape the message.
+
+        ``OutboxError`` has an exit code of its own; that of a missing app or a wrong setting is 2.
+        """
         try:
             _require_selections(options)
             ends = self._called_from_command_line  # type: ignore[attr-defined]
@@ -88,6 +92,8 @@ class OutboxCommand(BaseCommand):
             raise CommandError(text) from error
         except OutboxError as error:
             raise CommandError(escaped(error), returncode=error.returncode) from error
+        except ImproperlyConfigured as error:
+            raise CommandError(escaped(error), returncode=2) from error
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         """Check no database: Django 6.1 checks all, and an unreachable one ends the command."""

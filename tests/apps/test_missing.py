@@ -124,3 +124,14 @@ def test_a_call_in_shadow_mode_names_the_line(tmp_path: Path) -> None:
     )
     done = run("-c", CALL.format(call=call), apps="core", folder=tmp_path, SHOP_MODE="shadow")
     assert 'Add "outbox_app.shadow", to INSTALLED_APPS, and run' in done.stdout, done.stderr
+
+
+def test_a_command_names_the_line_without_a_traceback(tmp_path: Path) -> None:
+    assert manage("migrate", "-v0", apps="core events", folder=tmp_path).returncode == 0
+    command = ("outbox_prune", "--archived", "/nowhere", "--older-than", "1")
+    done = manage(*command, apps="core events", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "CommandError: INSTALLED_APPS does not have outbox_app.pipeline. Add "
+        '"outbox_app.pipeline", to INSTALLED_APPS, and run manage.py migrate.\n'
+    )
