@@ -275,7 +275,7 @@ def rename(*tables: tuple[str, str]) -> None:
 
 def check(_: float) -> dict[str, float]:
     """Plant ``DECIDED`` events, create their fences, and time the check-back."""
-    from outbox_app.prepared.asking import CheckBack
+    from outbox_app.prepared.checking_back import CheckBack
     from outbox_app.prepared.models import Fence, PreparedEvent
 
     plant(DECIDED)

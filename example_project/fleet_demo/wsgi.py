@@ -2,7 +2,7 @@
 
 from django.core.wsgi import get_wsgi_application
 
-from outbox_app.fleet.gunicorn import announce
+from outbox_app.fleet.gunicorn import register
 
 application = get_wsgi_application()
-announce(None)  # as gunicorn's post_worker_init does
+register(None)  # as gunicorn's post_worker_init does

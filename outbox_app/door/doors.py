@@ -41,7 +41,7 @@ class DoorSection(Section):
         yield named("peer_clock", [Subject(n, f"{off:+d} s") for n, off in self.clocks.items()])
 
 
-class DoorDoors(Doors):
+class PeerDoors(Doors):
     name = "door"
     rank = 40
     settings = DoorSettings
@@ -56,4 +56,4 @@ class DoorDoors(Doors):
         return DoorSection(wrong_clocks(using=question.database))
 
 
-DOORS = DoorDoors()
+DOORS = PeerDoors()

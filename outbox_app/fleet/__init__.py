@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ..exports import lazy
 
 if TYPE_CHECKING:
-    from .announcing import announce as announce
     from .cluster import KnownServer as KnownServer
     from .cluster import Service as Service
     from .cluster import servers as servers
+    from .registration import register as register
     from .registry import Member as Member
     from .registry import Registry as Registry
 
@@ -22,7 +22,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".announcing": ["announce"],
+            ".registration": ["register"],
             ".cluster": ["KnownServer", "Service", "servers"],
             ".registry": ["Member", "Registry"],
         },

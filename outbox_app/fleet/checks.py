@@ -67,12 +67,12 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
     if type(conf.DEADLINE) not in (int, float) or not 0 < conf.DEADLINE < 1_000_000:
         yield "DEADLINE", "is not a number of seconds above 0 and below 1,000,000"
     leading = conf.TOPOLOGY
-    if leading not in (None, "elected") and (
+    if leading not in (None, "registered") and (
         not isinstance(leading, list | tuple)
         or any(map(address_fault, leading))
         or not 0 < len(leading) == len(set(leading))
     ):
-        yield "TOPOLOGY", "is neither 'elected', nor None, nor a list of different addresses"
+        yield "TOPOLOGY", "is neither 'registered', nor None, nor a list of different addresses"
     for name, known in CHOICES.items():
         if getattr(conf, name) not in known:
             yield name, f"is none of {', '.join(map(repr, known))}"

@@ -23,9 +23,9 @@ from ..door.exceptions import PeerUnavailable
 from ..door.models import Peer
 from ..door.peers import is_name, service_of
 from ..exceptions import InvalidArgument
-from .announcing import join_as
 from .balance import Balance, Failing
 from .conf import FleetSettings, fleet_settings
+from .registration import register_as
 from .registry import CLIENT, Member
 from .watch import Watch
 
@@ -206,7 +206,7 @@ _services: dict[str, Known] = {}
 def known_of(service: str) -> Known:
     if service not in _services:
         require_app("outbox_app.fleet")
-        join_as(CLIENT)
+        register_as(CLIENT)
         with _lock:
             if service not in _services:
                 _services[service] = Known(service)

@@ -41,9 +41,9 @@ class FleetSettings:
     CLUSTER: Literal["fail_fast", "fail_over"] = "fail_over"
     #: Seconds for all attempts of a call together.
     DEADLINE: float = 5.0
-    #: Which servers lead the entities of routed types: "elected" means the registered ones, a list
+    #: Which servers lead the entities of routed types: "registered" means those of SERVICE, a list
     #: names them. None: no server leads, and each command is executed where it arrives.
-    TOPOLOGY: Literal["elected"] | Sequence[str] | None = "elected"
+    TOPOLOGY: Literal["registered"] | Sequence[str] | None = "registered"
 
 
 def fleet_settings() -> FleetSettings:

@@ -36,7 +36,7 @@ def other_leader(slice: int) -> str:
     Return an empty string if this process leads the slice, or if no server does.
     """
     conf = fleet_settings()
-    listed = conf.TOPOLOGY == "elected" and conf.SERVICE
+    listed = conf.TOPOLOGY == "registered" and conf.SERVICE
     owners = leaders_of(known_of(conf.SERVICE).watch.listing().servers if listed else ())
     address = owners[slice] if owners else ""
     return "" if address == conf.ADDRESS else address
@@ -47,7 +47,7 @@ def leaders_of(members: Iterable[Member | Server]) -> tuple[str, ...]:
     conf = fleet_settings()
     if not conf.SERVICE:
         return ()
-    if conf.TOPOLOGY == "elected":
+    if conf.TOPOLOGY == "registered":
         found = [m for m in members if m.service == conf.SERVICE and m.kind == SERVER]
         leads = [(m.address, m.weight) for m in found if m.weight and not m.draining]
         return _allocation(tuple(sorted(leads)))

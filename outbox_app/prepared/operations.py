@@ -21,7 +21,7 @@ from ..database.encoding import replaced
 from ..models.counting import LISTED
 from ..text import Write, get_logger
 from . import keeper
-from .asking import DECIDES
+from .checking_back import DECIDES
 from .conf import prepared_settings
 from .fences import outcomes
 from .models import PreparedEvent, PreparedEventQuerySet

@@ -19,7 +19,7 @@ from ..process.foreground import (
     stop_on_signals,
 )
 from ..text import get_logger
-from .asking import CheckBack
+from .checking_back import CheckBack
 
 logger = get_logger("outbox_app.prepared")
 

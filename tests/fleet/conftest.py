@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from outbox_app.fleet import announcing, cluster
+from outbox_app.fleet import cluster, registration
 from tests.patience import patience
 
 LEASE = 1.0
 
 
 def begin_anew() -> None:
-    """Let this process be one that is not announced, and has called no service."""
-    announcing.leave()
+    """Let this process be one that is not registered, and has called no service."""
+    registration.leave()
     watches = [known.watch for known in cluster._services.values()]
     cluster.forget()
     for watch in watches:

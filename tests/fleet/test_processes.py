@@ -22,7 +22,7 @@ from outbox_app.door.exceptions import PeerUnavailable
 from outbox_app.door.peers import peer_named
 from outbox_app.entities import service
 from outbox_app.failpoints import set_failpoint
-from outbox_app.fleet import announcing, servers
+from outbox_app.fleet import registration, servers
 from outbox_app.prepared import prepared
 from outbox_app.prepared.models import PreparedEvent
 from tests.door.test_messages import Handler, Server
@@ -63,10 +63,10 @@ def serve(both: None, fleet: Any, settings: Any) -> Iterator[Callable[..., tuple
 
         signal.signal(signal.SIGTERM, stop)
         fleet(ADDRESS=url(server.server_port))
-        announcing.join()
+        registration.join()
         server.serve_forever(0.05)
         server.server_close()
-        announcing.leave()  # as at exit
+        registration.leave()  # as at exit
 
     def start(application: Any = None) -> tuple[int, str]:
         # Made here: between a look for a free port and its use others may take it.
@@ -86,7 +86,7 @@ def serve(both: None, fleet: Any, settings: Any) -> Iterator[Callable[..., tuple
         return pid, address
 
     yield start
-    announcing.leave()
+    registration.leave()
     for pid in started:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -162,7 +162,7 @@ def test_a_registry_that_is_cut_off(serve: Any, answered: Any, settings: Any, al
         link.mode = "pass"
         link.cut()
         eventually(lambda: answered() and not any(each.kept for each in servers("shop")))
-        announcing.leave()
+        registration.leave()
 
 
 def test_no_server_answers(serve: Any, answered: Any) -> None:

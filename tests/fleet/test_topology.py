@@ -102,7 +102,7 @@ def test_servers_are_avoided_by_several_threads(monkeypatch: Any) -> None:
 def test_a_command_stays_here_where_no_list_can_be_pulled(
     fleet: Any, monkeypatch: pytest.MonkeyPatch, cannot_start: list[str]
 ) -> None:
-    fleet(TOPOLOGY="elected", REGISTRY=STATIC, SERVERS={"shop": URLS[1:2]})
+    fleet(TOPOLOGY="registered", REGISTRY=STATIC, SERVERS={"shop": URLS[1:2]})
     monkeypatch.setattr(Account, "routed", True)
     cannot_start.append("outbox-watch-shop")
 

@@ -18,7 +18,7 @@ from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
 
-from .here import Here
+from .local_context import LocalContext
 
 #: So few files are put together that it happens all the time.
 FILES = 3
@@ -46,7 +46,7 @@ def _archive(options: Options, folder: str, rows: int, point: str, passes: int) 
 
     set_failpoint(point, act)
     try:
-        Archiver(Here(), options, folder, max_rows=rows).run()
+        Archiver(LocalContext(), options, folder, max_rows=rows).run()
         os._exit(0)
     except BaseException:
         traceback.print_exc()

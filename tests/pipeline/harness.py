@@ -29,7 +29,7 @@ from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import COLUMNS
 from outbox_app.pipeline.table import Archive
 
-from .here import Here
+from .local_context import LocalContext
 
 #: The points of a batch at which a process may be killed, in order.
 POINTS = (
@@ -59,7 +59,11 @@ def archive(alias: str, folder: Any, *, session: Any = None, rows: int = 4, **gi
     """Archive what is committed by now. Returns how many events that was."""
     said: list[str] = []
     archiver = Archiver(
-        session or Here(), source(alias, **given), str(folder), max_rows=rows, write=said.append
+        session or LocalContext(),
+        source(alias, **given),
+        str(folder),
+        max_rows=rows,
+        write=said.append,
     )
     return archiver.run()
 

@@ -16,7 +16,7 @@ from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
 from tests.events.projections.models import Sold, Status
-from tests.pipeline.here import Here
+from tests.pipeline.local_context import LocalContext
 
 MODELS = {"spark_sold": Sold, "spark_status": Status}
 
@@ -55,7 +55,7 @@ def spark_rebuilds(alias, options, request):
 
     def make(name, *, session=None, **given):
         lines = []
-        session = session or Here()
+        session = session or LocalContext()
         make.result = rebuild_on_spark(session, options, name, write=lines.append, **given)
         return lines
 

@@ -47,8 +47,8 @@ def declared(name: str) -> Any:
 if __name__ == "__main__":
     from outbox_app.pipeline.driver.pipeline import log_options
     from outbox_app.pipeline.driver.rebuild import log_of, rebuild_on_spark
-    from tests.pipeline.here import Here
+    from tests.pipeline.local_context import LocalContext
 
     log, using = log_of(sys.argv[1])
     options = log_options(log, using=using, password=os.environ.get("PASSWORD", ""))
-    rebuild_on_spark(Here(), options, sys.argv[1], write=print)
+    rebuild_on_spark(LocalContext(), options, sys.argv[1], write=print)

@@ -53,7 +53,7 @@ from .harness import (
     source,
     tree,
 )
-from .here import Here
+from .local_context import LocalContext
 from .test_source import struct
 
 database = pytest.mark.django_db(transaction=True)
@@ -207,7 +207,7 @@ def test_batches_of_tombstones_are_archived_without_files(alias, new_log, folder
 def test_a_stop_is_heard_between_batches(alias, new_log, folder):
     publish_some(alias, 12)
     answers = iter([False, False, True, True])
-    archiver = Archiver(Here(), source(alias), str(folder), max_rows=4)
+    archiver = Archiver(LocalContext(), source(alias), str(folder), max_rows=4)
     assert archiver.run(lambda: next(answers)) == 8
     archive(alias, folder)
     assert_exact(alias, folder)

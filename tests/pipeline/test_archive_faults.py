@@ -34,7 +34,7 @@ from .harness import (
     source,
     tree,
 )
-from .here import Here
+from .local_context import LocalContext
 
 database = pytest.mark.django_db(transaction=True)
 
@@ -224,7 +224,7 @@ def test_one_that_is_to_stop_does_not_look_for_old_files(alias, new_log, folder,
     publish_some(alias, 6)
     vacuumed, said = [], []
     monkeypatch.setattr(Archive, "vacuum", lambda self: len(vacuumed.append(self) or []))
-    archiver = Archiver(Here(), source(alias), str(folder), max_rows=4, write=said.append)
+    archiver = Archiver(LocalContext(), source(alias), str(folder), max_rows=4, write=said.append)
     assert archiver.run(lambda: bool(said)) == 4
     assert vacuumed == []
     assert archiver.run() == 2
@@ -328,7 +328,7 @@ class Waiting:
         return len(self.waits) > self.number
 
 
-class Following(Here):
+class Following(LocalContext):
     """A session that Spark is behind of, as far as ``follow`` can see."""
 
     stopped = False
@@ -419,7 +419,7 @@ def test_the_database_is_away(server, private, folder):
     server.stop()
     try:
         with pytest.raises(Unreachable, match=r"Connecting to .* failed"):
-            Archiver(Here(), options, str(folder)).run()
+            Archiver(LocalContext(), options, str(folder)).run()
     finally:
         server.start()
         connections[private].close()

@@ -41,7 +41,7 @@ from .harness import (
     publish_some,
     source,
 )
-from .here import Here, Partitions
+from .local_context import LocalContext, Partitions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -215,7 +215,7 @@ def test_an_attempt_that_was_made_twice_counts_once(alias, new_log, folder):
             super().map(function)
             return super().map(function)
 
-    class Speculative(Here):
+    class Speculative(LocalContext):
         def parallelize(self, parts, count):
             return Twice(super().parallelize(parts, count).parts)
 

@@ -23,7 +23,7 @@ from tests.events.log.own_log.models import Visit
 from tests.faults.tools import on
 
 from .harness import archive, named, source
-from .here import Here
+from .local_context import LocalContext
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -255,7 +255,7 @@ def test_a_column_that_comes_while_the_log_is_followed(alias, run, tmp_path):
         return bool(seconds)
 
     folder = str(tmp_path / "archive")
-    Archiver(Here(), source(alias, Visit), folder, write=str).follow(1.0, wait)
+    Archiver(LocalContext(), source(alias, Visit), folder, write=str).follow(1.0, wait)
     kept = Archive.load(folder, TABLE)
     notes = [row["note"] for file in kept.files() for row in kept.read(file).to_pylist()]
     assert notes == [None, None, "x", "x"]

@@ -27,7 +27,7 @@ from tests.faults.tools import on
 
 from .harness import archive as fill
 from .harness import killing, named
-from .here import Here
+from .local_context import LocalContext
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -55,7 +55,7 @@ def archive(alias, tmp_path):
     def run() -> str:
         password = "outbox" if alias == "mariadb" else ""
         options = log_options(Event, using=alias, password=password)
-        Archiver(Here(), options, folder, max_rows=4).run()
+        Archiver(LocalContext(), options, folder, max_rows=4).run()
         return folder
 
     return run

@@ -32,7 +32,7 @@ from tests.events.projections.declared import StatusOf, declare
 from tests.events.projections.models import Sold, Status
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
-from tests.pipeline.here import Here
+from tests.pipeline.local_context import LocalContext
 from tests.pipeline.rebuilds import (
     damage,
     failpoints_end_with_the_test,
@@ -98,7 +98,7 @@ def test_events_are_those_of_the_log(alias, options, settings, use_tz):
     reader = LogReader(Event, using=alias)
     logged, _ = reader.read(reader.window.start(0), 1000)
     view = ViewFold(ProjectionTable(declare(StatusOf, "status")(), using=alias))
-    rows = fold(Here(), options, EventFilter(), planned(options).parts, Rows).collect()
+    rows = fold(LocalContext(), options, EventFilter(), planned(options).parts, Rows).collect()
     events = [view._event(row) for row in rows]
     assert sorted(events, key=lambda each: each.id) == logged
     assert [*map(type, events[0])] == [*map(type, logged[0])]
@@ -125,7 +125,7 @@ def test_while_writers_write_and_the_subscription_runs(
 
     writers = [in_thread(lambda seed=seed: write(seed)) for seed in (1, 2)]
     try:
-        for session in (Here(), spark if name == "spark_sold" else Here()):
+        for session in (LocalContext(), spark if name == "spark_sold" else LocalContext()):
             seen = Event.objects.using(alias).count()
             lines = spark_rebuilds(name, session=session)
             assert any(line.startswith(f"compared name={name} ") for line in lines)

@@ -17,7 +17,7 @@ from tests.events.projections.conftest import in_thread
 from tests.events.projections.declared import StatusOf, declare
 from tests.events.projections.models import Pointed, Status
 from tests.faults.tools import on
-from tests.pipeline.here import Here
+from tests.pipeline.local_context import LocalContext
 from tests.pipeline.rebuilds import (
     damage,
     failpoints_end_with_the_test,
@@ -151,5 +151,5 @@ class TestRefused:
         declare(StatusOf, "pointed", model=Pointed)
         declare(StatusOf, "two", logs=[Event, Ledger])
         with pytest.raises(RebuildRefused, match=text) as caught:
-            rebuild_on_spark(Here(), options, name)
+            rebuild_on_spark(LocalContext(), options, name)
         assert caught.value.returncode == 2

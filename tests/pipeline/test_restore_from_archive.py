@@ -26,7 +26,7 @@ from tests.docs.test_code_in_docs import ROOT, blocks
 from tests.faults.tools import on
 
 from .harness import archive, archived, logged, source
-from .here import Here
+from .local_context import LocalContext
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -153,7 +153,7 @@ def test_columns_of_a_logs_own_and_times_are_put_back(
     lasted = timedelta(days=2, microseconds=7)
     rows.update(lasted=lasted, address="10.0.0.1", left_at=left_at)
     before = list(rows.values())
-    archiver = Archiver(Here(), source(alias, stays), str(tmp_path / "archive"), write=str)
+    archiver = Archiver(LocalContext(), source(alias, stays), str(tmp_path / "archive"), write=str)
     archiver.run()
     found = archived_versions(stays, "stay", folder=str(tmp_path / "archive"), using=alias)
     assert [{name: getattr(row, name) for name in before[0]} for row in found] == before
@@ -186,7 +186,7 @@ def test_arrays_and_ranges_of_versions_that_have_sunk(alias, tmp_path):
         during = (now, now + timedelta(hours=1))
         rows.filter(version=1).update(tags=["a,b", '"', "", None], cells=[1, 2], during=during)
         before = list(rows.values())
-        Archiver(Here(), source(alias, Tagged), str(tmp_path / "archive"), write=str).run()
+        Archiver(LocalContext(), source(alias, Tagged), str(tmp_path / "archive"), write=str).run()
         found = archived_versions(Tagged, "a", folder=str(tmp_path / "archive"), using=alias)
         assert [{name: getattr(row, name) for name in before[0]} for row in found] == before
     finally:

@@ -30,7 +30,7 @@ from tests.faults.tools import on
 from tests.splitting import split
 
 from .harness import archive, source
-from .here import Here
+from .local_context import LocalContext
 from .test_source import struct
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -117,7 +117,7 @@ def test_a_projection_is_rebuilt_from_archived_versions(alias, accounts, tmp_pat
     assert len(by_log) == 3
     AccountVersion.objects.using(alias).filter(stream="a")._raw_delete(alias)
     rows.delete()
-    # It asks Spark, which ``Here`` is not.
+    # It asks Spark, which ``LocalContext`` is not.
     monkeypatch.setattr(folding, "beginning_missing", lambda *_: None)
     rebuilt(alias, archive=str(tmp_path))
     assert list(rows.values()) == by_log
@@ -126,7 +126,7 @@ def test_a_projection_is_rebuilt_from_archived_versions(alias, accounts, tmp_pat
 def rebuilt(alias, **given):
     password = connections[alias].settings_dict.get("PASSWORD") or ""
     options = log_options(AccountVersion, using=alias, password=password, partitions="2")
-    return rebuild_on_spark(Here(), options, "states", write=lambda line: None, **given)
+    return rebuild_on_spark(LocalContext(), options, "states", write=lambda line: None, **given)
 
 
 def test_a_projection_is_rebuilt_from_versions(alias, accounts):

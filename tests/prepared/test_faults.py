@@ -20,7 +20,7 @@ from outbox_app.events.models import Event
 from outbox_app.models import Incident, Lease
 from outbox_app.prepared import fence, prepared
 from outbox_app.prepared import sender as senders
-from outbox_app.prepared.asking import CheckBack
+from outbox_app.prepared.checking_back import CheckBack
 from outbox_app.prepared.models import Fence, PreparedEvent
 from tests import emptying, forking
 from tests.faults.tools import ROOT, on

@@ -28,7 +28,7 @@ from outbox_app.events.models import Event
 from outbox_app.models import Incident
 from outbox_app.prepared import fence, keeper
 from outbox_app.prepared import sender as senders
-from outbox_app.prepared.asking import SenderWorker, ask
+from outbox_app.prepared.checking_back import SenderWorker, ask
 from outbox_app.prepared.exceptions import FencedOut
 from outbox_app.prepared.fences import Question
 from outbox_app.prepared.models import Fence, PreparedEvent

@@ -18,7 +18,7 @@ from outbox_app.exceptions import NotMigrated
 from outbox_app.models import Incident
 from outbox_app.prepared import operations, prepared
 from outbox_app.prepared import sender as senders
-from outbox_app.prepared.asking import SenderWorker
+from outbox_app.prepared.checking_back import SenderWorker
 from outbox_app.prepared.exceptions import Contradiction
 from outbox_app.prepared.models import PreparedEvent
 

@@ -13,7 +13,7 @@ from django.db import connections
 from django.utils import timezone
 
 from outbox_app.prepared import NewPrepared, keeper
-from outbox_app.prepared.asking import CheckBack, SenderWorker
+from outbox_app.prepared.checking_back import CheckBack, SenderWorker
 from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
 from tests.faults.tools import on

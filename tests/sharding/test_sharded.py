@@ -23,7 +23,7 @@ from outbox_app.door.peers import peer_named
 from outbox_app.entities import Command, forwarding, queue, service
 from outbox_app.entities.exceptions import OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
-from outbox_app.fleet import announcing
+from outbox_app.fleet import registration
 from tests.door.test_messages import Handler, Server
 from tests.entities.models import Account
 from tests.entities.test_history import check
@@ -70,7 +70,7 @@ def start(
     def work(server: Any, topology: Any) -> None:
         settings.OUTBOX = {**settings.OUTBOX, "PEERS": {"billing": billing, "shop": fellow}}
         fleet(ADDRESS=url(server.server_port), TOPOLOGY=topology)
-        announcing.join()
+        registration.join()
         server.serve_forever(0.05)
 
     def run(*topologies: Any) -> dict[str, int]:
@@ -98,7 +98,7 @@ def start(
         return found
 
     yield run
-    announcing.leave()
+    registration.leave()
     for pid in started:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -157,7 +157,7 @@ def test_a_leader_that_is_stopped_and_killed(
     start: Any, account: None, where: Any, alias: str
 ) -> None:
     """Every command of eight callers is answered, and the history has no fault."""
-    there = start("elected", "elected", "elected")
+    there = start("registered", "registered", "registered")
     eventually(lambda: listed().keys() == there.keys())
     eventually(lambda: len({where(address) for address in there}) == 1, "commands meet")
     leader = where(next(iter(there)))

@@ -113,7 +113,7 @@ class LogReader:
         self.window.verify(state)
         self._known = self._last_row(self.window.reached(state))
 
-    def unless_forgotten(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+    def if_server_unchanged(self, rows: QuerySet[Any]) -> QuerySet[Any]:
         """Return these rows, or none if the server may have forgotten commits since ``verify``.
 
         The server would give out their transaction ids again, and an older state has passed these.
@@ -122,7 +122,7 @@ class LogReader:
             return rows
         return rows.extra(where=[f"{SERVER} = %s"], params=[self._server])
 
-    def believe(self, other: LogReader) -> None:
+    def adopt_verification(self, other: LogReader) -> None:
         """Accept that another reader has verified a state of this log."""
         self._known, self._server = other._known, other._server
 

@@ -112,7 +112,7 @@ class LogCursor:
         }
         with transaction.atomic(using=using):
             same = Cursor.objects.using(using).filter(pk=row.pk, revision=row.revision)
-            rows: Any = self.reader.unless_forgotten(same)
+            rows: Any = self.reader.if_server_unchanged(same)
             if not rows.move(**columns, handled=F("handled") + handled, moved_at=DatabaseNow()):
                 raise CursorConflict(
                     f"The cursor {row} was moved by another process; this page is dropped."
@@ -233,7 +233,7 @@ class StoredRows:
     def verify(self, reader: LogReader, state: WindowState) -> None:
         for other, verified in self._verified:
             if other.table == reader.table and verified == state:
-                reader.believe(other)
+                reader.adopt_verification(other)
                 return
         reader.verify(state)
         self._verified.append((reader, state))

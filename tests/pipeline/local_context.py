@@ -6,7 +6,7 @@ import itertools
 import os
 
 
-class Here:
+class LocalContext:
     """What stands for a session. Tasks run one after the other."""
 
     defaultParallelism = 2

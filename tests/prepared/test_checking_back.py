@@ -22,14 +22,14 @@ from outbox_app.models import Incident
 from outbox_app.prepared import (
     COMMITTED,
     IN_PROGRESS,
-    asking,
     cancel,
     check_back,
+    checking_back,
     confirm,
     keeper,
 )
 from outbox_app.prepared import fences as fences_module
-from outbox_app.prepared.asking import CheckBack, SenderWorker
+from outbox_app.prepared.checking_back import CheckBack, SenderWorker
 from outbox_app.prepared.exceptions import FencedOut
 from outbox_app.prepared.fences import Question
 from outbox_app.prepared.keeper import CALL
@@ -65,7 +65,7 @@ def answering(monkeypatch: Any) -> Callable[..., Sender]:
 
     def use(answer: Any) -> Sender:
         sender = Sender(answer)
-        monkeypatch.setattr(asking, "ask", sender)
+        monkeypatch.setattr(checking_back, "ask", sender)
         return sender
 
     return use
@@ -172,7 +172,7 @@ def test_policies(alias: str, answer: Any, make: Any, ask: Any, answering: Any) 
         ("cancelled", "policy", None),
         ("confirmed", "policy", None),
     ]
-    assert rows.all()[0].reason == asking.UNDECIDED
+    assert rows.all()[0].reason == checking_back.UNDECIDED
     assert len(sender.asked) == 2
 
 
@@ -188,12 +188,14 @@ def test_policies_decide_of_a_sender_that_is_not_asked(
     rows.filter(policy="cancel").update(state="undecided")  # a person has it asked about again
     worker = SenderWorker(rows[0].sender, using=alias)
     if why == "hangs":
-        worker.under_way = {Future(): ((), time.monotonic()) for _ in range(asking.QUESTIONS)}
+        worker.under_way = {
+            Future(): ((), time.monotonic()) for _ in range(checking_back.QUESTIONS)
+        }
     elif why == "hangs for some":
         answered: Future[None] = Future()
         answered.set_result(None)
         worker.under_way = {answered: ((), time.monotonic())}
-        worker.hanging = [Future() for _ in range(asking.HANGING)]
+        worker.hanging = [Future() for _ in range(checking_back.HANGING)]
         worker.backoff.failed(TimeoutError("no answer"))
     else:
         worker.backoff.failed(OSError("away"))
@@ -212,7 +214,7 @@ def test_what_is_decided_meanwhile_is_not_asked_about_again(
     alias: str, moment: str, make: Any, ask: Any, answering: Any, monkeypatch: Any
 ) -> None:
     event = make()
-    real = asking.DatabaseNow
+    real = checking_back.DatabaseNow
 
     def decide(*args: Any) -> Any:
         if the_row(alias).state == "prepared":
@@ -223,7 +225,7 @@ def test_what_is_decided_meanwhile_is_not_asked_about_again(
 
     answering(decide if moment == "asked" else IN_PROGRESS)
     if moment == "claimed":
-        monkeypatch.setattr(asking, "DatabaseNow", decide)
+        monkeypatch.setattr(checking_back, "DatabaseNow", decide)
     ask()
     row = the_row(alias)
     assert (row.state, row.next_check_at) == ("cancelled", None)
@@ -322,7 +324,7 @@ def test_after_it_was_undecided(
     alias: str, then: str, make: Any, pay: Any, ask: Any, answering: Any, in_log: Any
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asking, "ask", Sender(OSError("away")))
+        patch.setattr(checking_back, "ask", Sender(OSError("away")))
         event = make()
         move(alias, decide_by=PAST)
         ask()
@@ -368,7 +370,7 @@ def test_attempts_are_not_counted(
     """A sender that is away spends none of its budget: there is none."""
     pay(make())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asking, "ask", Sender(ConnectionError("refused")))
+        patch.setattr(checking_back, "ask", Sender(ConnectionError("refused")))
         for _ in range(6):
             move(alias, next_check_at=PAST)
             loop = ask()
@@ -418,7 +420,7 @@ def test_a_sender_that_is_unknown_stays_visible(alias: str, ask: Any) -> None:
 def test_many_in_questions_of_a_hundred(
     alias: str, sender: str, pay: Any, make: Any, answering: Any, ask: Any, states: Any
 ) -> None:
-    real = partial(asking.ask, f"alias:{sender}")
+    real = partial(checking_back.ask, f"alias:{sender}")
     requests = [checked(NewPrepared(f"s{n % 40}", "t", {}, immune=0)) for n in range(250)]
     keeper.prepare(f"alias:{sender}", requests, using=alias)
     fences = [Fence(event_id=r.event_id, outcome="committed") for r in requests[::2]]
@@ -440,15 +442,15 @@ def test_a_sender_that_hangs_holds_up_itself(
         go.wait(60)
         return {}
 
-    real = asking.ask
+    real = checking_back.ask
 
     def ask(name: str, given: Any) -> Any:
         return hang(given) if name == "alias:hung" else real(name, given)
 
-    monkeypatch.setattr(asking, "ask", ask)
-    monkeypatch.setattr(asking, "LEAVE_SECONDS", 0.1)
-    monkeypatch.setattr(asking, "QUESTIONS", 1)
-    monkeypatch.setattr(asking, "BATCH", 1)
+    monkeypatch.setattr(checking_back, "ask", ask)
+    monkeypatch.setattr(checking_back, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(checking_back, "QUESTIONS", 1)
+    monkeypatch.setattr(checking_back, "BATCH", 1)
     hung = [checked(NewPrepared("s", "t", immune=0, policy="cancel")) for _ in range(2)]
     keeper.prepare("alias:hung", hung, using=alias)
     rows = PreparedEvent.objects.using(alias)
@@ -469,9 +471,9 @@ def test_questions_that_never_end_are_asked_again(
 ) -> None:
     """As where the sender's database was cut off: nothing ever tells their threads so."""
     settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
-    monkeypatch.setattr(asking, "BATCH", 1)
-    monkeypatch.setattr(asking, "CLAIM_SECONDS", 0.3)
-    monkeypatch.setattr(asking, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(checking_back, "BATCH", 1)
+    monkeypatch.setattr(checking_back, "CLAIM_SECONDS", 0.3)
+    monkeypatch.setattr(checking_back, "FIRST_PAUSE", 0.1)
     ends = threading.Event()
 
     def hang(given: Any) -> Any:
@@ -479,12 +481,12 @@ def test_questions_that_never_end_are_asked_again(
         return {}
 
     seen = answering(hang)
-    events = [make(f"order-{n}") for n in range(asking.QUESTIONS)]
+    events = [make(f"order-{n}") for n in range(checking_back.QUESTIONS)]
     pay(*events)
     rows = PreparedEvent.objects.using(alias)
     try:
         with running(alias) as loop:
-            eventually(lambda: len(seen.asked) >= asking.QUESTIONS)
+            eventually(lambda: len(seen.asked) >= checking_back.QUESTIONS)
             eventually(lambda: "no answer in 0.3 s" in loop.trouble)
             assert rows.filter(unreachable__gte=1).exists()
             seen.answer = COMMITTED
@@ -500,7 +502,7 @@ def test_only_so_many_questions_hang(
     settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.0}
     limits = {"QUESTIONS": 1, "BATCH": 1, "CLAIM_SECONDS": -1.0, "FIRST_PAUSE": 0.0, "HANGING": 3}
     for name, value in limits.items():
-        monkeypatch.setattr(asking, name, value)
+        monkeypatch.setattr(checking_back, name, value)
     ends = threading.Event()
     seen = answering(lambda given: ends.wait(60) and {})
     pay(make())
@@ -521,10 +523,10 @@ def test_a_sender_that_comes_back_is_not_stormed(
     alias: str, sender: str, answering: Any, settings: Any, monkeypatch: Any
 ) -> None:
     """While it is away one question at a time finds out; then four, and all is decided."""
-    count, batch = (100_000, asking.BATCH) if FULL else (300, 20)
+    count, batch = (100_000, checking_back.BATCH) if FULL else (300, 20)
     settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
-    monkeypatch.setattr(asking, "BATCH", batch)
-    name, real = f"alias:{sender}", partial(asking.ask, f"alias:{sender}")
+    monkeypatch.setattr(checking_back, "BATCH", batch)
+    name, real = f"alias:{sender}", partial(checking_back.ask, f"alias:{sender}")
     for first in range(0, count, 500):
         size = min(500, count - first)
         requests = [checked(NewPrepared(f"s{n % 9}", "t", {}, immune=0)) for n in range(size)]
@@ -556,9 +558,9 @@ def test_a_sender_that_comes_back_is_not_stormed(
         eventually(lambda: loop.trouble == "")
     print(f"{len(back)} questions in {seconds:.1f} s about {count} events")
     at_once, sizes = zip(*back, strict=True)
-    assert max(at_once) <= asking.QUESTIONS
+    assert max(at_once) <= checking_back.QUESTIONS
     assert max(sizes) <= batch
-    assert count <= sum(sizes) <= count + batch * asking.QUESTIONS  # each once
+    assert count <= sum(sizes) <= count + batch * checking_back.QUESTIONS  # each once
     assert rows.filter(state="cancelled").count() == count
     assert loop.done >= count
 
@@ -683,7 +685,7 @@ def test_a_function_knows_what_fences_have_forgotten(alias: str, sender: str, ma
     event = make()
     fences_module.mark_pruned(event.prepared_at + timedelta(days=1), using=sender)
     question = Question(event.event_id, event.prepared_at, "", "order.paid")
-    assert asking.ask(f"alias:{sender}", [question]) == {event.event_id: COMMITTED}
+    assert checking_back.ask(f"alias:{sender}", [question]) == {event.event_id: COMMITTED}
 
 
 @pytest.mark.usefixtures("own")
@@ -700,7 +702,7 @@ def test_functions_that_take_long(alias: str, sender: str, make: Any, monkeypatc
 
     events = [make(f"order-{n}") for n in range(3)]
     asked_of = [Question(each.event_id, each.prepared_at, "", "order.paid") for each in events]
-    found = asking.ask(f"alias:{sender}", asked_of)
+    found = checking_back.ask(f"alias:{sender}", asked_of)
     assert len(asked) <= 1
     assert list(found.values()).count(IN_PROGRESS) >= 2
 

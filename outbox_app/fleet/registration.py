@@ -1,9 +1,9 @@
-"""Announces a process to the registry: it registers when it starts, and leaves before it ends.
+"""Registers a process in the registry: it registers when it starts, and leaves before it ends.
 
 Its first request would be too late: until a server is registered, it gets no request. A process
 that only calls registers as a client, with its first call. SIGTERM first takes the process off the
 registry, and then ends it as before. A process that was suspended for longer than its lease
-registers again, under another id, and is still draining if it was. A forked child does not announce
+registers again, under another id, and is still draining if it was. A forked child does not register
 itself.
 """
 
@@ -32,14 +32,14 @@ AT_EXIT = 2.0
 Application = Callable[..., Awaitable[None]]
 
 
-def announce(application: Application) -> Application:
+def register(application: Application) -> Application:
     """Answer the lifespan protocol of ASGI: register on startup, leave on shutdown.
 
     Args:
         application: The application for all other scopes, such as ``get_asgi_application()``.
     """
 
-    async def announced(scope: Any, receive: Any, send: Any) -> None:
+    async def registered(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
             await application(scope, receive, send)
             return
@@ -49,10 +49,10 @@ def announce(application: Application) -> Application:
         await asyncio.to_thread(leave)
         await send({"type": "lifespan.shutdown.complete"})
 
-    return announced
+    return registered
 
 
-class Announcement(RegistryThread):
+class Registration(RegistryThread):
     """The entry of a process in the registry, and the thread that keeps it alive."""
 
     def __init__(self, kind: str) -> None:
@@ -83,40 +83,40 @@ class Announcement(RegistryThread):
 
 
 _lock = threading.Lock()
-#: The announcement of this process.
-_announced: Announcement | None = None
+#: The registration of this process.
+_registration: Registration | None = None
 
 
 def join() -> None:
-    """Announce this process: as a server if it has an address, else as a client."""
-    join_as(SERVER if fleet_settings().ADDRESS else CLIENT)
+    """Register this process: as a server if it has an address, else as a client."""
+    register_as(SERVER if fleet_settings().ADDRESS else CLIENT)
     if threading.current_thread() is threading.main_thread():
         _leave_on(signal.SIGTERM)
 
 
-def join_as(kind: str) -> None:
-    """Announce this process as a server or a client. A server does not become a client."""
-    global _announced
+def register_as(kind: str) -> None:
+    """Register this process as a server or a client. A server does not become a client."""
+    global _registration
     if not fleet_settings().SERVICE:
         return
     require_app("outbox_app.fleet")
     with _lock:
-        before = _announced
+        before = _registration
         if before is None or (before.member.kind, kind) == (CLIENT, SERVER):
-            begun = Announcement(kind)
+            begun = Registration(kind)
             begun.thread.start()  # if it cannot start, the next call tries again
-            _announced = begun
+            _registration = begun
             if before is not None:
                 before.stop.set()
 
 
 def leave() -> None:
     """Take this process off the registry; wait up to ``AT_EXIT`` seconds for that."""
-    global _announced
-    if (announced := _announced) is not None:
-        _announced = None
-        announced.stop.set()
-        announced.thread.join(AT_EXIT)
+    global _registration
+    if (registration := _registration) is not None:
+        _registration = None
+        registration.stop.set()
+        registration.thread.join(AT_EXIT)
 
 
 def _leave_on(number: signal.Signals) -> None:
@@ -125,8 +125,8 @@ def _leave_on(number: signal.Signals) -> None:
         return
 
     def handle(signal_number: int, frame: Any) -> None:
-        if _announced is not None:
-            _announced.stop.set()
+        if _registration is not None:
+            _registration.stop.set()
         if callable(before):
             before(signal_number, frame)
         elif before == signal.SIG_DFL:  # let the signal end the process
@@ -138,8 +138,8 @@ def _leave_on(number: signal.Signals) -> None:
 
 
 def _after_fork() -> None:
-    global _lock, _announced
-    _lock, _announced = threading.Lock(), None
+    global _lock, _registration
+    _lock, _registration = threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -17,7 +17,7 @@ import pytest
 from django.db import connections
 
 from outbox_app.database.clock import DatabaseNow
-from outbox_app.fleet import announce, announcing, gunicorn, servers
+from outbox_app.fleet import gunicorn, register, registration, servers
 from outbox_app.fleet.models import Server
 from outbox_app.fleet.registry import CLIENT, SERVER, new_registry
 from tests.patience import eventually
@@ -41,7 +41,7 @@ def test_the_lifespan_of_asgi(rows: Any, fleet: Any) -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         sent.append(scope["type"])
 
-    def registered() -> bool:
+    def is_registered() -> bool:
         try:
             return rows() == [("server", URL)]  # type: ignore[no-any-return]
         finally:
@@ -53,14 +53,14 @@ def test_the_lifespan_of_asgi(rows: Any, fleet: Any) -> None:
         async def send(message: Any) -> None:
             sent.append(message["type"])
 
-        life = asyncio.create_task(announced({"type": "lifespan"}, messages.get, send))
+        life = asyncio.create_task(wrapped({"type": "lifespan"}, messages.get, send))
         await messages.put({"type": "lifespan.startup"})
-        await asyncio.to_thread(eventually, registered)
-        await announced({"type": "http"}, messages.get, send)
+        await asyncio.to_thread(eventually, is_registered)
+        await wrapped({"type": "http"}, messages.get, send)
         await messages.put({"type": "lifespan.shutdown"})
         await life
 
-    announced = announce(application)
+    wrapped = register(application)
     asyncio.run(live())
     assert sent == ["lifespan.startup.complete", "http", "lifespan.shutdown.complete"]
     assert rows() == []
@@ -68,19 +68,19 @@ def test_the_lifespan_of_asgi(rows: Any, fleet: Any) -> None:
 
 def test_without_a_service_nothing_is_registered(rows: Any, fleet: Any) -> None:
     fleet(SERVICE="")
-    announcing.join()
-    assert announcing._announced is None
+    registration.join()
+    assert registration._registration is None
 
 
 def test_a_client_that_becomes_a_server(rows: Any, fleet: Any) -> None:
     assert servers("shop") == []
     eventually(lambda: rows() == [("client", "")])
     fleet(ADDRESS=URL)
-    announcing.join()
+    registration.join()
     eventually(lambda: rows() == [("server", URL)])
     servers("shop")
-    assert announcing._announced is not None
-    assert announcing._announced.member.kind == SERVER
+    assert registration._registration is not None
+    assert registration._registration.member.kind == SERVER
 
 
 def test_a_server_that_starts_in_a_thread(rows: Any, fleet: Any) -> None:
@@ -88,7 +88,7 @@ def test_a_server_that_starts_in_a_thread(rows: Any, fleet: Any) -> None:
     fleet(ADDRESS=URL)
     before = signal.getsignal(signal.SIGTERM)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(announcing.join).result()
+        pool.submit(registration.join).result()
     eventually(lambda: rows() == [("server", URL)])
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -98,7 +98,7 @@ def test_a_handler_in_c_stays(monkeypatch: Any) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patched:
         patched.setattr(signal, "getsignal", lambda number: None)
-        announcing._leave_on(signal.SIGTERM)
+        registration._leave_on(signal.SIGTERM)
     after = signal.signal(signal.SIGTERM, before)
     assert after is before
 
@@ -106,13 +106,13 @@ def test_a_handler_in_c_stays(monkeypatch: Any) -> None:
 def test_a_process_that_calls_is_a_client(rows: Any) -> None:
     assert servers("shop") == []
     eventually(lambda: rows() == [("client", "")])
-    announcing.leave()
+    registration.leave()
     assert rows() == []
 
 
 def test_a_row_that_is_gone_comes_back_with_another_id(alias: str, rows: Any, fleet: Any) -> None:
     fleet(ADDRESS=URL)
-    announcing.join()
+    registration.join()
     eventually(rows)
     [before] = Server.objects.using(alias)
     before.delete()
@@ -134,7 +134,7 @@ def test_a_registry_that_is_away_is_waited_for(rows: Any, fleet: Any, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr(DatabaseRegistry, "register", fail)
-        announcing.join()
+        registration.join()
         eventually(lambda: len(failed) > 1)
         assert rows() == []
     eventually(lambda: rows() == [("server", URL)])
@@ -142,7 +142,7 @@ def test_a_registry_that_is_away_is_waited_for(rows: Any, fleet: Any, monkeypatc
 
 def test_what_was_drained_comes_back_so(alias: str, rows: Any, fleet: Any) -> None:
     fleet(ADDRESS=URL)
-    kept, registry = announcing.Announcement(SERVER), new_registry()
+    kept, registry = registration.Registration(SERVER), new_registry()
     kept.step(registry)
     registry.change(URL, weight=7, draining=True)
     kept.step(registry)
@@ -158,7 +158,7 @@ def test_who_registers_removes_those_that_are_silent(alias: str, rows: Any, flee
     table = Server.objects.using(alias)
     table.create(**row)
     table.update(heartbeat_at=DatabaseNow() - timedelta(hours=1))
-    announcing.Announcement(CLIENT).step(new_registry())
+    registration.Registration(CLIENT).step(new_registry())
     assert rows() == [("client", "")]
 
 
@@ -170,7 +170,7 @@ def test_a_thread_that_could_not_be_started(
     cannot_start.append(name)
     for _ in range(2):
         with suppress(RuntimeError):
-            announcing.join()
+            registration.join()
     eventually(lambda: rows() == [("server", URL)])
     assert cannot_start == []
 
@@ -189,7 +189,7 @@ def test_a_list_whose_thread_could_not_be_started(
 def test_imported_before_django_is_set_up() -> None:
     """As asgi.py does, and gunicorn's configuration file, which is read before gevent patches."""
     code = "import sys, outbox_app.fleet.gunicorn; assert 'django' not in sys.modules; "
-    code += "from outbox_app.fleet import announce"
+    code += "from outbox_app.fleet import register"
     environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
@@ -211,10 +211,10 @@ def test_a_worker_of_gunicorn_leaves_on_sigterm_and_ends(rows: Any, fleet: Any) 
     def work() -> None:
         signal.signal(signal.SIGTERM, lambda *args: sys.exit(3))
         try:
-            gunicorn.announce(None)  # a thread registers: the signal may come at once
+            gunicorn.register(None)  # a thread registers: the signal may come at once
             signal.pause()
         except SystemExit as end:
-            announcing.leave()  # as at exit
+            registration.leave()  # as at exit
             os._exit(int(str(end.code)))
 
     child = in_a_child(work)
@@ -230,7 +230,7 @@ def test_sigterm_takes_off_a_server_that_ends_later(rows: Any, fleet: Any) -> No
 
     def work() -> None:
         signal.signal(signal.SIGTERM, lambda *args: None)
-        announcing.join()
+        registration.join()
         while True:
             signal.pause()
 
@@ -249,7 +249,7 @@ def test_sigterm_without_a_handler_leaves_and_ends(rows: Any, fleet: Any) -> Non
 
     def work() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        announcing.join()
+        registration.join()
         while True:
             signal.pause()
 
@@ -260,14 +260,14 @@ def test_sigterm_without_a_handler_leaves_and_ends(rows: Any, fleet: Any) -> Non
     assert rows() == []
 
 
-def test_a_fork_announces_nothing_and_takes_nothing_off(rows: Any, fleet: Any) -> None:
+def test_a_fork_registers_nothing_and_takes_nothing_off(rows: Any, fleet: Any) -> None:
     fleet(ADDRESS=URL)
-    announcing.join()
+    registration.join()
     eventually(rows)
 
     def work() -> None:
-        assert announcing._announced is None
-        announcing.leave()
+        assert registration._registration is None
+        registration.leave()
         os._exit(0)
 
     assert os.waitstatus_to_exitcode(os.waitpid(in_a_child(work), 0)[1]) == 0
