@@ -56,7 +56,7 @@ class OutboxCollector(Collector):
             figures = _figures(outbox_status(using=using))
             return [sample for each in figures for sample in each.samples()]
         except django.db.Error as error:
-            logger.warning("Metrics could not be read database=%s error=%r", alias, error)
+            logger.warning("Metrics could not be read database=%s error=%s", alias, error)
             return [("outbox_up", (), 0.0)]
         finally:
             # A thread of a metrics server has no request whose end would close the connections.

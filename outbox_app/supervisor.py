@@ -69,7 +69,7 @@ class LoopThread(threading.Thread):
             self.code = self.loop.run(once=once, listen=self._listen)
         except BaseException as error:  # a SystemExit would end the thread silently
             trace = None if isinstance(error, OutboxError) else error
-            logger.error("Loop failed loop=%s error=%r", self.title, error, exc_info=trace)
+            logger.error("Loop failed loop=%s error=%s", self.title, error, exc_info=trace)
             self.code = EXIT_DIED
 
     def _listen(self, stop: Callable[[], None]) -> None:

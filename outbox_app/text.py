@@ -3,7 +3,8 @@
 Task names, streams, types and reasons may contain text from the project's own users. Unprintable
 characters (line breaks, terminal codes, direction marks, lone surrogates) are shown as escapes.
 Templates escape HTML; this module does not. A logger of ``get_logger`` escapes each record before a
-handler gets it, and makes each ``key=%s`` an attribute, for JSON formatters and structlog.
+handler gets it, and makes each ``key=%s`` an attribute, for JSON formatters and structlog. An error
+is shown with its type and message, and without passwords.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def _argument(value: object, name: str, conversion: str, record: logging.LogReco
     plain: Any = value
     if value is not None and not isinstance(value, Number):
         try:
-            plain = escaped(repr(value) if conversion == "r" else value)
+            shown = error_text(value) if isinstance(value, BaseException) else value
+            plain = escaped(repr(shown) if conversion == "r" else shown)
         except Exception as error:  # the value's own __str__ or __repr__ failed
             plain = f"its text cannot be had ({type(error).__name__})"
     if name:

@@ -44,7 +44,7 @@ def health(
     try:
         found = outbox_status(using=using)
     except django.db.Error as error:
-        logger.warning("Health could not be asked error=%r", error)
+        logger.warning("Health could not be read error=%s", error)
         text = "The database cannot be read, or has no outbox tables."
         reason = {"code": "database", "severity": "bad", "text": text}
         return JsonResponse({"status": "unknown", "problems": [reason]}, status=503)

@@ -22,7 +22,7 @@ from celery.local import Proxy
 from django.db import connections
 
 from ..exceptions import OutboxError
-from ..text import error_text, get_logger
+from ..text import get_logger
 
 logger = get_logger("outbox_app.callbacks")
 
@@ -102,7 +102,7 @@ def keep_callbacks_apart(using: str, *, of: str, alone: bool = False) -> AfterCo
                 "transaction would be committed with it callback=%s of=%s error=%s",
                 callback,
                 of,
-                error_text(error),
+                error,
                 exc_info=error,
             )
 

@@ -106,4 +106,4 @@ def _cut(number: int) -> None:
         with socket.socket(fileno=os.dup(number)) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
     except OSError as error:  # closed in the meantime
-        logger.debug("Socket was cut already error=%r", error)
+        logger.debug("Socket was cut already error=%s", error)

@@ -173,8 +173,8 @@ def _begin(task_id: str, *, worker: str) -> Row | None:
     with transaction.atomic(using=outbox_alias()):
         row: Row | None = _rows().select_for_update().filter(task_id=task_id).first()
         if row is None or row.finished_at:
-            what = "has finished already" if row else "was cancelled, or has been pruned"
-            logger.warning("Task is not run, as it %s task_id=%s", what, task_id)
+            reason = "it has finished already" if row else "it was cancelled, or has been pruned"
+            logger.warning("Task is not run task_id=%s reason=%s", task_id, reason)
             return None
         row.status = Row.Status.RUNNING
         row.last_attempted_at = row.kept_from = timezone.now()

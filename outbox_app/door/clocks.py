@@ -49,7 +49,7 @@ def note_clock(peer: str, seconds: float) -> None:
     try:
         write_figures([row], using=using)
     except django.db.Error as error:
-        logger.warning("The clock of a peer was not noted error=%r", error)
+        logger.warning("The clock of a peer was not noted error=%s", error)
 
 
 def wrong_clocks(*, using: str) -> dict[str, int]:

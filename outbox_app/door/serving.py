@@ -50,7 +50,7 @@ def door(method: str, direction: str, *types: str) -> Callable[[View], Callable[
             try:
                 return _answered(request, partial(view, **kwargs), direction, types)
             except (InvalidPeer, django.db.Error) as error:
-                logger.error("The door cannot answer requests error=%r", error)
+                logger.error("The door cannot answer requests error=%s", error)
                 return _response(503, {"detail": "The log says why."})
 
         guarded = csrf_exempt(never_cache(require_http_methods([method])(served)))
@@ -81,14 +81,14 @@ def _answered(
     except MessageRefused as error:
         return _response(error.status, {"detail": str(error)})
     except (signing.NotBelieved, SuspiciousOperation) as error:
-        logger.warning("Not believed path=%s reason=%s", request.path, error)
+        logger.warning("Request has no valid signature path=%s reason=%s", request.path, error)
         return _response(401, {}, {"WWW-Authenticate": "Signature"})
     try:
         response = _response(*view(request, peer, _content(request, body, peer, types)))
     except MessageRefused as error:
         response = _response(error.status, {"detail": str(error)})
     except django.db.Error as error:
-        logger.warning("The database is unavailable peer=%s error=%r", peer.name, error)
+        logger.warning("The database is unavailable peer=%s error=%s", peer.name, error)
         response = _response(503, {})
     status, headers = response.status_code, response.headers
     answer = SimpleNamespace(status_code=status, headers=headers, request=message)

@@ -112,4 +112,4 @@ def trace_batch(entity: Any, calls: Sequence[Call], began: int) -> None:
             )
             span.end(ended)
     except Exception as error:  # samplers, processors and exporters may raise anything
-        logger.warning("Tracing a batch failed error=%r", error)
+        logger.warning("Tracing a batch failed error=%s", error)

@@ -161,7 +161,7 @@ def erase(
             data={}, metadata=metadata, request_hash=None, response=None, state=None
         )
         tell(f"erasing versions={emptied}")
-    words = "erased type=%s id=%s versions=%s by=%s reason=%s"
+    words = "Entity erased type=%s id=%s versions=%s by=%s reason=%s"
     logger.warning(words, entity._meta.label, id, emptied, by, reason)
     return emptied
 

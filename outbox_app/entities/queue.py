@@ -301,7 +301,7 @@ class Queues:
                 leave_pool(connections[queue.key.using])
                 self.lead(queue)
             except BaseException:
-                logger.exception("A batch of %s was aborted.", queue.key.entity.__name__)
+                logger.exception("Batch was aborted entity=%s", queue.key.entity.__name__)
             with self.lock:
                 if away and self.threads >= entity_settings().ENTITY_THREADS:
                     break

@@ -142,7 +142,7 @@ def _problem(error: Exception, peer: Peer, command: str) -> tuple[int, Any, dict
                 said |= {"version": error.version}
             after = math.ceil(getattr(error, "retry_after", 1))
             return status, said, {"Retry-After": str(after)} if status == 503 else {}
-    logger.error("Failed peer=%s command=%s", peer.name, command, exc_info=error)
+    logger.error("Command failed peer=%s command=%s", peer.name, command, exc_info=error)
     return 500, {"code": "failed", "detail": "The command has failed. The log says why."}, {}
 
 

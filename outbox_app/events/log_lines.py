@@ -29,7 +29,7 @@ def log_failure(
     """Log the error that stops a partition; log its traceback at the first failure only."""
     failures = kwargs["failures"]
     logger.error(
-        "Subscription failed database=%s subscription=%s partition=%d log=%s failures=%d error=%r",
+        "Subscription failed database=%s subscription=%s partition=%d log=%s failures=%d error=%s",
         *(using, subscription, partition, log, failures, error),
         exc_info=error if failures == 1 else None,
     )

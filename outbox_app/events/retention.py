@@ -26,7 +26,7 @@ from ..database.lock_wait import atomic_with_lock_wait
 from ..exceptions import InvalidArgument, OutboxError
 from ..process.preflight import require_migrated
 from ..retention.rows import BATCH_SIZE, check_arguments, deleting_by_key, remove
-from ..text import Write, get_logger
+from ..text import Write, error_text, get_logger, one_line
 from .aliases import log_alias
 from .archives import Lookup, open_archive
 from .conf import event_settings
@@ -96,7 +96,7 @@ def prune_events(
             try:
                 removed += prune_events(using=using, log=table, write=write, **given)
             except (OutboxError, django.db.Error) as error:  # the other logs are pruned
-                write(f"not pruned log={table} error={error!r}")
+                write(f'not pruned log={table} error="{one_line(error_text(error), 1000)}"')
                 refused.append(error)
         if refused:
             raise refused[0]

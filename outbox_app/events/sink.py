@@ -49,6 +49,10 @@ class Sink(Retention):
         except OutboxError as error:
             self._faults[table] = error_text(error)
             if self._faults != known:  # once: the archive may begin an hour later
-                logger.error("Not sunk log=%s error=%s", table, self._faults[table])
+                logger.error(
+                    "Old events were not removed log=%s error=%s", table, self._faults[table]
+                )
         if removed := self.done - before:
-            logger.info("Sunk log=%s rows=%d archive=%s", table, removed, archive)
+            logger.info(
+                "Archived events removed log=%s rows=%d archive=%s", table, removed, archive
+            )

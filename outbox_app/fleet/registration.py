@@ -70,7 +70,7 @@ class Registration(RegistryThread):
         try:
             registry.leave(self.member)
         except Exception as error:
-            logger.warning("Not removed from the registry until the lease runs out error=%r", error)
+            logger.warning("Server stays in the registry until its lease runs out error=%s", error)
 
     def step(self, registry: Registry) -> None:
         if found := registry.beat(self.member):
@@ -79,7 +79,7 @@ class Registration(RegistryThread):
         # Use a new id, but keep the weight and the draining that were set from outside.
         self.member = replace(self.member, id=uuid4())
         registry.register(self.member)
-        logger.info("Registered kind=%s address=%s", self.member.kind, self.member.address)
+        logger.info("Server registered kind=%s address=%s", self.member.kind, self.member.address)
 
 
 _lock = threading.Lock()

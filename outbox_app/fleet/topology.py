@@ -74,7 +74,7 @@ def is_avoided(address: str) -> bool:
 
 def avoid(address: str, commands: int, why: object) -> None:
     logger.warning(
-        "Executed here, as the leader did not answer address=%s commands=%d error=%r",
+        "Commands executed here, as the leader did not answer address=%s commands=%d error=%s",
         *(address, commands, why),
     )
     for each in list(_avoided):  # other threads may remove entries, too

@@ -56,7 +56,9 @@ def _strength(member: Member) -> tuple[int, str]:
 @lru_cache(maxsize=1024)  # logged once, and not with each pull
 def _is_called_at(address: str) -> bool:
     if fault := address_fault(address):
-        logger.warning("Server left out: its address %s address=%s", fault, address)
+        logger.warning(
+            "Server left out, its address is invalid address=%s reason=%s", address, fault
+        )
     return not fault
 
 

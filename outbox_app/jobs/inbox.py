@@ -102,7 +102,7 @@ def settle(what: str, job_id: str, after: AfterCommit, *, using: str) -> None:
 
     def log(error: Exception) -> None:
         text = "End of callbacks was not recorded job=%s error=%s"
-        logger.warning(text, what, error_text(error))
+        logger.warning(text, what, error)
 
     with after_the_commit(log, using=using):
         left = _unfinished(failed) if failed else ""

@@ -106,7 +106,7 @@ def cancel(
     def revoke() -> None:  # no partial: if it fails, Django logs its __qualname__
         for each in apps:
             if each in failed:
-                logger.error("Not revoked, its broker has just failed task_id=%s", task_id)
+                logger.error("Task not revoked, its broker has just failed task_id=%s", task_id)
                 continue
             failed.add(each)
             each.control.revoke(str(task_id))
@@ -207,7 +207,7 @@ def _run(
 
     found = run_for(jobs, act_on, order=ORDER, until=until, **options)
     if found.done:
-        logger.warning("%s database=%s jobs=%d by=%s", what, jobs.db, found.done, by)
+        logger.warning(what + " database=%s jobs=%d by=%s", jobs.db, found.done, by)
     return found
 
 

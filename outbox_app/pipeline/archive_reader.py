@@ -75,7 +75,9 @@ def read(
     table = plan.archive
     assert table is not None
     if not _has_file_system(session, table.store.folder):
-        logger.info("archive=%s is read in Python: Spark has no file system for it", archive)
+        logger.info(
+            "Archive is read in Python, as Spark has no file system for it archive=%s", archive
+        )
         return frame(session, whole, schema)
     behind = replace(
         options,

@@ -195,7 +195,7 @@ class SenderWorker:
         over = left.filter(state=State.PREPARED, decide_by__lte=DatabaseNow())
         over = over.exclude(policy__in=POLICIES)
         if undecided := over.update(state=State.UNDECIDED, reason=UNDECIDED):
-            logger.warning("Undecided sender=%s events=%d", self.name, undecided)
+            logger.warning("Prepared events undecided sender=%s events=%d", self.name, undecided)
         left.filter(state=State.UNDECIDED).update(next_check_at=None)
 
     def _decide(self, wanted: Mapping[UUID, str], *, by: str) -> None:
@@ -206,7 +206,9 @@ class SenderWorker:
         except django.db.OperationalError as error:
             if not is_conflict(error):
                 raise
-            logger.warning("Not decided yet, as rows are locked sender=%s", self.name)
+            logger.warning(
+                "Prepared events not decided yet, as rows are locked sender=%s", self.name
+            )
             return
         with self._counting:
             self.decided += sum(each.state == wanted[each.event_id] for each in answers)

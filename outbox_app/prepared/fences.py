@@ -167,13 +167,13 @@ def _own_answer(question: Question) -> str:
             answer = function(question)
         except Exception:
             logger.exception(
-                "Check-back failed function=%r event_id=%s", function, question.event_id
+                "Check-back failed function=%s event_id=%s", function, question.event_id
             )
             return IN_PROGRESS
         if answer in (COMMITTED, IN_PROGRESS):
             return str(answer)
         if answer is not None:
-            logger.error("Check-back answered neither COMMITTED nor IN_PROGRESS: %r", answer)
+            logger.error("Check-back answered neither COMMITTED nor IN_PROGRESS answer=%s", answer)
             return IN_PROGRESS
     return ""
 

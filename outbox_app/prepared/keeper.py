@@ -332,7 +332,11 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
     if not known.exists():  # two calls at once record two incidents
         record_incident(kind, shards=set(), ids=[row.pk], detail=detail, using=using)
     logger.error(
-        "Contradiction event_id=%s state=%s told=%s by=%s", row.event_id, row.state, wanted, by
+        "Prepared event was decided otherwise before event_id=%s state=%s wanted=%s by=%s",
+        row.event_id,
+        row.state,
+        wanted,
+        by,
     )
     return Answer(row.event_id, CONTRADICTION, detail)
 
@@ -344,9 +348,9 @@ def _refused(sender: str, id: UUID, error: BaseException, using: str) -> Answer:
         reason += TAKEN
     if not rows.open().update(state=State.UNDECIDED, next_check_at=None, reason=reason):
         # The event is decided: a callback of the project has failed after the commit.
-        logger.error("Failed after the decision event_id=%s error=%s", id, error_text(error))
+        logger.error("Callback failed after the decision event_id=%s error=%s", id, error)
         return Answer(id, rows.values_list("state", flat=True).first() or UNKNOWN)
-    logger.error("Not published event_id=%s reason=%s", id, reason)
+    logger.error("Prepared event not published event_id=%s reason=%s", id, reason)
     return Answer(id, State.UNDECIDED, reason)
 
 

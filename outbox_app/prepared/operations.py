@@ -77,7 +77,7 @@ def extend(events: PreparedEventQuerySet, *, by: str, reason: str) -> int:
         next_check_at=DatabaseNow(),
         reason=replaced(f"Extended by {by}: {reason}", using=rows.db)[:10_000],
     )
-    logger.warning("Extended events=%d by=%s reason=%s", count, by, reason)
+    logger.warning("Prepared events extended events=%d by=%s reason=%s", count, by, reason)
     return count
 
 

@@ -61,4 +61,4 @@ def ask_here(
 
 
 def _progress(loop: CheckBack, rate: float) -> tuple[Any, ...]:
-    return "Asking rate=%s/s decided=%d", rate, loop.done
+    return "Check-back running rate=%s/s decided=%d", rate, loop.done

@@ -25,7 +25,7 @@ from ..database.transactions import after_commit, is_atomic, is_in_test, open_tr
 from ..exceptions import NotAtomic
 from ..process.background import Background
 from ..process.preflight import require_migrated
-from ..text import error_text, get_logger
+from ..text import get_logger
 from .exceptions import (
     Contradiction,
     FencedOut,
@@ -248,7 +248,7 @@ def _tell_what_fences_say(events: Sequence[Prepared], *, wait: bool) -> None:
             told = [event for event in events if found.get(event.event_id) == outcome]
             _tell(told, state, wait=wait)
     except Exception as error:  # the caller's own error is raised
-        logger.warning("Fences gave no answer, so the keeper will ask error=%r", error)
+        logger.warning("Fences gave no answer, so the keeper will ask error=%s", error)
 
 
 def _by_keeper(events: Sequence[Prepared]) -> Iterable[tuple[tuple[str, str], list[Prepared]]]:
@@ -275,9 +275,9 @@ def _attempt(events: Sequence[Prepared], call: Callable[..., None], *args: Any) 
     except Exception as error:
         answered = isinstance(error, PreparedError)
         if answered and not isinstance(error, KeeperUnavailable):
-            logger.error("The keeper did not decide as told error=%s", error_text(error))
+            logger.error("The keeper did not decide as told error=%s", error)
         else:
-            logger.warning("The keeper was not told, so it will ask error=%s", error_text(error))
+            logger.warning("The keeper was not told, so it will ask error=%s", error)
 
 
 def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) -> None:
@@ -308,8 +308,8 @@ def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) ->
 @cache
 def _warn_once(alias: str) -> None:
     logger.warning(
-        "prepare() was called in a transaction database=%s: the transaction stays open while "
-        "prepare() waits for the keeper. Prepare before the transaction begins.",
+        "prepare() was called in a transaction, which stays open while the keeper is asked; "
+        "prepare before the transaction begins database=%s",
         alias,
     )
 

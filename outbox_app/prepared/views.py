@@ -61,7 +61,9 @@ def _request(peer: Peer, event: Any, using: str) -> PreparedEvent:
     try:
         return checked(new, using=using)
     except InvalidPrepared as error:
-        logger.warning("Refused peer=%s event_id=%s reason=%s", peer.name, new.event_id, error)
+        logger.warning(
+            "Prepared event refused peer=%s event_id=%s reason=%s", peer.name, new.event_id, error
+        )
         raise MessageRefused(
             422, "The event could not be published. The log of the keeper says why."
         ) from error

@@ -25,7 +25,7 @@ from celery.signals import worker_process_shutdown
 from django.db import connections
 
 from ..exceptions import OutboxError
-from ..text import error_text, get_logger
+from ..text import get_logger
 from .backoff import Backoff
 
 logger = get_logger("outbox_app.process")
@@ -81,7 +81,7 @@ class Background:
                     thread.start()
                     self.threads.add(thread)
         except RuntimeError as error:  # the process is exiting, or has too many threads
-            text = "No thread can be started, so calls wait what=%s error=%r"
+            text = "No thread can be started, so calls wait what=%s error=%s"
             logger.warning(text, self.name, error)
 
     def drain(self, seconds: float) -> bool:
@@ -123,7 +123,7 @@ class Background:
                 call(all_items, *args)
             except BaseException as error:  # a SystemExit would end the thread of other senders
                 text = "Background call failed what=%s error=%s"
-                logger.error(text, self.name, error_text(error), exc_info=error)
+                logger.error(text, self.name, error, exc_info=error)
         for connection in connections.all(initialized_only=True):
             # Close a connection that may be dead, or that others may wait for in Django's pool.
             if connection.errors_occurred or getattr(connection, "pool", None):

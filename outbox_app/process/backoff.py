@@ -38,7 +38,7 @@ class Backoff:
     def failed(self, error: BaseException) -> None:
         if not self.failures:
             trace = None if isinstance(error, OutboxError | django.db.Error) else error
-            self.logger.warning("Unavailable what=%s error=%r", self.of, error, exc_info=trace)
+            self.logger.warning("Unavailable what=%s error=%s", self.of, error, exc_info=trace)
         self.failures += 1
         self.text = error_text(error)
         longest = min(outbox_settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
@@ -50,5 +50,5 @@ class Backoff:
 
     def succeeded(self) -> None:
         if self.failures:
-            self.logger.warning("Recovered what=%s after_failures=%d", self.of, self.failures)
+            self.logger.info("Available again what=%s after_failures=%d", self.of, self.failures)
             self.text, self.failures, self._until = "", 0, float("-inf")

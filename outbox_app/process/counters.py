@@ -257,7 +257,7 @@ def write_shared(using: str, samples: Callable[[], Mapping[str, float]] = dict[s
         return
     if not shared.writing.acquire(blocking=False):
         return  # with two writers, the older figure might be written last
-    log = partial(logger.warning, "Counters were not written database=%s error=%r", using)
+    log = partial(logger.warning, "Counters were not written database=%s error=%s", using)
     try:
         with after_the_commit(log, using=using):
             found = samples()

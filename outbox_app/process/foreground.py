@@ -122,7 +122,7 @@ def run_workers(
         try:
             child.start()
         except OSError as error:  # no memory, or too many processes: the other workers go on
-            logger.error("Process cannot be started error=%r", error)
+            logger.error("Process cannot be started error=%s", error)
             stopping.wait(1)
             return False
         children.append(child)

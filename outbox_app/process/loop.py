@@ -172,7 +172,7 @@ class ProcessLoop(ABC):
             step(*args)
         except (django.db.Error, LeaseLost) as error:
             name = getattr(step, "__name__", type(step).__name__)
-            self.logger.warning("Step failed what=%s step=%s error=%r", self, name, error)
+            self.logger.warning("Step failed what=%s step=%s error=%s", self, name, error)
             self._disconnect()
             return False
         return True

@@ -135,7 +135,7 @@ def require_sessions(using: str) -> None:
             "variables of MySQL by OPTIONS['init_command'] = \"SET …\"."
         )
     if fault := sqlite_fault(using):
-        logger.warning("The database options are unfit: %s. Set %s", fault, SQLITE_OPTIONS)
+        logger.warning("The database options are unfit reason=%s hint=%s", fault, SQLITE_OPTIONS)
 
 
 def _is_wal(name: Any) -> bool:

@@ -47,7 +47,7 @@ def current_trace() -> dict[str, str]:
         if api_with_provider():
             _propagator().inject(carrier)
     except Exception as error:
-        logger.warning("Trace context not injected error=%r", error)
+        logger.warning("Trace context not injected error=%s", error)
     return carrier
 
 
@@ -61,7 +61,7 @@ def span_of(carrier: Any) -> Any:
             context = span.get_span_context()
             return span if context.is_valid and context.trace_flags.sampled else None
     except Exception as error:
-        logger.warning("Trace context not extracted error=%r", error)
+        logger.warning("Trace context not extracted error=%s", error)
     return None
 
 
@@ -70,7 +70,7 @@ def start_span(name: str, carriers: Iterable[Any], *, kind: str, **options: Any)
     try:
         return new_span(name, carriers, kind=kind, **options)
     except Exception as error:
-        logger.warning("Span not started error=%r", error)
+        logger.warning("Span not started error=%s", error)
         return None
 
 
@@ -112,7 +112,7 @@ def inside(span: Any) -> Iterator[None]:
             try:
                 span.end()
             except Exception as error:
-                logger.warning("Span not exported error=%r", error)
+                logger.warning("Span not exported error=%s", error)
 
 
 def _propagator() -> Any:

@@ -62,7 +62,7 @@ def wake(using: str, channel: str) -> None:
 @cache
 def _waker(using: str, channel: str) -> Callable[[], None]:
     def log(error: Exception) -> None:
-        logger.warning("Readers not woken, they will poll database=%s error=%r", using, error)
+        logger.warning("Readers not woken, they will poll database=%s error=%s", using, error)
 
     def wake_readers() -> None:
         with after_the_commit(log, using=using):

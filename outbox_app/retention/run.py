@@ -87,12 +87,12 @@ class Retention(LeasedLoop):
             except (OutboxError, django.db.Error) as error:
                 removed, fault = 0, error_text(error)
                 self._faults[kind] = f"{kind}: {fault}"
-                logger.error("Not removed kind=%s error=%s", kind, fault)
+                logger.error("Old rows were not removed kind=%s error=%s", kind, fault)
                 if isinstance(error, django.db.Error):
                     self._disconnect()
             self.done += removed
             if removed:
-                logger.info("Removed kind=%s rows=%d", kind, removed)
+                logger.info("Old rows removed kind=%s rows=%d", kind, removed)
             yield
 
     def _is_finished(self, busy: bool | None, *, once: bool) -> bool:

@@ -112,5 +112,5 @@ def _count(task: str, outcome: str, halves: Iterable[Any], *, using: str) -> Non
     if not found.update(count=F("count") + len(halves), **last):
         results.create(task=task, outcome=outcome, count=len(halves), **last)
     if outcome == Outcome.NEVER_SENT:
-        text = "Committed and never sent task=%s count=%d last_task_id=%s"
+        text = "Task committed and never sent task=%s count=%d last_task_id=%s"
         logger.warning(text, task, len(halves), last["last_task_id"])

@@ -129,7 +129,7 @@ def _write_notes(notes: list[ShadowNote], using: str) -> None:
             with suppress(Exception):
                 connections[using].close()
             if not left:
-                text = "Shadow notes lost database=%s count=%d error=%r"
+                text = "Shadow notes lost database=%s count=%d error=%s"
                 logger.error(text, using, len(notes), error)
             else:
                 time.sleep(PAUSE)

@@ -155,4 +155,4 @@ def test_a_database_that_is_away_fails_no_call(alias: str, monkeypatch: Any, cap
 
     monkeypatch.setattr(clocks, "write_figures", fail)
     note_clock("billing", 90)
-    assert "not noted error=OperationalError('away')" in caplog.text
+    assert 'not noted error="OperationalError: away"' in caplog.text

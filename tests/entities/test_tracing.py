@@ -94,7 +94,7 @@ def test_an_exporter_that_fails_costs_no_answer(alias, account, exporter, monkey
     with trace.get_tracer("test").start_as_current_span("request"):
         monkeypatch.setattr(trace, "get_tracer", fail)
         assert len(many(alias)) == 7
-    assert "Tracing a batch failed error=ZeroDivisionError()" in caplog.text
+    assert "Tracing a batch failed error=" in caplog.text
 
 
 def test_an_api_that_another_thread_is_about_to_import(alias, account, ask, monkeypatch, caplog):

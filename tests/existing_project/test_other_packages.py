@@ -71,9 +71,9 @@ def test_fields_are_keys_of_json(formatter, message, caplog):
     logger = get_logger("outbox_app.drain")
     logger.addHandler(handler)
     try:
-        logger.warning("Not published event_id=%s jobs=%d error=%r", "a b", 3, ValueError("x"))
+        logger.warning("Not published event_id=%s jobs=%d error=%s", "a b", 3, ValueError("x"))
     finally:
         logger.removeHandler(handler)
     line = json.loads(stream.getvalue())
-    assert line[message] == "Not published event_id=\"a b\" jobs=3 error=ValueError('x')"
-    assert (line["event_id"], line["jobs"], line["error"]) == ("a b", 3, "ValueError('x')")
+    assert line[message] == 'Not published event_id="a b" jobs=3 error="ValueError: x"'
+    assert (line["event_id"], line["jobs"], line["error"]) == ("a b", 3, "ValueError: x")

@@ -71,9 +71,10 @@ def test_progress_lines(alias, redis_url, make_named_app, start_drainer, book):
     drainer = start_drainer(alias, app, outbox={"PROGRESS_INTERVAL": 0.05})
     drainer.says("Drainer started")
     eventually(
-        lambda: jobs.stage(app, 50) and "Draining rate=" in drainer.output, "a line of progress"
+        lambda: jobs.stage(app, 50) and "Drainer running rate=" in drainer.output,
+        "a line of progress",
     )
-    [line, *_] = [text for text in drainer.output.splitlines() if "Draining rate=" in text]
+    [line, *_] = [text for text in drainer.output.splitlines() if "Drainer running rate=" in text]
     for field in ("/s published=", " backlog=", " oldest=", " dead=0"):
         assert field in line
     assert drainer.stop() == 0

@@ -32,7 +32,7 @@ def test_said_once_and_shown_with_the_drainer(
         eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
         eventually(lambda: list(shown.all()) == [""], "all is well in the table")
     assert len(lines(caplog, "Unavailable")) == 1
-    assert len(lines(caplog, "Recovered")) == 1
+    assert len(lines(caplog, "Available again")) == 1
 
 
 @on("postgres")

@@ -64,7 +64,7 @@ def test_a_wrong_address_is_logged_once(caplog: Any) -> None:
     wrong, listing = Member(service="shop", address="http://once.example/"), Listing()
     for now in range(3):
         listing = listing.after([wrong], now)
-    assert caplog.text.count("Server left out: its address is not https") == 1
+    assert caplog.text.count("Server left out, its address is invalid") == 1
 
 
 def test_processes_behind_one_address_are_one_server() -> None:

@@ -123,7 +123,7 @@ def test_a_job_that_was_not_sent_has_no_span_and_the_next_one_has(alias, traced)
 def test_what_fails_while_tracing_stops_no_publish(alias, traced):
     told = traced("broken")
     assert told["tally"] == {"published": 1, "dead": 0}
-    failed = "outbox_app.drain: Tracing a batch failed error=RuntimeError('broken')"
+    failed = 'outbox_app.drain: Tracing a batch failed error="RuntimeError: broken"'
     assert failed in told["logged"]
 
 

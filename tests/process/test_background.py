@@ -107,7 +107,7 @@ def test_lost_calls_are_logged_once_until_there_is_room(caplog: pytest.LogCaptur
     go.set()
     assert calls.drain(patience(20))
     calls.send(hang, [6])
-    assert "Recovered what=stuck after_failures=4" in caplog.text
+    assert "Available again what=stuck after_failures=4" in caplog.text
 
 
 def under_multiprocessing(work: Callable[[], object]) -> None:

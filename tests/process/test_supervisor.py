@@ -275,7 +275,7 @@ def test_the_retention_goes_on_after_a_kind_that_fails(
         assert loop.run(once=True) == 1
     fault = "OperationalError" if by_database else "InvalidArgument"
     assert f"incidents: {fault}" in loop.trouble
-    assert "Not removed kind=incidents" in caplog.text
+    assert "Old rows were not removed kind=incidents" in caplog.text
     assert not Lease.objects.using(alias).filter(owner__isnull=False).exists()
 
 

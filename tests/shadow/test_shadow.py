@@ -141,7 +141,7 @@ def test_never_sent_where_the_broker_is_away_and_the_caller_goes_on(
     assert outcomes(0) == {}
     assert halves() == (1, 0, 0)
     assert outcomes() == {"never_sent": 1}
-    assert "Committed and never sent task=add count=1" in caplog.text
+    assert "Task committed and never sent task=add count=1" in caplog.text
     assert halves() == (0, 0, 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ from unittest.mock import ANY
 import pytest
 
 import outbox_app
+from outbox_app.events import log_lines as event_lines
 from outbox_app.management.base import OutboxCommand
 from outbox_app.monitoring import log_lines
 from outbox_app.process.backoff import Backoff
@@ -124,7 +126,9 @@ def test_the_message_stays_apart_from_its_arguments(caplog: pytest.LogCaptureFix
         (HOSTILE, escaped(HOSTILE), escaped(HOSTILE)),
         (3, "3", 3),
         (None, "None", None),
-        (ValueError("x y"), '"x y"', "x y"),
+        (ValueError("x y"), '"ValueError: x y"', "ValueError: x y"),
+        (ValueError("redis://u:secret@h/0"), '"ValueError: redis://u:**@h/0"', ANY),
+        (Careless(HOSTILE), f'"Careless: {escaped(HOSTILE)}"', ANY),
         (Unspeakable(), '"its text cannot be had (LookupError)"', ANY),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Unspeakable) else ascii(value),
@@ -139,11 +143,22 @@ def test_a_field_is_quoted_for_people_and_an_attribute_for_programs(
     assert "" not in vars(record)
 
 
-def test_an_error_is_kept_as_its_repr(caplog: pytest.LogCaptureFixture) -> None:
-    get_logger("outbox_app.drain").warning("Failed error=%r", ValueError("x y"))
-    [record] = caplog.records
-    assert record.getMessage() == "Failed error=\"ValueError('x y')\""
-    assert record.error == "ValueError('x y')"  # type: ignore[attr-defined]
+def test_each_line_is_a_constant_message_and_fields_of_text() -> None:
+    """No field holds the ``repr`` of an error, and no message begins with a value."""
+    assert not [text for text in SOURCES if re.search(r"\w=(%r|\{error!r\})", text)]
+    messages = [
+        call.args[0].value
+        for text in SOURCES
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value).endswith("logger")
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+    ]
+    assert len(messages) > 60
+    sentence = re.compile(r"(?:[A-Z]|prepare|psycopg)[^%=:]*[^%=: ](?: \w+=%\S+)*")
+    assert [message for message in messages if not sentence.fullmatch(message)] == []
 
 
 def test_no_field_has_the_name_of_something_that_a_record_or_structlog_has() -> None:
@@ -199,9 +214,9 @@ def test_what_the_signals_say(logged: StringIO) -> None:
     of: Any = {"using": "default", "subscription": HOSTILE, "partition": 0, "log": HOSTILE}
     log_lines.log_dead(using="default", dead=row)
     log_lines.log_incident(using="default", incident=row)
-    log_lines.log_page(**of, count=1, seconds=0.1)
-    log_lines.log_failure(**of, error=Careless(HOSTILE), failures=2)
-    log_lines.log_parked(using="default", parked=row)
+    event_lines.log_page(**of, count=1, seconds=0.1)
+    event_lines.log_failure(**of, error=Careless(HOSTILE), failures=2)
+    event_lines.log_parked(using="default", parked=row)
     assert len(logged.getvalue().splitlines()) == 5
     Backoff(HOSTILE).failed(Careless(HOSTILE))
     assert_harmless(logged.getvalue(), times=12)

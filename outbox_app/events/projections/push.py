@@ -79,7 +79,7 @@ def pending_events(
 
 def _push(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> None:
     projection: Any = subscriber.handle
-    text = "Push left to the pull subscription=%s events=%d error=%r"
+    text = "Push left to the pull subscription=%s events=%d error=%s"
     tell = partial(logger.warning, text, subscriber.name, len(ids))
     with after_the_commit(tell, using=subscriber.using):
         failpoint("push")

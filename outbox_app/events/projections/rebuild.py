@@ -24,7 +24,7 @@ from django.db.models import Exists, OuterRef
 from ...database.lock_wait import atomic_with_lock_wait, is_conflict
 from ...failpoints import failpoint
 from ...process.preflight import require_migrated
-from ...text import Write, get_logger
+from ...text import Write, error_text, get_logger, one_line
 from ..conf import event_settings
 from ..exceptions import RebuildFailed, RebuildRefused, TooManyGaps
 from ..log.filter import EventFilter
@@ -170,7 +170,8 @@ class Rebuild:
                 if attempt == ATTEMPTS or not passes:
                     raise
                 self.replayed = replayed
-                self.write(f"takeover tried again name={self.name} error={error!r}")
+                why = one_line(error_text(error), 1000)
+                self.write(f'takeover tried again name={self.name} error="{why}"')
                 states = self.replay(states)
         self.write(f"rebuild done name={self.name} events={self.replayed} rows={rows}")
         return rows

@@ -109,4 +109,4 @@ def run_here(
 
 
 def _progress(runner: Runner, rate: float) -> tuple[Any, ...]:
-    return "Handling rate=%s/s handled=%d", rate, runner.done
+    return "Subscriptions running rate=%s/s handled=%d", rate, runner.done

@@ -78,7 +78,7 @@ class ToozRegistry(Registry):
                 try:
                     found.append(_member(said))
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
-                    logger.warning("Invalid member left out group=%s error=%r", group, error)
+                    logger.warning("Invalid member left out group=%s error=%s", group, error)
         return found
 
     @contextmanager

@@ -100,7 +100,9 @@ def refuse_unsafe(connection: Any, channel: Any) -> None:
         if policy is None:
             logger.warning("Redis does not tell its eviction policy")
         elif effect:
-            logger.warning("Redis may evict keys with a TTL policy=%s hint=noeviction", policy)
+            logger.warning(
+                "Redis may evict keys with a TTL policy=%s hint=%s", policy, "noeviction"
+            )
     elif driver_type == "amqp":
         capabilities = connection.connection.server_properties.get("capabilities", {})
         if not capabilities.get("publisher_confirms"):
@@ -117,7 +119,7 @@ def redis_info(connection: Any, channel: Any, section: str, name: str) -> Any:
     except connection.connection_errors:
         raise  # Redis does not answer: a message sent now might be taken much later
     except Exception as error:  # INFO may be forbidden, or renamed away
-        logger.warning("Redis refuses INFO section=%s error=%r", section, error)
+        logger.warning("Redis refuses INFO section=%s error=%s", section, error)
 
 
 def eviction(policy: str) -> tuple[str, bool]:

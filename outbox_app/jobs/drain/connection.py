@@ -92,7 +92,7 @@ class BrokerConnection:
             try:
                 connection.collect()
             except Exception as error:  # a broken connection may fail in any way
-                logger.debug("Dropping a connection failed error=%r", error)
+                logger.debug("Dropping a connection failed error=%s", error)
 
     def _reopen(self, keep_alive: Callable[[], object]) -> None:
         if brokers.has_ended(self.connection):

@@ -87,7 +87,7 @@ class Publisher(BrokerConnection):
                 raise
             except Exception as error:  # an event is a courtesy; the job has left
                 logger.warning(
-                    "Event task-sent was not sent task_id=%s error=%r", row.task_id, error
+                    "Event task-sent was not sent task_id=%s error=%s", row.task_id, error
                 )
                 self.close()
 
@@ -139,7 +139,7 @@ class Publisher(BrokerConnection):
             # For example, the queue exists with other arguments, or the user may not declare it.
             # Publishing may still work: the broker tells for each message whether a queue took it.
             logger.warning(
-                "Declaring failed, publishing all the same queue=%s error=%r", name, error
+                "Declaring failed, publishing all the same queue=%s error=%s", name, error
             )
             if self._has_confirms:  # RabbitMQ closes the channel
                 declared = self._declared

@@ -48,7 +48,7 @@ class Transactions:
         return self._taken
 
     def were_refused(self, error: Exception) -> None:
-        logger.warning("Redis takes no MULTI, jobs of one key go one by one error=%r", error)
+        logger.warning("Redis takes no MULTI, jobs of one key go one by one error=%s", error)
         self._taken, self._ask_at = False, time.monotonic() + NO_MULTI_SECONDS
 
 

@@ -86,20 +86,20 @@ def drain_here(
     begun = "Drainer started database=%s batch_size=%d interval=%g"
     logger.info(begun, using, drainer.batch_size, drainer.interval)
     if slow := without_batches():
-        logger.warning("Drainer is slow: %s", slow)
+        logger.warning("Drainer is slow reason=%s", slow)
     try:
         drainer.open_brokers()
         tally = drainer.run(once=once)
     except UnsafeBroker as error:
-        logger.error("Unsafe broker: %s", error)
+        logger.error("Broker is unsafe error=%s", error)
         return EXIT_UNSAFE
     stopped = "Drainer stopped published=%d dead=%d"
     if once and drainer.has_failed:
-        logger.error(f"{stopped} trouble=%s", tally.published, tally.dead, drainer.trouble)
+        logger.error(stopped + " trouble=%s", tally.published, tally.dead, drainer.trouble)
         return 1
     if once:
         left = held(using=using).rows
-        logger.info(f"{stopped} held=%d", tally.published, tally.dead, left)
+        logger.info(stopped + " held=%d", tally.published, tally.dead, left)
     else:
         logger.info(stopped, tally.published, tally.dead)
     return 0
@@ -121,7 +121,7 @@ def _require_deletes(using: str) -> None:
 def _progress(drainer: Drain, rate: float) -> tuple[Any, ...]:
     tally = drainer.tally
     if drainer.trouble:
-        return "Waiting published=%d", tally.published
+        return "Drainer waiting published=%d", tally.published
     waiting = backlog(using=drainer.using)
-    draining = "Draining rate=%s/s published=%d backlog=%s oldest=%.1fs dead=%d"
+    draining = "Drainer running rate=%s/s published=%d backlog=%s oldest=%.1fs dead=%d"
     return draining, rate, tally.published, waiting.shown, waiting.oldest_seconds, tally.dead

@@ -32,7 +32,7 @@ def trace_batch(outcome: PublishResult) -> None:
         if trace := api_with_provider():
             _make_spans(trace, outcome)
     except Exception as error:  # samplers, processors and exporters may raise anything
-        logger.warning("Tracing a batch failed error=%r", error)
+        logger.warning("Tracing a batch failed error=%s", error)
 
 
 def _make_spans(trace: Any, outcome: PublishResult) -> None:

@@ -117,7 +117,7 @@ def named(name: str, app: Celery | None = None) -> Task[Any, Any] | str:
         try:
             load_tasks(sender)
         except Exception as error:  # any error of the project's modules
-            logger.warning("Task modules cannot be imported task=%s error=%r", name, error)
+            logger.warning("Task modules cannot be imported task=%s error=%s", name, error)
     return sender.tasks.get(name, name)  # type: ignore[no-any-return]
 
 

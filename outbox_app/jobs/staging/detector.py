@@ -180,7 +180,7 @@ def _look(app: Any, name: str, args: Any, kwargs: Any, options: dict[str, Any]) 
         _, file, line, _ = finding
         warnings.warn_explicit(str(finding), RuntimeWarning, file, line, registry=registry)
     elif found[finding] == 1:
-        text = "Sent inside a transaction task=%s at=%s database=%s"
+        text = "Task sent inside a transaction task=%s at=%s database=%s"
         logger.warning(text, name, f"{finding.file}:{finding.line}", finding.alias)
 
 

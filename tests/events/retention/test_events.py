@@ -368,7 +368,7 @@ def test_a_log_that_cannot_be_pruned_stops_no_other(alias, old, left, published,
     with pytest.raises(CommandError, match="Nothing of ledger was removed") as error:
         call_command("outbox_prune", "--events", "--older-than=1", stdout=output)
     assert error.value.returncode == 2
-    assert "not pruned log=ledger error=ReadRefused(" in output.getvalue()
+    assert 'not pruned log=ledger error="ReadRefused: ' in output.getvalue()
     assert "pruned log=outbox_event removed=1" in output.getvalue()
     assert left() == []
 

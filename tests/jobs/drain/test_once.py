@@ -108,7 +108,7 @@ def test_a_step_that_fails_is_logged_by_its_name(alias, caplog):
         raise OperationalError("away")
 
     Drain(using=alias, on_turn=shown).run(once=True)
-    assert "step=shown error=OperationalError" in caplog.text
+    assert 'step=shown error="OperationalError: away"' in caplog.text
 
 
 def test_with_nothing_to_do(alias):

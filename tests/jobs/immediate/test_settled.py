@@ -69,7 +69,7 @@ def test_a_broker_that_is_away_is_waited_for_by_one_commit_and_named_once(
     open_ = Publisher.open
     monkeypatch.setattr(Publisher, "open", lambda *args: (opened.append(1), open_(*args)))
     on(MAX_BACKOFF=600)
-    with caplog.at_level(logging.WARNING, logger="outbox_app.immediate"):
+    with caplog.at_level(logging.INFO, logger="outbox_app.immediate"):
         _call(app, alias, 1, 2)
         assert states() == ["ready", "ready"]
         circuit = immediate.broker_of(app.main).circuit
@@ -85,7 +85,7 @@ def test_a_broker_that_is_away_is_waited_for_by_one_commit_and_named_once(
         circuit._until = 0
         _call(app, alias, 5)
     assert states() == ["ready"] * 4
-    assert [record.msg.split()[0] for record in caplog.records] == ["Unavailable", "Recovered"]
+    assert [record.msg.split()[0] for record in caplog.records] == ["Unavailable", "Available"]
     jobs.note()
     assert drain(alias).published == 4
     jobs.receive(app)
