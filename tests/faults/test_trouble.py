@@ -25,6 +25,7 @@ def test_said_once_and_shown_with_the_drainer(
     app, jobs = make_named_app(url), book(alias)
     jobs.stage(app, 10)
     shown = Process.objects.using(alias).values_list("trouble", flat=True)
+    caplog.set_level("INFO", logger="outbox_app")
     with draining(alias):
         eventually(lambda: "cannot be reached" in "".join(shown.all()), "it is in the table")
         eventually(lambda: link.accepted > 4, "it has tried more often than once")

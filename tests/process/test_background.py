@@ -92,6 +92,7 @@ def test_no_other_sender_waits_for_the_log(
 
 def test_lost_calls_are_logged_once_until_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
     """A peer that hangs for an hour must not fill the log with a line for each request."""
+    caplog.set_level("INFO", logger="outbox_app")
     calls = Background("stuck", threads=1, longest=1, together=1, at_exit=0)
     begun, go = threading.Event(), threading.Event()
 
