@@ -1,7 +1,7 @@
 """Brokers for the machine: kombu's own transports, with a switch and a book of what they took.
 
-Each send is an operation of the puppet that sends (see ``puppet``). ``Redis`` is a real server
-behind the same switch, to which the drain sends batches.
+Each send is an operation of the drainer that sends: see ``fault_injector``. ``Redis`` is a real
+server behind the same switch, to which the drain sends batches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kombu.utils.json import loads
 
 from outbox_app.jobs.drain.redis_batch import RedisBatch
 
-from .puppet import operation, sender
+from .fault_injector import operation, sender
 
 #: The queue of all jobs, and one that the broker refuses while ``Broker.refuses``.
 QUEUE, REFUSED_QUEUE = "machine", "machine-refused"

@@ -8,7 +8,7 @@ from celery.signals import after_task_publish
 from tests import tasks
 
 from .brokers import QUEUE, SwitchedBatch
-from .world import Stage
+from .model_state import Stage
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
 """The state machine: staging, draining, crashing and requeueing, against the pure model.
 
 Hypothesis chooses the steps and what goes wrong in them. After each step the promises that must
-hold at any time are checked, at the end those that hold once everything is drained: see ``world``.
+hold at any time are checked, at the end those that hold once everything is drained: see
+``model_state``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from outbox_app.jobs import dead
 from outbox_app.models import DeadJob
 
+from .fault_injector import FAILPOINTS, IMMEDIATE, Committer, FaultInjector, Plan
 from .model import DAMAGED, EXPIRED, HELD, PLAIN, REFUSED, SCRIBBLED, STRANGER, Spec
-from .puppet import FAILPOINTS, IMMEDIATE, Committer, Plan, Puppet
-from .world import Stage, World
+from .model_state import ModelState, Stage
 from .writer import DUE, LateWriter
 
 MAX_DRAINERS = 3
@@ -84,7 +85,7 @@ class Machine(RuleBasedStateMachine):
         stage: Where it plays.
     """
 
-    world: World | None = None
+    state: ModelState | None = None
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
@@ -97,8 +98,12 @@ class Machine(RuleBasedStateMachine):
         dead_key=st.sampled_from(["pass", "block"]),
     )
     def begin(self, batch_size: int, dead_key: str) -> None:
-        self.world = World(self.stage, BATCH_SIZE=batch_size, DEAD_KEY=dead_key)
-        self.using, self.model, self.writer = self.stage.alias, self.world.model, self.world.writer
+        self.state = ModelState(self.stage, BATCH_SIZE=batch_size, DEAD_KEY=dead_key)
+        self.using, self.model, self.writer = (
+            self.stage.alias,
+            self.state.model,
+            self.state.writer,
+        )
 
     # Staging
 
@@ -135,16 +140,16 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.stage.concurrent_writers)
     @rule(specs=jobs)
     def stage_in_late_transaction(self, specs: list[Spec]) -> None:
-        if self.world.late is None:
-            self.world.late = LateWriter(using=self.using)
+        if self.state.late is None:
+            self.state.late = LateWriter(using=self.using)
             self.late_number = self._next_transaction()
             self.late_ids: list[str] = []
-        self.late_ids += self.world.late.do(self.writer.stage, specs, transaction=self.late_number)
+        self.late_ids += self.state.late.do(self.writer.stage, specs, transaction=self.late_number)
 
-    @precondition(lambda self: self.world.late)
+    @precondition(lambda self: self.state.late)
     @rule(commit=st.booleans())
     def end_late_transaction(self, commit: bool) -> None:
-        late, self.world.late = self.world.late, None
+        late, self.state.late = self.state.late, None
         late.end(commit=commit)
         if commit:
             self.model.committed(self.late_number)
@@ -153,14 +158,14 @@ class Machine(RuleBasedStateMachine):
 
     # Draining. The first step starts a drainer, so a plan may concern its very first statements.
 
-    @precondition(lambda self: len(self.world.alive) < MAX_DRAINERS)
+    @precondition(lambda self: len(self.state.alive) < MAX_DRAINERS)
     @rule(plan=st.none() | plans("pause"))
     def start_drainer(self, plan: Plan | None) -> None:
-        self.world.start().go(plan)
+        self.state.start().go(plan)
 
     @rule(which=which)
     def turn(self, which: int) -> None:
-        self.world.pick(which).go()
+        self.state.pick(which).go()
 
     @rule(
         which=which,
@@ -179,15 +184,15 @@ class Machine(RuleBasedStateMachine):
         after: float = 0,
         unnoticed: bool = False,
     ) -> None:
-        puppet = self._go(which, plan, specs, before)
-        if unnoticed and puppet.has_batch:
-            puppet.behind += after
-        self.world.pass_time(after)
+        injector = self._go(which, plan, specs, before)
+        if unnoticed and injector.has_batch:
+            injector.behind += after
+        self.state.pass_time(after)
 
     @rule(which=which, plan=plans("kill"), specs=jobs, before=before, after=after)
     def kill(self, which: int, plan: Plan, specs: list[Spec], before: float, after: float) -> None:
         self._go(which, plan, specs, before)
-        self.world.pass_time(after)
+        self.state.pass_time(after)
 
     @rule(which=which, plan=plans("fail", "lose"), specs=jobs, before=before)
     def fail(self, which: int, plan: Plan, specs: list[Spec], before: float) -> None:
@@ -196,34 +201,34 @@ class Machine(RuleBasedStateMachine):
     @rule(schedule=schedules, before=before | after)
     def race(self, schedule: list[tuple[int, Plan]], before: float) -> None:
         """Let two or three drainers go on by a few statements in turn."""
-        while len(self.world.alive) < 2:
-            self.world.start()
-        self.world.pass_time(before)
+        while len(self.state.alive) < 2:
+            self.state.start()
+        self.state.pass_time(before)
         for which, plan in schedule:
-            self.world.pick(which).go(plan)
-            self.world.check()
+            self.state.pick(which).go(plan)
+            self.state.check()
 
-    @precondition(lambda self: self.world.alive)
+    @precondition(lambda self: self.state.alive)
     @rule(which=which, plan=st.none() | plans("pause", "kill") | plans("fail", "lose"))
     def stop(self, which: int, plan: Plan | None) -> None:
-        self.world.pick(which).stop(plan)
+        self.state.pick(which).stop(plan)
 
     @rule(seconds=st.sampled_from([20, 70, DUE]))
     def pass_time(self, seconds: float) -> None:
-        self.world.pass_time(seconds)
+        self.state.pass_time(seconds)
 
     # The broker, and people
 
     @rule(up=mostly)
     def switch_broker(self, up: bool) -> None:
-        self.world.broker.up = up
+        self.state.broker.up = up
 
     @rule(refuses=mostly)
     def switch_route(self, refuses: bool) -> None:
-        self.world.broker.refuses = refuses
+        self.state.broker.refuses = refuses
         self.stage.reset_broker(refuses)
 
-    @precondition(lambda self: self.world.dead)
+    @precondition(lambda self: self.state.dead)
     @rule(which=st.none() | st.integers(0, 9), requeue=mostly)
     def decide(self, which: int | None, requeue: bool) -> None:
         before = dict(DeadJob.objects.using(self.using).order_by("id").values_list("id", "task_id"))
@@ -240,25 +245,25 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def promises_are_kept(self) -> None:
-        self.world.check()
+        self.state.check()
 
     def teardown(self) -> None:
-        if self.world is None:
+        if self.state is None:
             return
         try:
             if sys.exc_info()[1] is self.handled:  # no step has failed
-                if self.world.late:
+                if self.state.late:
                     self.end_late_transaction(commit=True)
-                self.world.finish()
+                self.state.finish()
         finally:
-            self.world.close()
+            self.state.close()
 
-    def _go(self, which: int, plan: Plan, specs: list[Spec], before: float) -> Puppet:
+    def _go(self, which: int, plan: Plan, specs: list[Spec], before: float) -> FaultInjector:
         self.stage_jobs(specs, commit=True)
-        self.world.pass_time(before)
-        puppet = self.world.pick(which)
-        puppet.go(plan)
-        return puppet
+        self.state.pass_time(before)
+        injector = self.state.pick(which)
+        injector.go(plan)
+        return injector
 
     def _next_transaction(self) -> int:
         self.transactions += 1

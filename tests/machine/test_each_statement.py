@@ -10,9 +10,9 @@ from itertools import count
 
 import pytest
 
+from .fault_injector import Plan
 from .machine import Machine
 from .model import DAMAGED, Spec
-from .puppet import Plan
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
 
@@ -20,19 +20,19 @@ JOBS = [Spec(key="a"), Spec(key="a"), Spec(), Spec(DAMAGED)]
 
 
 def two_start_at_once(machine):
-    machine.world.start()
-    machine.world.start()
+    machine.state.start()
+    machine.state.start()
 
 
 def one_has_joined_another(machine):
     machine.start_drainer(None)
     machine.start_drainer(None)
-    machine.world.pass_time(20)
+    machine.state.pass_time(20)
 
 
 def one_has_died(machine):
     machine.start_drainer(Plan("kill", "published_not_deleted"))
-    machine.world.pass_time(70)
+    machine.state.pass_time(70)
     two_start_at_once(machine)
 
 
@@ -50,13 +50,13 @@ def test_a_fault_at_any_statement_breaks_no_promise(make_stage, situation, actio
             machine.stage_jobs(JOBS, commit=True)
             situation(machine)
             machine.stage_jobs([Spec(key="a"), Spec()], commit=True)
-            one, other = machine.world.alive
+            one, other = machine.state.alive
             one.go(Plan(action, "sql", nth))
             reached = one.has_met_its_plan
-            for puppet in (other, other, one, other, one):
-                if puppet.alive:
-                    puppet.go()
-                machine.world.check()
+            for injector in (other, other, one, other, one):
+                if injector.alive:
+                    injector.go()
+                machine.state.check()
         finally:
             machine.teardown()
         if not reached:

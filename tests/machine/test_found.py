@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from .fault_injector import Plan
 from .machine import Machine
 from .model import Spec
-from .puppet import Plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -37,7 +37,7 @@ from outbox_app.shadow import producer as shadow
 from outbox_app.shadow.comparison import compare, report
 from outbox_app.shadow.models import ShadowJob, ShadowNote, ShadowResult
 from tests import forking
-from tests.jobs.staging import tasks, twins
+from tests.jobs.staging import message_equality, tasks
 from tests.jobs.staging.test_rules import FORMS
 from tests.jobs.staging.transactions import rolled_back
 from tests.patience import eventually, patience
@@ -231,14 +231,14 @@ def test_what_is_sent_is_what_celery_sends(form, alias, broker_url, inbox, in_sh
     }
     received, events = [], []
     for cls in (Celery, OutboxCelery):
-        twin = twins.twin(cls, broker_url, **options)
+        twin = message_equality.twin(cls, broker_url, **options)
         inbox.declare(twin.app.amqp.queues.values())
         with transaction.atomic(using=alias):
             forms[form](twin.add)
         messages = inbox.received()
         events.append(len(messages))
         messages = [each for each in messages if "task" in each["headers"]]  # events have times
-        received.append(twins.normalised(messages))
+        received.append(message_equality.normalised(messages))
         twin.close()
     assert received[0]
     assert received[1] == received[0]

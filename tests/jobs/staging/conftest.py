@@ -17,7 +17,7 @@ from kombu import Queue
 from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import StagedJob
-from tests.jobs.staging import tasks, twins
+from tests.jobs.staging import message_equality, tasks
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
@@ -26,22 +26,28 @@ def broker_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def inbox(broker_url: str) -> Iterator[twins.Inbox]:
+def inbox(broker_url: str) -> Iterator[message_equality.Inbox]:
     """Reads messages from the broker."""
-    made = (twins.RedisInbox if broker_url.startswith("redis") else twins.RabbitInbox)(broker_url)
+    made = (
+        message_equality.RedisInbox
+        if broker_url.startswith("redis")
+        else message_equality.RabbitInbox
+    )(broker_url)
     yield made
     made.close()
 
 
 @pytest.fixture
-def assert_equal(broker_url: str, inbox: twins.Inbox) -> Callable[..., list[dict[str, Any]]]:
+def assert_equal(
+    broker_url: str, inbox: message_equality.Inbox
+) -> Callable[..., list[dict[str, Any]]]:
     """``assert_equal(send, using=…, **conf)``: the drained messages equal those of plain Celery.
 
     ``send`` is called with each twin. Returns the messages, in order.
     """
 
     def check(
-        send: Callable[[twins.Twin], Any],
+        send: Callable[[message_equality.Twin], Any],
         *,
         using: str = "default",
         queues: tuple[Queue, ...] = (),
@@ -49,14 +55,14 @@ def assert_equal(broker_url: str, inbox: twins.Inbox) -> Callable[..., list[dict
         **conf: Any,
     ) -> list[dict[str, Any]]:
         options = {"name": f"app-{uuid4().hex[:12]}", "now": timezone.now(), **conf}
-        twin = twins.twin(classes[0], broker_url, **options)
+        twin = message_equality.twin(classes[0], broker_url, **options)
         inbox.declare([*twin.app.amqp.queues.values(), *queues])
         send(twin)
-        expected = twins.normalised(inbox.received())
+        expected = message_equality.normalised(inbox.received())
         assert expected, "plain Celery sent nothing"
         twin.close()
 
-        twin = twins.twin(classes[1], broker_url, **options)
+        twin = message_equality.twin(classes[1], broker_url, **options)
         with transaction.atomic(using=using):
             send(twin)
         assert not inbox.received()
@@ -68,7 +74,7 @@ def assert_equal(broker_url: str, inbox: twins.Inbox) -> Callable[..., list[dict
         received = inbox.received()  # without a key they may overtake one another
         if len(ids) > 1:
             received.sort(key=lambda message: ids.index(message["properties"]["correlation_id"]))
-        got = twins.normalised(received)
+        got = message_equality.normalised(received)
         twin.close()
         assert got == expected
         return got

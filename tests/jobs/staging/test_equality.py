@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.staging.producer import quick_repr
-from tests.jobs.staging import tasks, twins
+from tests.jobs.staging import message_equality, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default"])
 
@@ -154,7 +154,7 @@ def test_text_that_is_not_utf_8_is_sent_in_its_own_encoding(assert_equal):
 def test_beat_sends_with_a_producer_of_its_own(broker_url, inbox, settings):
     settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "refuse"}
     name = f"outbox-{uuid.uuid4().hex[:8]}"
-    twin = twins.twin(OutboxCelery, broker_url, name, now=timezone.now())
+    twin = message_equality.twin(OutboxCelery, broker_url, name, now=timezone.now())
     inbox.declare(twin.app.amqp.queues.values())
     twin.app.conf.beat_schedule = {"nightly": {"task": "add", "schedule": 0.0, "args": (1, 2)}}
     scheduler = beat.Scheduler(twin.app)

@@ -25,7 +25,7 @@ from outbox_app import stage
 from outbox_app.celery import OutboxCelery, OutboxTask
 from outbox_app.jobs.staging.sending import StagingMixin
 from outbox_app.models import StagedJob
-from tests.jobs.staging import tasks, twins
+from tests.jobs.staging import message_equality, tasks
 from tests.jobs.staging.transactions import rolled_back
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default"])
@@ -188,7 +188,7 @@ class Alone(Backend):
 @on_sqlite
 @pytest.mark.parametrize("cls", [Celery, OutboxCelery])
 def test_a_result_backend_of_ones_own(cls, alias):
-    twin = twins.twin(
+    twin = message_equality.twin(
         cls, "memory://", "alone", now=timezone.now(), result_backend=f"{__name__}:Alone"
     )
     with transaction.atomic(using=alias):
@@ -230,7 +230,7 @@ def test_on_commit_calls_go_through_the_tasks_own_methods(call, assert_equal):
 @pytest.mark.parametrize("cls", [Celery, OutboxCelery])
 @on_sqlite
 def test_on_commit_calls_reach_mocks(cls, alias, monkeypatch):
-    twin = twins.twin(cls, "memory://", "mocked", now=timezone.now())
+    twin = message_equality.twin(cls, "memory://", "mocked", now=timezone.now())
     delay, apply_async = Mock(), Mock()
     monkeypatch.setattr(twin.add, "delay", delay, raising=False)
     monkeypatch.setattr(twin.add, "apply_async", apply_async, raising=False)

@@ -15,7 +15,7 @@ from kombu.common import Broadcast
 from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import StagedJob
-from tests.jobs.staging import twins
+from tests.jobs.staging import message_equality
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default"])
 
@@ -147,20 +147,20 @@ def test_a_delayed_job_of_a_quorum_queue_is_held_for_its_plain_route(option, bro
     options = {"name": name, "now": timezone.now(), "task_queues": [quorum]}
     delay = {"countdown": 100, "eta": options["now"] + timedelta(seconds=100)}
 
-    twin = twins.twin(Celery, broker_url, **options)
+    twin = message_equality.twin(Celery, broker_url, **options)
     twin.add.apply_async((1, 2), **{option: delay[option]})
-    (expected,) = twins.normalised(inbox.received())
+    (expected,) = message_equality.normalised(inbox.received())
     assert expected["properties"].pop("delivery_info")["exchange"] == "celery_delayed_27"
     twin.close()
 
-    twin = twins.twin(OutboxCelery, broker_url, **options)
+    twin = message_equality.twin(OutboxCelery, broker_url, **options)
     with transaction.atomic():
         twin.add.apply_async((1, 2), **{option: delay[option]})
     job = StagedJob.objects.get()
     assert job.available_at == delay["eta"], "held, though it is due before HOLD_HORIZON"
     StagedJob.objects.update(available_at=timezone.now() - timedelta(seconds=1))
     Drain().run(once=True)
-    (got,) = twins.normalised(inbox.received())
+    (got,) = message_equality.normalised(inbox.received())
     twin.close()
 
     route = got["properties"].pop("delivery_info")

@@ -16,7 +16,7 @@ from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.message import Message
 from outbox_app.models import StagedJob
-from tests.jobs.staging import twins
+from tests.jobs.staging import message_equality
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,7 +76,9 @@ def test_after_has_the_body_as_celery_gives_it(options, is_decoded, alias):
     after_task_publish.connect(after)
     try:
         for cls in (Celery, OutboxCelery):
-            twin = twins.twin(cls, "memory://", f"outbox-{uuid4().hex[:8]}", now=timezone.now())
+            twin = message_equality.twin(
+                cls, "memory://", f"outbox-{uuid4().hex[:8]}", now=timezone.now()
+            )
             with transaction.atomic(using=alias):
                 twin.add.apply_async((1, 2), {}, task_id="t", **options)
             Drain(using=alias).run(once=True)
@@ -142,11 +144,11 @@ def test_the_task_sent_event_is_sent_once_and_by_the_drain(alias, broker_url, in
         twin.add.apply_async((3, 4), queue=name, countdown=9, expires=3000)
 
     options = {"name": name, "now": timezone.now(), **conf}
-    plain = twins.twin(Celery, broker_url, **options)
+    plain = message_equality.twin(Celery, broker_url, **options)
     send(plain)
     expected = events(inbox)
     plain.close()
-    staging = twins.twin(OutboxCelery, broker_url, **options)
+    staging = message_equality.twin(OutboxCelery, broker_url, **options)
     with transaction.atomic(using=alias):
         send(staging)
     assert not events(inbox)

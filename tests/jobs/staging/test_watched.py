@@ -23,7 +23,7 @@ from outbox_app.celery import OutboxCelery
 from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs.staging.producer import StagingProducer
 from outbox_app.models import StagedJob
-from tests.jobs.staging import tasks, twins
+from tests.jobs.staging import message_equality, tasks
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -81,7 +81,7 @@ def test_the_same_calls_pass_as_with_celery_and_none_raises(send, events, alias,
     options = {"name": "twin", "now": timezone.now(), "result_backend": "cache+memory://"}
     passed = []
     for cls in (celery.Celery, OutboxCelery):
-        twin = twins.twin(cls, "memory://", **options, task_send_sent_event=events)
+        twin = message_equality.twin(cls, "memory://", **options, task_send_sent_event=events)
         watched(twin.app.amqp, "send_task_message")
         watched.calls.clear()
         with transaction.atomic(using=alias):

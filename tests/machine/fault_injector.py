@@ -1,11 +1,11 @@
-"""A drainer on strings: a real ``Drain.run()`` in a thread with a connection of its own.
+"""A drainer with faults: a real ``Drain.run()`` in a thread with a connection of its own.
 
-The machine holds the strings. One thread runs at a time: a puppet that was told to ``go`` runs to
-the end of its turn, or to the operation that its ``Plan`` names, and waits there. An operation is a
-statement, a commit, a send to the broker, or a failpoint. There the plan may pause the drainer
-(which may be a zombie when it goes on), kill it (nothing of it runs any more, as after SIGKILL), or
-let the operation fail before or after it took effect. A drainer inside a transaction is never
-paused: it would hold locks, which no real pause of interest needs.
+One thread runs at a time: a drainer that was told to ``go`` runs to the end of its turn, or to the
+operation that its ``Plan`` names, and waits there. An operation is a statement, a commit, a send to
+the broker, or a failpoint. There the plan may pause the drainer (which may be a zombie when it goes
+on), kill it (nothing of it runs any more, as after SIGKILL), or let the operation fail before or
+after it took effect. A drainer inside a transaction is never paused: it would hold locks, which no
+real pause of interest needs.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Plan(NamedTuple):
     nth: int = 1
 
 
-class Puppet:
-    """One drainer.
+class FaultInjector:
+    """One drainer, whose operations may fail or never end.
 
     Args:
         using: Database alias.
@@ -68,10 +68,10 @@ class Puppet:
         self._error: BaseException | None = None
         self._resume = threading.Semaphore(0)
         self._parked = threading.Semaphore(0)
-        threading.Thread(target=self._live, name="puppet", daemon=True).start()
+        threading.Thread(target=self._live, name="injector", daemon=True).start()
 
     def __repr__(self) -> str:
-        return f"<Puppet at {self.place}>"
+        return f"<FaultInjector at {self.place}>"
 
     @property
     def alive(self) -> bool:
@@ -153,8 +153,8 @@ class Puppet:
         connection = connections[self.using]
         try:
             if not self._killed:
-                _here.puppet = self
-                _put_strings(self, connection)
+                _here.injector = self
+                _intercept_operations(self, connection)
                 self.drain = Drain(using=self.using, on_turn=self._between_turns, **self.options)
                 self.drain.holder.clock = lambda: self.clock() - self.behind
                 self.drain._waiter = _NoWaiting()  # type: ignore[assignment]
@@ -195,10 +195,10 @@ class Committer:
         self._plan = plan
 
     def __enter__(self) -> None:
-        _here.puppet = self
+        _here.injector = self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        del _here.puppet
+        del _here.injector
         return kind is Killed
 
     def operation(self, kind: str, do: Callable[[], Any], failure: type[Exception]) -> Any:
@@ -222,13 +222,13 @@ def _let_down(action: str | None, do: Callable[[], Any], failure: type[Exception
 
 def operation(kind: str, do: Callable[[], Any], failure: type[Exception]) -> Any:
     """Do something of the process that runs in this thread, if one does."""
-    puppet: Puppet | Committer | None = getattr(_here, "puppet", None)
-    return puppet.operation(kind, do, failure) if puppet else do()
+    injector: FaultInjector | Committer | None = getattr(_here, "injector", None)
+    return injector.operation(kind, do, failure) if injector else do()
 
 
 def sender() -> str:
     """Return the id of the drainer that runs in this thread; nothing for a committer."""
-    return "" if isinstance(_here.puppet, Committer) else str(_here.puppet.drain.holder.id)
+    return "" if isinstance(_here.injector, Committer) else str(_here.injector.drain.holder.id)
 
 
 def set_failpoints(*, on: bool) -> None:
@@ -241,9 +241,9 @@ def _failpoint(name: str) -> Callable[[], None]:
     return lambda: operation(name, lambda: None, OperationalError)
 
 
-def _put_strings(puppet: Puppet, connection: Any) -> None:
+def _intercept_operations(injector: FaultInjector, connection: Any) -> None:
     commit = connection._commit
-    connection._commit = lambda: puppet.operation("commit", commit, OperationalError)
+    connection._commit = lambda: injector.operation("commit", commit, OperationalError)
 
 
 class _NoWaiting:

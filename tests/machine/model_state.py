@@ -1,4 +1,4 @@
-"""The world of one run: a database, a broker, drainers on strings, and the model beside them.
+"""The state of one run: a database, a broker, drainers with faults, and the model beside them.
 
 ``check`` compares what there is with the model; it holds after every step. ``finish`` makes all
 well at the end (the broker works, leases run out, zombies go on) and drains what is left: then
@@ -26,8 +26,8 @@ from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
 from outbox_app.process import lease
 
 from .brokers import Broker
+from .fault_injector import FaultInjector, set_failpoints
 from .model import Model, Recorded
-from .puppet import Puppet, set_failpoints
 from .writer import DUE, LateWriter, Writer
 
 #: In seconds. The database's clock goes on in real time too: no sum of the times that the machine
@@ -51,7 +51,7 @@ class Stage:
     concurrent_writers: bool = True
 
 
-class World:
+class ModelState:
     """See the module.
 
     Args:
@@ -64,7 +64,7 @@ class World:
         self.model = Model()
         self.writer = Writer(using=stage.alias, tasks=stage.tasks, model=self.model)
         self.late: LateWriter | None = None
-        self.puppets: list[Puppet] = []
+        self.injectors: list[FaultInjector] = []
         #: What the latest check found in the dead table: the errors by task id.
         self.dead: dict[str, str] = {}
         self.passed = 0.0
@@ -86,8 +86,8 @@ class World:
         """Leave nothing behind."""
         if self.late is not None:
             self.late.end(commit=False)
-        for puppet in self.alive:
-            puppet.kill()
+        for injector in self.alive:
+            injector.kill()
         set_failpoints(on=False)
         for broker in immediate._brokers.values():
             broker.close()
@@ -95,16 +95,16 @@ class World:
         self._patches.close()
 
     @property
-    def alive(self) -> list[Puppet]:
-        return [puppet for puppet in self.puppets if puppet.alive]
+    def alive(self) -> list[FaultInjector]:
+        return [injector for injector in self.injectors if injector.alive]
 
-    def start(self) -> Puppet:
+    def start(self) -> FaultInjector:
         """Return one more drainer, which has yet to do its first step."""
-        puppet = Puppet(using=self.using, clock=lambda: self.passed)
-        self.puppets.append(puppet)
-        return puppet
+        injector = FaultInjector(using=self.using, clock=lambda: self.passed)
+        self.injectors.append(injector)
+        return injector
 
-    def pick(self, which: int) -> Puppet:
+    def pick(self, which: int) -> FaultInjector:
         """Return one of the drainers, a new one where none is alive."""
         alive = self.alive or [self.start()]
         return alive[which % len(alive)]
@@ -137,16 +137,16 @@ class World:
 
     def _check_owners(self) -> None:
         owner = dict(Lease.objects.using(self.using).values_list("part", "owner"))
-        seen: dict[int, Puppet] = {}
-        for puppet in self.alive:
+        seen: dict[int, FaultInjector] = {}
+        for injector in self.alive:
             # Amid its statements it may be changing what it owns; it then publishes nothing. With
             # a clock that stood still it may publish what is in its hand.
-            if not puppet.trusts_itself or puppet.place == "sql" or puppet.behind:
+            if not injector.trusts_itself or injector.place == "sql" or injector.behind:
                 continue
-            for part in puppet.drain.holder.owned:
-                assert part not in seen, f"two drainers own shard {part}: {puppet} {seen[part]}"
-                assert owner[part] == puppet.drain.holder.id, f"{puppet} lost shard {part}"
-                seen[part] = puppet
+            for part in injector.drain.holder.owned:
+                assert part not in seen, f"two drainers own shard {part}: {injector} {seen[part]}"
+                assert owner[part] == injector.drain.holder.id, f"{injector} lost shard {part}"
+                seen[part] = injector
 
     def finish(self) -> None:
         """Drain everything, and raise AssertionError where a promise was broken in the end."""
@@ -158,8 +158,8 @@ class World:
             zombie.stop()
         self.pass_time(DUE)
         self._drain()
-        for puppet in self.alive:
-            puppet.stop()
+        for injector in self.alive:
+            injector.stop()
         self.check()
         incidents = [
             Recorded(
@@ -174,10 +174,10 @@ class World:
         self.model.check_covered(incidents, sends_of_an_attempt=1)
 
     def _drain(self) -> None:
-        puppet = self.start()
+        injector = self.start()
         left = StagedJob.objects.using(self.using)
         for _ in range(20 + 2 * left.count()):
-            puppet.go()
+            injector.go()
             self.check()
             if not left.exists():
                 return
