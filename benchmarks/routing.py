@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
+from outbox_app.entities import counters as of_entities
+
 from .entities import threaded
 
 ASKED = {
@@ -167,7 +169,7 @@ def conflicts() -> float:
         for sources in each._minutes.values()
         for minute in sources.values()
     ]
-    return sum(m.values.get((counters.CONFLICTS, "", ""), 0) for m in minutes)
+    return sum(m.values.get((of_entities.CONFLICTS, "", ""), 0) for m in minutes)
 
 
 def contest(servers: Servers, leads: list[str], callers: list[int], seconds: float) -> Any:

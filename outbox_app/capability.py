@@ -192,7 +192,9 @@ class Doors:
     kinds: Mapping[str, ProblemKind] = {}
     #: Its section without facts: its figures declare the metrics.
     empty: Section | None = None
-    #: Names that it writes to the table of statistics, beside the counters of processes.
+    #: Names of its counters, which the processes write to the table of statistics.
+    counters: Collection[str] = ()
+    #: Further names in that table, which STATISTICS_RETENTION_HOURS does not remove.
     statistics: Collection[str] = ()
     #: Whether checks of its own look at the engines of the tables of ``models()`` on MySQL.
     checks_engines = False
@@ -216,6 +218,9 @@ class Doors:
     def kept(self) -> Mapping[str, Kept]:
         """Return the kinds of rows that ``outbox_prune`` removes when they are old."""
         return {}
+
+    #: The options of ``outbox_prune`` beside those of ``kept``, as an error names them.
+    prunes: Collection[str] = ()
 
     def prune_arguments(self, add: Callable[..., Any]) -> None:
         """Add options of ``outbox_prune`` beside those of ``kept``."""

@@ -20,7 +20,7 @@ from .capability import BAD, WARNING, Doors, Loop, ProblemKind
 from .conf import OutboxSettings
 from .jobs.drain.run import drain_here
 from .models import DeadJob, InboxEntry, Incident, StagedJob, Statistic
-from .process.counters import by_name
+from .process.counters import NAMES, by_name
 from .retention.rows import Kept, prune
 from .retention.run import Retention, retain_here
 
@@ -54,8 +54,8 @@ KINDS = {
         _("Start a drainer if this lasts.")),
     "database": ProblemKind(
         60, BAD, ngettext_lazy(
-        "%(count)s database of logs or entities cannot be read, or has no outbox tables.",
-        "%(count)s databases of logs or entities cannot be read, or have no outbox tables.", "n"),
+        "%(count)s further database cannot be read, or has no outbox tables.",
+        "%(count)s further databases cannot be read, or have no outbox tables.", "n"),
         _("The figures lack what it holds: make it available, or migrate it.")),
     "max_age": ProblemKind(
         80, BAD, _("The oldest ready job is %(age)s s old; the limit is %(limit)s s."),
@@ -96,7 +96,7 @@ KINDS = {
         place=("outbox_app.deadjob", {"died": "1h"})),
     "transaction": ProblemKind(
         230, WARNING, _("A transaction that writes has been open for %(age)s."),
-        _("Its jobs and events wait for its commit. End the transaction if it hangs."),
+        _("What it has written waits for its commit. End the transaction if it hangs."),
         place="#outbox-blocking"),
     "snapshot": ProblemKind(
         240, WARNING,
@@ -115,6 +115,7 @@ class CoreDoors(Doors):
     """Jobs. Their facts are the fields of ``OutboxStatus`` itself."""
 
     settings = OutboxSettings
+    counters = NAMES
 
     name = "jobs"
     kinds = KINDS

@@ -47,10 +47,10 @@ def _is_foreign(config: AppConfig | None) -> bool:
 
 
 def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
-    """Report aliases with autocommit off: drainers and subscriptions would commit nothing there."""
+    """Report aliases with autocommit off: drainers would commit nothing there."""
     return [
         Error(
-            f"DATABASES[{alias!r}]['AUTOCOMMIT'] is False: rows that drainers, subscriptions "
+            f"DATABASES[{alias!r}]['AUTOCOMMIT'] is False: rows that drainers "
             "and idempotent tasks write there would not be committed, and delay() outside atomic() "
             "is refused.",
             hint="Set it to True, Django's default, and use transaction.atomic().",

@@ -84,7 +84,7 @@ def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
             id="outbox.E008",
         )
     for fault in session_faults(connection.alias):
-        text = f"Session of {connection.alias!r}: {fault}. No drainer and no subscription starts."
+        text = f"Session of {connection.alias!r}: {fault}. No process of the outbox starts."
         hint = "DATABASES[…]['OPTIONS']['init_command'] = \"SET …\", or the server's settings."
         yield Error(text, hint=hint, id="outbox.E031")
     if has_turning_clock(connection.alias):
@@ -201,7 +201,7 @@ def _check_driver(alias: str) -> Iterator[CheckMessage]:
     if has_old_driver(alias):
         yield Warning(
             f"Django connects to {alias!r} by psycopg2, which does not listen: no commit wakes a "
-            "drainer or a subscription. They poll, ten times a second by default.",
+            "process of the outbox. They poll, ten times a second by default.",
             hint="pip install 'psycopg[binary]>=3.2': Django prefers it, and needs no setting.",
             id="outbox.W051",
         )
@@ -210,9 +210,9 @@ def _check_driver(alias: str) -> Iterator[CheckMessage]:
 def _check_encoding(alias: str) -> Iterator[CheckMessage]:
     if name := encoding_of(alias):
         yield Warning(
-            f"Database {alias!r} has the encoding {name}, not UTF8: jobs, events and commands with "
+            f"Database {alias!r} has the encoding {name}, not UTF8: jobs with "
             f"{'other characters than ASCII' if name == 'SQL_ASCII' else 'other characters'} are "
-            "refused, with InvalidJob, InvalidEvent, InvalidPrepared or InvalidCommand.",
+            "refused, with InvalidJob, and so are such texts of other apps.",
             hint="Dump the database, create it anew with ENCODING 'UTF8' TEMPLATE template0, and "
             "load the dump.",
             id="outbox.W050",

@@ -19,10 +19,12 @@ from ..aliases import outbox_alias
 from ..database.clock import DatabaseNow
 from ..models import Statistic
 from ..models.statistic import write_figures
-from ..process.counters import PEER, PEER_CLOCK
 from ..text import get_logger
 
 logger = get_logger("outbox_app.door")
+
+#: By how many seconds the clock of a peer is wrong. The label is the peer.
+PEER_CLOCK, PEER = "peer_clock", "peer"
 
 #: Seconds by which two clocks may differ, and seconds between two rows about a wrong clock.
 CLOCKS, EVERY = 60, 60.0

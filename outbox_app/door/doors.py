@@ -16,7 +16,7 @@ from django.utils.translation import ngettext_lazy
 from ..capability import WARNING, Doors, Problem, ProblemKind, Section, Subject
 from ..monitoring.diagnosis import named
 from ..monitoring.status import Question
-from .clocks import wrong_clocks
+from .clocks import PEER_CLOCK, wrong_clocks
 from .conf import DoorSettings
 from .models import Peer
 
@@ -45,6 +45,7 @@ class PeerDoors(Doors):
     name = "door"
     rank = 40
     settings = DoorSettings
+    counters = (PEER_CLOCK,)
     kinds = KINDS
 
     def parts(self) -> Mapping[str, Any]:

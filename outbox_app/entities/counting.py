@@ -20,6 +20,7 @@ from ..database.transactions import after_commit, is_in_test
 from ..process import counters
 from ..process.tracing import MAX_LINKS, api_with_provider
 from ..text import get_logger
+from . import counters as names
 from .batch import Batch
 from .request import Call
 
@@ -39,9 +40,9 @@ def count(batch: Batch | None, *, conflicts: int, seconds: float | None = None) 
     if batch is None or not hasattr(batch, "now"):
         return  # the last attempt has not read the database's clock
     with counters.counting(batch.now, using=batch.using) as minute:
-        minute.add(counters.CONFLICTS, conflicts)
+        minute.add(names.CONFLICTS, conflicts)
         if seconds is not None and batch.steps:
-            minute.observe(counters.COMMIT_TIME, seconds)
+            minute.observe(names.COMMIT_TIME, seconds)
             _figures(batch)(minute)
 
 
@@ -63,7 +64,7 @@ def write_if_due(using: str) -> None:
     """Write the counters, unless they were written lately or a transaction is open."""
     from .queue import queues  # queue imports this module
 
-    counters.write_shared(using, lambda: {counters.WAITING: queues.waiting_on(using)})
+    counters.write_shared(using, lambda: {names.WAITING: queues.waiting_on(using)})
 
 
 def _figures(batch: Batch) -> Callable[[counters.Minute], None]:
@@ -74,19 +75,19 @@ def _figures(batch: Batch) -> Callable[[counters.Minute], None]:
     entity, size = f"{batch.entity._meta.label}:{batch.id}", len(batch.steps)
 
     def add(minute: counters.Minute) -> None:
-        minute.add(counters.COMMANDS, size)
-        minute.observe(counters.BATCH_SIZE, size, SIZES)
+        minute.add(names.COMMANDS, size)
+        minute.observe(names.BATCH_SIZE, size, SIZES)
         for route, count in routes.items():
-            minute.add(counters.ROUTED, count, dimension=counters.ROUTE, label=route)
+            minute.add(names.ROUTED, count, dimension=names.ROUTE, label=route)
         for code, count in codes.items():
-            known = [label for name, _, label in minute.values if name == counters.REJECTED]
+            known = [label for name, _, label in minute.values if name == names.REJECTED]
             label = code if code in known or len(known) < CODES else OTHER
-            minute.add(counters.REJECTED, count, dimension=counters.CODE, label=label)
-        top = minute.tops[counters.HOTTEST, counters.ENTITY]
+            minute.add(names.REJECTED, count, dimension=names.CODE, label=label)
+        top = minute.tops[names.HOTTEST, names.ENTITY]
         top[entity] += size
         if len(top) > KNOWN:
             most = dict(top.most_common(KNOWN // 10))
-            minute.tops[counters.HOTTEST, counters.ENTITY] = Counter(most)
+            minute.tops[names.HOTTEST, names.ENTITY] = Counter(most)
 
     return add
 

@@ -21,7 +21,7 @@ from ..exceptions import InvalidArgument
 from ..monitoring.figures import percentiles
 from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
-from . import series
+from . import counters, series
 from .conf import EntitySettings, entity_settings
 from .maintenance import declared_types, entity_types
 from .models import EntityVersion, PrunedCommand
@@ -70,6 +70,7 @@ class EntitiesDoors(Doors):
     name = "entities"
     rank = 20
     settings = EntitySettings
+    counters = counters.NAMES
     empty = EntitiesSection(Commands())
 
     def parts(self) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from ..door.exceptions import PeerError
 from ..events.aliases import log_alias
 from ..events.log.newevent import slice_of
 from ..fleet.conf import fleet_settings
-from ..process.counters import ELSEWHERE, PASSED
+from .counters import ELSEWHERE, PASSED
 from .exceptions import Overloaded
 from .request import Call, Outcome, Rejection
 from .transaction import scope_of

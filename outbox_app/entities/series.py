@@ -15,6 +15,7 @@ from typing import Any
 from ..database.clock import stored
 from ..monitoring.series import MINUTE, last_minutes, percentiles, rows_of, totals
 from ..process import counters
+from . import counters as names
 from .counting import SIZE_LABELS
 
 #: The most entities, and the most codes of rejections, that are listed.
@@ -49,22 +50,22 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
     waiting: Any = Counter()
     for using in aliases:
         first, last = last_minutes(using, minutes)
-        rows = rows_of(using, counters.OF_ENTITIES, first, last)
+        rows = rows_of(using, names.NAMES, first, last)
         for name, label, total, of_full in totals(rows, last):
             found[name][label] += total
             lately[name][label] += of_full
-        samples = rows.filter(name=counters.WAITING, minute__gte=stored(last - MINUTE, using=using))
+        samples = rows.filter(name=names.WAITING, minute__gte=stored(last - MINUTE, using=using))
         waiting.update(dict(samples.order_by("minute").values_list("source", "value")))
 
-    sizes = percentiles(found[counters.BATCH_SIZE], SIZE_LABELS, 0.5, 0.95)
+    sizes = percentiles(found[names.BATCH_SIZE], SIZE_LABELS, 0.5, 0.95)
     return Commands(
-        recorded=lately[counters.COMMANDS].total(),
-        conflicts=lately[counters.CONFLICTS].total(),
-        rejected={code: n for code, n in lately[counters.REJECTED].most_common(LISTED) if n},
+        recorded=lately[names.COMMANDS].total(),
+        conflicts=lately[names.CONFLICTS].total(),
+        rejected={code: n for code, n in lately[names.REJECTED].most_common(LISTED) if n},
         batch_size=tuple(size and math.ceil(size) for size in sizes),
-        commit_seconds=percentiles(found[counters.COMMIT_TIME], counters.BUCKETS, 0.5, 0.95),
-        hottest=dict(found[counters.HOTTEST].most_common(HOTTEST)),
+        commit_seconds=percentiles(found[names.COMMIT_TIME], counters.BUCKETS, 0.5, 0.95),
+        hottest=dict(found[names.HOTTEST].most_common(HOTTEST)),
         waiting=waiting.total(),
-        passed_on=lately[counters.ROUTED][counters.PASSED],
-        elsewhere=lately[counters.ROUTED][counters.ELSEWHERE],
+        passed_on=lately[names.ROUTED][names.PASSED],
+        elsewhere=lately[names.ROUTED][names.ELSEWHERE],
     )

@@ -24,7 +24,7 @@ from ..monitoring.long_transactions import open_writers
 from ..monitoring.status import Question
 from ..retention.rows import prune
 from ..text import duration, one_line
-from . import series
+from . import counters, series
 from .aliases import log_alias
 from .conf import EventSettings, event_settings
 from .log.registry import all_logs
@@ -221,6 +221,8 @@ class EventsDoors(Doors):
     name = "events"
     rank = 10
     settings = EventSettings
+    counters = counters.NAMES
+    prunes = ("--events", "--archived DIR")
     kinds = KINDS
     empty = EventsSection()
     checks_engines = True

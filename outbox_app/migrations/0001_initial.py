@@ -57,7 +57,7 @@ class Migration(migrations.Migration):
                             ("takeover", "shards taken over from a dead drainer"),
                             ("unknown", "outcome of a publish unknown"),
                             ("requeue", "requeued by a person"),
-                            ("contradiction", "prepared event: told to confirm and to cancel"),
+                            ("contradiction", "told to confirm and to cancel"),
                         ],
                         max_length=20,
                         verbose_name="kind",

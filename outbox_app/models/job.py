@@ -170,7 +170,7 @@ class Incident(models.Model):
         TAKEOVER = "takeover", _("shards taken over from a dead drainer")
         UNKNOWN = "unknown", _("outcome of a publish unknown")
         REQUEUE = "requeue", _("requeued by a person")
-        CONTRADICTION = "contradiction", _("prepared event: told to confirm and to cancel")
+        CONTRADICTION = "contradiction", _("told to confirm and to cancel")
 
     id = models.BigAutoField(primary_key=True)
     kind = CharField(_("kind"), max_length=20, choices=Kind.choices)

@@ -25,6 +25,7 @@ from ..monitoring.figures import percentiles
 from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
 from ..text import duration, one_line
+from . import counters
 from .conf import PreparedSettings
 from .fences import mark_pruned
 from .models import Fence, PreparedEvent
@@ -138,6 +139,7 @@ class PreparedDoors(Doors):
     name = "prepared"
     rank = 30
     settings = PreparedSettings
+    counters = counters.NAMES
     kinds = KINDS
     empty = PreparedSection(None)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ..monitoring.series import last_minutes, percentiles, rows_of, totals
 from ..process import counters
+from . import counters as names
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,11 @@ class Decisions:
 def decisions(*, using: str, minutes: int = 5) -> Decisions:
     """Return the decisions on prepared events; the current minute is included."""
     first, last = last_minutes(using, minutes)
-    rows = rows_of(using, [counters.DECIDED, counters.DECIDE_TIME], first, last)
+    rows = rows_of(using, [names.DECIDED, names.DECIDE_TIME], first, last)
     per_minute: dict[tuple[str, str], float] = {}
     times: dict[str, float] = {}
     for name, label, total, of_full in totals(rows, last):
-        if name == counters.DECIDE_TIME:
+        if name == names.DECIDE_TIME:
             times[label] = total
         elif of_full:
             outcome, _, route = label.partition(" ")

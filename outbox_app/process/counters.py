@@ -31,6 +31,7 @@ from django.db import connections
 from django.db.models import QuerySet
 from django.utils.timezone import is_aware
 
+from ..capability import all_doors
 from ..conf import outbox_settings
 from ..database.clock import stored
 from ..database.lock_wait import atomic_with_lock_wait
@@ -54,33 +55,8 @@ DELAY, LE = "delay", "le"
 READ_ID = "read_id"
 #: Samples: ready rows, up to a limit; the highest known id.
 READY, NEWEST_ID = "ready", "newest_id"
-#: Handled events and failed attempts of a subscription. The label is its name.
-HANDLED, FAILED, SUBSCRIPTION = "handled", "failed", "subscription"
-#: The highest position of a log (the label is its table). Readers sample it, not publishers.
-NEWEST_POSITION, LOG = "newest_position", "log"
-#: Commands of entities that were recorded; rejected ones by code; repeated attempts; batches by
-#: size, and by the duration of their transaction, in the buckets of ``delay``.
-COMMANDS, REJECTED, CODE, CONFLICTS = "commands", "rejected_commands", "code", "command_conflicts"
-BATCH_SIZE, COMMIT_TIME = "command_batch_size", "command_commit_time"
-#: Commands of routed types that another server has passed on, and commands that were executed by a
-#: server that does not lead their entity.
-ROUTED, PASSED, ELSEWHERE = "routed_commands", "passed_on", "elsewhere"
-#: The entities with the most commands in a process; how many commands wait in it (a sample).
-HOTTEST, ENTITY, WAITING = "hottest_entities", "entity", "commands_waiting"
-OF_ENTITIES = (COMMANDS, REJECTED, CONFLICTS, ROUTED, BATCH_SIZE, COMMIT_TIME, HOTTEST, WAITING)
-#: Decided prepared events, by outcome and route, and by the time until the decision, in the
-#: buckets of ``delay``.
-DECIDED, ROUTE, DECIDE_TIME = "prepared_decided", "route", "prepared_decide_time"
-#: By how many seconds the clock of a peer is wrong (see ``door.clocks``). The label is the peer.
-PEER_CLOCK, PEER = "peer_clock", "peer"
-
-#: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
-NAMES = (
-    *(PUBLISHED, PUBLISHED_BY, DEAD, IMMEDIATE, DELAY, READ_ID),
-    *(READY, NEWEST_ID, HANDLED, FAILED, NEWEST_POSITION),
-    *OF_ENTITIES,
-    *(DECIDED, DECIDE_TIME, PEER_CLOCK),
-)
+#: The counters of jobs. Each capability has its own (``Doors.counters``).
+NAMES = (PUBLISHED, PUBLISHED_BY, DEAD, IMMEDIATE, DELAY, READ_ID, READY, NEWEST_ID)
 
 #: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has the longer delays.
 EDGES = (
@@ -286,5 +262,5 @@ def prune_if_worth_it(now: datetime, *, using: str) -> int:
 def by_name(rows: QuerySet[Statistic]) -> list[QuerySet[Statistic]]:
     """Return the rows of each counter, the oldest first."""
     # The samples are the last: old ones show that there may be other old rows.
-    names = sorted(NAMES, key=lambda name: name == NEWEST_ID)
-    return [rows.filter(name=name).order_by("minute") for name in names]
+    names = [name for doors in all_doors() for name in doors.counters if name != NEWEST_ID]
+    return [rows.filter(name=name).order_by("minute") for name in (*names, NEWEST_ID)]

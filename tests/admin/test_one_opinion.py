@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from outbox_app import views
 from outbox_app.capability import kinds
 from outbox_app.database.clock import DatabaseNow
+from outbox_app.door import clocks as of_door
 from outbox_app.events.models import Cursor, Event, EventLog, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions.subscriber import _subscribers
 from outbox_app.metrics import exposition
@@ -96,8 +97,8 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
 
     def clock():
         Statistic.objects.using(alias).create(
-            source="door", minute=DatabaseNow(), name=counters.PEER_CLOCK,
-            dimension=counters.PEER, label="billing", value=-7200.0)  # fmt: skip
+            source="door", minute=DatabaseNow(), name=of_door.PEER_CLOCK,
+            dimension=of_door.PEER, label="billing", value=-7200.0)  # fmt: skip
 
     def database():
         class Router:

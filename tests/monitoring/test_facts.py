@@ -12,8 +12,10 @@ from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.database.clock import DatabaseNow
+from outbox_app.entities import counters as commands
 from outbox_app.entities import doors as entities_doors
 from outbox_app.entities import series as entities_series
+from outbox_app.events import counters as of_events
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.series import EventsPerMinute
@@ -130,7 +132,7 @@ def test_of_drainers(alias, drainer, monkeypatch):
 def test_per_minute_is_the_last_full_one(alias, monkeypatch):
     monkeypatch.setattr(series, "_now", lambda using: NOW)
     names = (counters.PUBLISHED, counters.DEAD)
-    for number, name in enumerate([*names, counters.HANDLED, counters.FAILED], 1):
+    for number, name in enumerate([*names, of_events.HANDLED, of_events.FAILED], 1):
         figure(alias, name, 1000, ago=0)
         figure(alias, name, number)
         figure(alias, name, 10 * number, source="two")
@@ -265,23 +267,23 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(
     assert statements() == before <= 50  # some of them for each log, four for entities
 
 
-def test_of_entities(alias, monkeypatch):
+def test_commands(alias, monkeypatch):
     monkeypatch.setattr(series, "_now", lambda using: NOW)
     for source in ("one", "two"):
         for ago, count in ((0, 1000), (1, 30), (4, 100), (5, 7777)):
-            figure(alias, counters.COMMANDS, count, ago=ago, source=source)
-        figure(alias, counters.CONFLICTS, 2, source=source)
-        figure(alias, counters.REJECTED, 4, dimension="code", label="balance", source=source)
-        figure(alias, counters.REJECTED, 9, ago=2, dimension="code", label="b", source=source)
-        figure(alias, counters.WAITING, 70, source=source)
+            figure(alias, commands.COMMANDS, count, ago=ago, source=source)
+        figure(alias, commands.CONFLICTS, 2, source=source)
+        figure(alias, commands.REJECTED, 4, dimension="code", label="balance", source=source)
+        figure(alias, commands.REJECTED, 9, ago=2, dimension="code", label="b", source=source)
+        figure(alias, commands.WAITING, 70, source=source)
         for label, count in (("1", 60), ("2", 30), ("1000", 10)):
-            figure(alias, counters.BATCH_SIZE, count, dimension="le", label=label, source=source)
+            figure(alias, commands.BATCH_SIZE, count, dimension="le", label=label, source=source)
         for label, count in (("0.005", 50), ("0.01", 45), ("+Inf", 5)):
-            figure(alias, counters.COMMIT_TIME, count, dimension="le", label=label, source=source)
+            figure(alias, commands.COMMIT_TIME, count, dimension="le", label=label, source=source)
     for number in range(12):
-        figure(alias, counters.HOTTEST, number, ago=3, dimension="entity", label=f"A:{number:02}")
-    figure(alias, counters.HOTTEST, 90, dimension="entity", label="A:01", source="two")
-    figure(alias, counters.WAITING, 3, ago=0, source="two")
+        figure(alias, commands.HOTTEST, number, ago=3, dimension="entity", label=f"A:{number:02}")
+    figure(alias, commands.HOTTEST, 90, dimension="entity", label="A:01", source="two")
+    figure(alias, commands.WAITING, 3, ago=0, source="two")
 
     found = outbox_status().sections["entities"].commands
 
@@ -294,7 +296,7 @@ def test_of_entities(alias, monkeypatch):
     assert "entities" not in outbox_status(parts=()).sections
 
 
-def test_of_entities_where_none_was_asked_anything_or_none_is_declared(alias, monkeypatch):
+def test_commands_where_none_was_asked_anything_or_none_is_declared(alias, monkeypatch):
     assert outbox_status().sections["entities"].commands == entities_series.Commands()
     monkeypatch.setattr(entities_doors, "entity_types", lambda: [])
     assert "entities" not in outbox_status().sections

@@ -14,6 +14,7 @@ from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Event
 from outbox_app.models import Statistic, counting
 from outbox_app.prepared import NewPrepared, keeper
+from outbox_app.prepared import counters as of_prepared
 from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
 from outbox_app.process import counters
@@ -167,11 +168,11 @@ class TestOverview:
         prepared("new", prepared_at=DatabaseNow() - timedelta(minutes=7), **silent)
         now = PreparedEvent.objects.using(alias).annotate(now=DatabaseNow()).first().now
         for minutes, name, dimension, label, value in (
-            *((m, counters.DECIDED, counters.ROUTE, "confirmed call", 1234) for m in (0, 1)),
-            *((m, counters.DECIDED, counters.ROUTE, "cancelled answer", 5) for m in (0, 1)),
-            (3, counters.DECIDED, counters.ROUTE, "cancelled policy", 7),
-            (3, counters.DECIDE_TIME, counters.LE, "0.05", 90),
-            (3, counters.DECIDE_TIME, counters.LE, "60", 10),
+            *((m, of_prepared.DECIDED, of_prepared.ROUTE, "confirmed call", 1234) for m in (0, 1)),
+            *((m, of_prepared.DECIDED, of_prepared.ROUTE, "cancelled answer", 5) for m in (0, 1)),
+            (3, of_prepared.DECIDED, of_prepared.ROUTE, "cancelled policy", 7),
+            (3, of_prepared.DECIDE_TIME, counters.LE, "0.05", 90),
+            (3, of_prepared.DECIDE_TIME, counters.LE, "60", 10),
         ):
             minute = now.replace(second=0, microsecond=0) - timedelta(minutes=minutes)
             Statistic.objects.using(alias).create(

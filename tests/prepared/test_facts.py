@@ -18,6 +18,7 @@ from outbox_app.database.clock import DatabaseNow, database_time
 from outbox_app.models import Incident, Process, Statistic
 from outbox_app.monitoring.diagnosis import problems
 from outbox_app.monitoring.status import outbox_status
+from outbox_app.prepared import counters as of_prepared
 from outbox_app.prepared import operations, prepared, status
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.models import PreparedEvent
@@ -146,14 +147,14 @@ def test_decisions_are_counted_by_outcome_and_route(
         operations.selected(using=alias, sender="alias:billing"), State.CANCELLED,
         by="ann", reason="x",
     )  # fmt: skip
-    assert figures(alias, counters.DECIDED) == {
+    assert figures(alias, of_prepared.DECIDED) == {
         "confirmed call": 2,
         "cancelled answer": 1,
         "cancelled policy": 1,
         "cancelled person": 1,
     }
-    assert sum(figures(alias, counters.DECIDE_TIME).values()) == 5
-    assert figures(alias, counters.DECIDE_TIME)["3600"] == 1
+    assert sum(figures(alias, of_prepared.DECIDE_TIME).values()) == 5
+    assert figures(alias, of_prepared.DECIDE_TIME)["3600"] == 1
     # The test may have gone on into another minute: all are of the last full one, in sources apart.
     rows = Statistic.objects.using(alias)
     now: Any = database_time(rows)
@@ -173,7 +174,7 @@ def test_what_is_repeated_or_too_late_is_counted_once(
         senders.fence(event)
     for _ in range(3):
         senders.confirm(event)
-    assert figures(alias, counters.DECIDED) == {"confirmed call": 1}
+    assert figures(alias, of_prepared.DECIDED) == {"confirmed call": 1}
 
 
 def test_nothing_is_written_inside_a_transaction_or_before_its_time(
@@ -183,7 +184,7 @@ def test_nothing_is_written_inside_a_transaction_or_before_its_time(
     operations.decide(
         operations.selected(using=alias), State.CANCELLED, by="ann", reason="not yet due"
     )
-    assert figures(alias, counters.DECIDED) == {}
+    assert figures(alias, of_prepared.DECIDED) == {}
     [counted] = counters._shared.values()
     assert [each.changed != set() for each in counted.changed()] == [True]
 

@@ -20,12 +20,13 @@ from django.db import connections
 from ...conf import BEATS, outbox_settings
 from ...exceptions import OutboxError
 from ...process.backoff import Backoff
-from ...process.counters import FAILED, HANDLED, LOG, NEWEST_POSITION, SUBSCRIPTION, Counters
+from ...process.counters import Counters
 from ...process.lease import LeaseHolder
 from ...process.loop import ONCE_FAILURES, ProcessLoop
 from ...process.wakeup import EVENTS
 from ...text import get_logger
 from ..conf import event_settings
+from ..counters import FAILED, HANDLED, LOG, NEWEST_POSITION, SUBSCRIPTION
 from ..models import Cursor, Subscription
 from .cursors import Paused, SharedPages, StoredRows
 from .partition import Partition

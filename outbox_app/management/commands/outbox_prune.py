@@ -1,7 +1,7 @@
 """Deletes old rows, oldest first, in small transactions. Run it once a day.
 
-Exit codes: 0 done; 2 wrong arguments, or the events that were handled or archived cannot be
-determined (a restored database, a damaged archive). Other logs are still pruned.
+Exit codes: 0 done; 2 wrong arguments, or it cannot be determined which rows are still needed (a
+restored database, a damaged archive). Rows of other tables are still removed.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ class Command(OutboxCommand):
             kept_for(name, options["older_than"])
         others = [work for doors in all_doors() if (work := doors.pruning(options))]
         if not chosen and not others:
-            kinds = ", ".join(f"--{name}" for name in all_kept())
-            raise InvalidArgument(
-                f"Say what to prune: {kinds}, --events, --archived DIR, or several."
-            )
+            kinds = [f"--{name}" for name in all_kept()]
+            kinds += [text for doors in all_doors() for text in doors.prunes]
+            raise InvalidArgument(f"Say what to prune: {', '.join(kinds)}, or several.")
         given = {name: options[name] for name in ("older_than", "batch_size", "dry_run")}
         for name, alias in chosen.items():
             prune(name, alias, **given, write=self.write)

@@ -1,13 +1,12 @@
 """Shows the state of the outbox: how many jobs wait and for how long, which drainers run, which
-jobs are dead and why, which subscriptions are behind. It changes nothing.
+jobs are dead and why, and what other installed apps have to say. It changes nothing.
 
   manage.py outbox_status
   manage.py outbox_status --max-age 60 --max-dead 0          for cron, Nagios and the like
   manage.py outbox_status --json | jq .backlog.oldest_seconds
 
 A problem is bad (!) if work has stopped: no drainer is running, or none can send; shards have
-no owner; a subscription's handler fails, or it is behind and no process runs it. A warning (-) is
-shown, but exit codes ignore it: parked streams, open gaps, jobs that have died, and the like.
+no owner. A warning (-) is shown, but exit codes ignore it: jobs that have died, and the like.
 
 Each --max option adds a limit; a figure above its limit is a bad problem. Limits of jobs go up to
 100000, because no more jobs are counted.

@@ -1,12 +1,9 @@
-"""Does the work of these commands in one process:
+"""Does the work of several commands in one process:
 
-  drain_outbox       sends committed jobs to the broker
-  run_subscriptions  hands events to the subscriptions that the project declares
-  run_prepared       asks senders what became of prepared events
-  outbox_prune       removes rows whose retention is over, once an hour: inbox, incidents, results
-                     of tasks, prepared events; events if OUTBOX["EVENT_RETENTION_DAYS"] is set, ids
-                     of removed commands if OUTBOX["ENTITY_COMMAND_DAYS"] is; and, all the time,
-                     archived events of the logs that OUTBOX["SINK"] names
+  drain_outbox   sends committed jobs to the broker
+  outbox_prune   removes rows whose retention is over, once an hour: inbox, incidents, counters, and
+                 those of other installed apps whose setting names an age
+  run_…          the same as the commands of other installed apps whose names begin with run_
 
 For one server, or a few. Run two on different hosts, and one takes over from the other. When one
 part is too slow, run its own command beside this one: they share the work by the same leases.

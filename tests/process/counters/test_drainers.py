@@ -10,12 +10,12 @@ from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from outbox_app.capability import all_doors
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import Process, StagedJob, Statistic
 from outbox_app.monitoring import series
 from outbox_app.pipeline import statistic_names
-from outbox_app.process import counters
 from tests import tasks
 
 from .planted import totals
@@ -46,8 +46,9 @@ def waiting_since(alias, **ago):
 
 
 def test_no_name_is_one_of_a_logs_statistics():
-    assert not set(counters.NAMES) & set(statistic_names.NAMES)
-    assert all(len(name) <= 40 for name in counters.NAMES)
+    names = [name for doors in all_doors() for name in doors.counters]
+    assert not set(names) & set(statistic_names.NAMES)
+    assert all(len(name) <= 40 for name in names)
 
 
 @pytest.mark.parametrize("broker", ["memory", "redis", "rabbitmq"])
