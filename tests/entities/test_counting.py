@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.entities import Command, Rejected, counting
 from outbox_app.entities import transaction as entity_transaction
 from outbox_app.entities.batch import Moved
+from outbox_app.entities.counters import NAMES
 from outbox_app.entities.exceptions import EntityContended
 from outbox_app.entities.queue import queues
 from outbox_app.events.signals import events_published
@@ -66,7 +67,7 @@ def test_what_is_counted(alias, account, ask, written):
     }
     ask("withdraw", {"amount": 1})
     assert written()["commands"] == 13
-    assert set(Statistic.objects.using(alias).values_list("name", flat=True)) <= {*counters.NAMES}
+    assert set(Statistic.objects.using(alias).values_list("name", flat=True)) <= {*NAMES}
 
 
 def test_they_are_written_every_ten_seconds_after_the_answer(alias, account, ask, monkeypatch):
