@@ -23,8 +23,8 @@ class PeerForm(forms.ModelForm):  # type: ignore[type-arg]
     def clean(self) -> None:
         super().clean()
         if not self.errors:
-            given = {name: self.cleaned_data[name] for name in FIELDS}
-            for fault in peer_faults(self.cleaned_data["name"], given):
+            values = {name: self.cleaned_data[name] for name in FIELDS}
+            for fault in peer_faults(self.cleaned_data["name"], values):
                 self.add_error(None, gettext("The peer %(fault)s.") % {"fault": fault})
 
     def validate_unique(self) -> None:

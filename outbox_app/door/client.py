@@ -60,14 +60,14 @@ def call(
 
     loop, client = _running()
     body = b"" if payload is None else written(payload)
-    given = {"Content-Type": content_type, "Outbox-Seconds-Left": f"{seconds:.3f}"}
+    always = {"Content-Type": content_type, "Outbox-Seconds-Left": f"{seconds:.3f}"}
     url = base_url(peer, address) + path
     # Connecting ends before the whole call does: if it fails, the request was certainly not sent.
     timeout = httpx2.Timeout(None, connect=min(CONNECT, 0.8 * seconds))
     not_sent = httpx2.InvalidURL, httpx2.ConnectError, httpx2.ConnectTimeout
     try:
         request = client.build_request(
-            *(method, url), content=body, headers=given | dict(headers or {}), timeout=timeout
+            *(method, url), content=body, headers=always | dict(headers or {}), timeout=timeout
         )
         sign(adapt_message(request), body, signing_key(peer))
         future = asyncio.run_coroutine_threadsafe(_exchange(client, request, seconds, most), loop)

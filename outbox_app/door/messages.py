@@ -120,8 +120,8 @@ def cloudevent(row: Any, *, source: str) -> dict[str, Any]:
         return event | {"job": True, "data": data}
     data, metadata = row.content["data"], row.content["metadata"]
     # An extension of CloudEvents cannot be an object, so the metadata are JSON in a string.
-    given = {"topic": row.topic, "metadata": metadata and written(metadata).decode()}
-    event |= {name: value for name, value in given.items() if value}
+    texts = {"topic": row.topic, "metadata": metadata and written(metadata).decode()}
+    event |= {name: value for name, value in texts.items() if value}
     return event | {"log": row.log, "subject": row.stream, "data": data}
 
 
@@ -130,8 +130,8 @@ def prepared_fields(event: Any) -> dict[str, Any]:
     event = fields(event, ("specversion", "id", "source", "type"), MEANT | IGNORED)
     texts = {"specversion", "source", "type", "subject", "log", "topic", "metadata", "policy"}
     texts |= {*TRACE}
-    for given in (event[name] for name in texts if name in event):
-        if not isinstance(given, str) or not given or given != storable(given):
+    for text in (event[name] for name in texts if name in event):
+        if not isinstance(text, str) or not text or text != storable(text):
             raise MessageRefused(422, "An attribute must be text of valid Unicode, and not empty.")
     if event["specversion"] != "1.0" or not isinstance(event.get("job"), bool | None):
         raise MessageRefused(422, "specversion must be 1.0, and job must be true or false.")

@@ -83,11 +83,11 @@ def peer_of_key(id: Any, direction: str) -> tuple[Peer, Key] | None:
 def _sources(direction: str) -> Iterator[dict[str, Peer]]:
     """Yield the peers of the setting, then those of the table: the first need no query."""
     fitting = (direction, Peer.Direction.BOTH)
-    given = door_settings().PEERS
-    names = [name for name, fields in given.items() if fields.get("direction") in fitting]
-    yield {name: Peer(name=name, **given[name]) for name in names}
+    configured = door_settings().PEERS
+    names = [name for name, fields in configured.items() if fields.get("direction") in fitting]
+    yield {name: Peer(name=name, **configured[name]) for name in names}
     rows = Peer.objects.using(outbox_alias()).filter(direction__in=fitting)
-    yield {peer.name: peer for peer in rows if peer.name not in given}
+    yield {peer.name: peer for peer in rows if peer.name not in configured}
 
 
 def base_url(peer: Peer, address: str | None = None) -> str:
@@ -149,32 +149,32 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
     return isinstance(patterns, list | tuple) and any(fnmatchcase(name, p) for p in patterns)
 
 
-def peer_faults(name: Any, given: Any) -> list[str]:
+def peer_faults(name: Any, settings: Any) -> list[str]:
     """Return the faults of a peer's registration, as predicates that follow its name."""
     if not is_name(name):
         return ["needs a name of up to 80 characters without colon, slash and space"]
-    if not isinstance(given, Mapping):
+    if not isinstance(settings, Mapping):
         return ["is not a dictionary"]
-    if unknown := sorted(set(map(str, given)) - set(FIELDS)):
+    if unknown := sorted(set(map(str, settings)) - set(FIELDS)):
         return [f"has no field {', '.join(map(repr, unknown))}; there are {', '.join(FIELDS)}"]
     faults = []
-    if given.get("direction") not in Peer.Direction.values:
+    if settings.get("direction") not in Peer.Direction.values:
         faults.append(f"needs one of the directions {', '.join(map(repr, Peer.Direction.values))}")
-    address = given.get("address")
+    address = settings.get("address")
     if (fault := address_fault(address)) and not service_of(Peer(address=str(address))):
         faults.append(f"has an address that {fault}")
-    if given.get("database", "default") not in connections:
+    if settings.get("database", "default") not in connections:
         faults.append("has a database that is not an alias of DATABASES")
     for field in ("types", "topics", "jobs", "commands"):
-        patterns = given.get(field, [])
+        patterns = settings.get(field, [])
         if not isinstance(patterns, list | tuple) or not all(isinstance(p, str) for p in patterns):
             faults.append(f"has {field} that are not a list of patterns")
-    limits = given.get("limits", {})
+    limits = settings.get("limits", {})
     if not isinstance(limits, Mapping) or any(
         each not in LIMITS or type(value) is not int or value < 1 for each, value in limits.items()
     ):
         faults.append(f"has limits other than positive integers for {', '.join(LIMITS)}")
-    keys = given.get("keys")
+    keys = settings.get("keys")
     if not isinstance(keys, list | tuple) or not keys:
         return [*faults, "has no list of keys"]
     return faults + [f"has a key that {fault}" for key in keys for fault in key_faults(key)]

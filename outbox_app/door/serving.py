@@ -37,8 +37,8 @@ logger = get_logger("outbox_app.door")
 SENDER, KEEPER = Peer.Direction.SENDER, Peer.Direction.KEEPER
 SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")  # of ``Outbox-Seconds-Left``
 #: The status and the content of an answer. The content of an error extends its problem document.
-Said = tuple[int, Any]
-View = Callable[..., Said | tuple[int, Any, dict[str, str]]]
+Reply = tuple[int, Any]
+View = Callable[..., Reply | tuple[int, Any, dict[str, str]]]
 
 
 def door(method: str, direction: str, *types: str) -> Callable[[View], Callable[..., HttpResponse]]:
@@ -124,10 +124,10 @@ def _path_sent(request: HttpRequest) -> str:
 
 def seconds_left(request: HttpRequest) -> float | None:
     """Return the seconds for which the caller still waits, or None if it sent no limit."""
-    given = request.headers.get("Outbox-Seconds-Left")
-    if given is not None and (not SECONDS.fullmatch(given) or not float(given)):
+    header = request.headers.get("Outbox-Seconds-Left")
+    if header is not None and (not SECONDS.fullmatch(header) or not float(header)):
         raise MessageRefused(400, "Outbox-Seconds-Left must be a number of seconds above 0.")
-    return float(given) if given else None
+    return float(header) if header else None
 
 
 def _content(request: HttpRequest, body: bytes, peer: Peer, types: Sequence[str]) -> Any:
@@ -140,10 +140,10 @@ def _content(request: HttpRequest, body: bytes, peer: Peer, types: Sequence[str]
     return messages.parsed(body) if body else None
 
 
-def _response(status: int, said: Any, headers: dict[str, str] | None = None) -> HttpResponse:
+def _response(status: int, content: Any, headers: dict[str, str] | None = None) -> HttpResponse:
     type = messages.JSON
     if status >= 400:
         type, title = messages.PROBLEM, HTTPStatus(status).phrase
-        said = {"type": "about:blank", "title": title, "status": status} | said
-    body = messages.written(said)
+        content = {"type": "about:blank", "title": title, "status": status} | content
+    body = messages.written(content)
     return HttpResponse(body, status=status, content_type=type, headers=headers)

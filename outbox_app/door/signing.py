@@ -126,26 +126,26 @@ class _Verifier(HTTPMessageVerifier):
         self, sig_input: Any, max_age: timedelta | None = None
     ) -> None:
         """Check the profile. The library calls this before it checks the signature."""
-        given = sig_input.params
-        found = self.peer_of(given.get("keyid"))
+        params = sig_input.params
+        found = self.peer_of(params.get("keyid"))
         if found is None:
-            id = one_line(given.get("keyid"), 80)
+            id = one_line(params.get("keyid"), 80)
             raise InvalidSignature(f"The key {id!r} is unknown, or not valid now")
         self.peer, key = found
         self.signature_algorithm = ALGORITHMS[key.algorithm]
         self.key_resolver = MappingKeyResolver(public_keys={key.id: key.read()}, private_keys={})
-        if given.get("tag") != TAG:
+        if params.get("tag") != TAG:
             raise InvalidSignature(f"The tag is not {TAG!r}")
-        if not {"created", "expires"} <= given.keys():
+        if not {"created", "expires"} <= params.keys():
             raise InvalidSignature("The signature lacks created or expires")
-        if not 0 < given["expires"] - given["created"] <= VALID:
+        if not 0 < params["expires"] - params["created"] <= VALID:
             raise InvalidSignature(f"The signature must expire within {VALID} s after its creation")
         self.sig_input = sig_input
 
     def check_time(self) -> None:
-        given = self.sig_input.params
-        away = given["created"] - datetime.now(UTC).timestamp()
+        params = self.sig_input.params
+        away = params["created"] - datetime.now(UTC).timestamp()
         note_clock(self.peer.name, away)
         if not -VALID - CLOCKS < away < CLOCKS:
-            logger.warning("Clock wrong, or message old key=%s seconds=%.0f", given["keyid"], away)
+            logger.warning("Clock wrong, or message old key=%s seconds=%.0f", params["keyid"], away)
         super().validate_created_and_expires(self.sig_input)  # type: ignore[no-untyped-call]

@@ -359,23 +359,23 @@ class Batch:
 
     def _write_entity(self, step: Call | None) -> None:
         count, at = len(self.unwritten), self.loaded + len(self.steps)
-        given: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         if not all(step.rejected for step in self.unwritten):
             own = self.types.fields if self.types.derives_columns or not self.existed else ()
-            given = {"state": self.text, "changed_at": self.now}
-            given |= {name: self.values[name] for name in own}
+            columns = {"state": self.text, "changed_at": self.now}
+            columns |= {name: self.values[name] for name in own}
         if self.existed:
-            done: Any = update(self.cursor, self.entity, self.id, at, count, given, step=step)
+            done: Any = update(self.cursor, self.entity, self.id, at, count, columns, step=step)
         elif self.locked or at:
             done = add_versions(self.cursor, self.table, self.id, count, at=at)
         else:
             done = bump_versions(self.table, {self.id: count}, {self.id: 0}, using=self.using)
         if not done:
             raise self._damaged() if self.locked else Moved
-        if given and not self.existed:
-            given["state"] = json.loads(given["state"])
+        if columns and not self.existed:
+            columns["state"] = json.loads(columns["state"])
             rows: Any = QuerySet(self.entity, using=self.using)
-            rows.bulk_create([self.entity(pk=self.id, version=self.version, **given)])
+            rows.bulk_create([self.entity(pk=self.id, version=self.version, **columns)])
 
     def _run_of_batch(self, start: int) -> list[Call]:
         """Return the calls, from ``start`` on, that a batch handler may answer together."""

@@ -71,8 +71,8 @@ def command(
 
     def declare(handler: Handler) -> Handler:
         _require_plain("command", handler)
-        given = {"creates": creates, "event": event, "atomic": atomic, "batch": batch}
-        setattr(handler, _MARK, given)
+        flags = {"creates": creates, "event": event, "atomic": atomic, "batch": batch}
+        setattr(handler, _MARK, flags)
         return handler
 
     return declare
@@ -100,13 +100,13 @@ class CommandSpec:
     """A command as a type declares or inherits it."""
 
     def __init__(self, entity: Any, name: str, handler: Callable[..., Any]) -> None:
-        given = getattr(handler, _MARK)
+        flags = getattr(handler, _MARK)
         self.name, self.handler = name, handler
-        self.creates, self.atomic, self.batch = given["creates"], given["atomic"], given["batch"]
+        self.creates, self.atomic, self.batch = flags["creates"], flags["atomic"], flags["batch"]
         #: The name in error messages.
         self.full_name = f"{entity.__name__}.{name}"
         #: The type of the command's event.
-        self.event = given["event"] or f"{entity._meta.model_name}.{name}"
+        self.event = flags["event"] or f"{entity._meta.model_name}.{name}"
         self.signature = inspect.signature(handler)
         parameters = list(self.signature.parameters.values())[1:]
         plain = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

@@ -170,12 +170,12 @@ def handle(
     @watching_callbacks(what, using=using)
     def run() -> Handled:
         # Decoded for each attempt: handlers may change their arguments.
-        given = [json.loads(call.text) for call in calls]
+        arguments = [json.loads(call.text) for call in calls]
         running.set(effects)
         collect_in(effects.jobs)
         driver = effects.connection.connection
         try:
-            args, kwargs = ([given], {}) if spec.batch else ([], given[0])
+            args, kwargs = ([arguments], {}) if spec.batch else ([], arguments[0])
             response = spec.handler(instance, *args, **kwargs)
         finally:
             require_same(driver, effects.connection, what)
@@ -186,9 +186,9 @@ def handle(
             types.require_free(instance, first.refused, using=using)
         if not spec.batch:
             return Handled(*left, [storable(name, "the response", response)])
-        if not isinstance(response, list) or len(response) != len(given):
+        if not isinstance(response, list) or len(response) != len(calls):
             raise InvalidCommand(
-                f"{name} must return a list with an answer for each of {len(given)} commands; it "
+                f"{name} must return a list with an answer for each of {len(calls)} commands; it "
                 f"returned {response!r:.100}."
             )
         if len(response) == 1 and isinstance(response[0], Rejected):
@@ -218,10 +218,10 @@ def _checked(name: str, types: TypeSpec, instance: Any) -> tuple[Any, str, dict[
         if not holds(instance):
             first = (holds.__doc__ or f"The rule {rule} is broken.").strip().splitlines()[0]
             raise Rejected(first, code=rule)
-    return state, text, columns_of(name, types, instance)
+    return state, text, derived_columns(name, types, instance)
 
 
-def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
+def derived_columns(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
     """Return the values of the type's own fields, by ``columns()``. Raises ``InvalidCommand``."""
     values: dict[str, Any] = {}
     for column, value in instance.columns().items():

@@ -25,9 +25,9 @@ from .exceptions import WrittenByCommands
 require_app("outbox_app.entities")
 
 
-def _refuse(given: Any, *args: Any, **kwargs: Any) -> NoReturn:
+def _refuse(target: Any, *args: Any, **kwargs: Any) -> NoReturn:
     """Refuse a method, of a row or of a query set, that would write without a command."""
-    model = given.model if isinstance(given, models.QuerySet) else type(given)
+    model = target.model if isinstance(target, models.QuerySet) else type(target)
     raise WrittenByCommands(
         f"{model.__name__} is written by commands only, and so are its versions. Call "
         "execute(id, command, arguments, command_id=…) of the entity."

@@ -109,7 +109,7 @@ def _execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
     named = service_of(peer)
     call = replace(service, name=named).call if named else client.call
     try:
-        status, said = call(
+        status, content = call(
             peer,
             "POST",
             f"entities/{escape_uri_path(path)}",
@@ -126,15 +126,15 @@ def _execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
             f"{request.id!r} ({error}). Send the command again with the same command id: it is "
             "executed once."
         ) from error
-    return _outcome(service.name, request, status, said)
+    return _outcome(service.name, request, status, content)
 
 
-def _outcome(name: str, request: Call, status: int, said: Any) -> Outcome:
-    match said:
+def _outcome(name: str, request: Call, status: int, content: Any) -> Outcome:
+    match content:
         case {"response": response, "version": int(version), "replayed": bool(replayed)}:
             return Outcome(response, version, None, replayed=replayed)
         case {"rejected": True, "code": str(code), "detail": str(text), "version": int(version)}:
-            replayed = bool(said.get("replayed"))
+            replayed = bool(content.get("replayed"))
             return Outcome(None, version, Rejection(code, text), replayed=replayed)
         case {"code": "version_conflict", "detail": str(text), "current": int(current)}:
             raise VersionConflict(text, stream=request.id, current=current)

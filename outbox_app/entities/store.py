@@ -24,7 +24,7 @@ from django.utils.functional import SimpleLazyObject
 from ..database.clock import DatabaseNow
 from ..database.upsert import insert_rows
 from ..events.log.heads import ADD, add_versions
-from ..events.log.insert import chunks, own_values
+from ..events.log.insert import insert_chunks, own_values
 from ..events.log.newevent import slice_of
 from ..events.signals import events_published
 from ..process.wakeup import EVENTS, wake_after_commit
@@ -224,7 +224,7 @@ def _insert(cursor: Any, log: Any, steps: Sequence[Call]) -> Iterator[Sequence[C
     many = len(steps) > 1 and connection.vendor == "postgresql" and not own
     sizes = [len(s.text) + len(s.response) + len(s.state or "") for s in steps]
     columns = len(VARYING) + len(_same(steps[0].id)) + len(own)
-    for chunk in chunks(steps, sizes, columns=columns, connection=connection):
+    for chunk in insert_chunks(steps, sizes, columns=columns, connection=connection):
         if many:
             _insert_json(cursor, log, chunk)
         else:

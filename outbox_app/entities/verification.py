@@ -22,7 +22,7 @@ from ..events.models import StreamHead
 from ..process.foreground import throttled
 from ..text import Write
 from .declaration import spec_of
-from .handlers import columns_of
+from .handlers import derived_columns
 from .maintenance import locked
 
 #: How many entities one batch compares.
@@ -48,8 +48,8 @@ def verify(entity: Any, *, repair: bool, using: str, write: Write) -> int:
             differences += bool(faults)
             repaired += bool(done) and not done.startswith(LEFT)
             if faults:
-                said = "; ".join([*(text for _, text in faults), *filter(None, [done])])
-                write(f"difference type={label} id={id!r}: {said}")
+                listed = "; ".join([*(text for _, text in faults), *filter(None, [done])])
+                write(f"difference type={label} id={id!r}: {listed}")
         tell(f"verifying type={label} entities={entities} differences={differences}")
     write(
         f"verified type={label} entities={entities} differences={differences} "
@@ -160,7 +160,7 @@ def _repair(entity: Any, id: str, head: int, row: Any, newest: Any, *, using: st
 def _columns(row: Any) -> dict[str, Any]:
     entity: Any = type(row)
     copy = entity(pk=row.pk, version=row.version, state=deepcopy(row.state))
-    return columns_of("verify", spec_of(entity), copy)
+    return derived_columns("verify", spec_of(entity), copy)
 
 
 def _stale(row: Any) -> list[str]:

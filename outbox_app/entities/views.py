@@ -21,7 +21,7 @@ from ..database.transaction_guard import LOST
 from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.models import Peer
-from ..door.serving import SENDER, Said, door, seconds_left
+from ..door.serving import SENDER, Reply, door, seconds_left
 from ..events.exceptions import VersionConflict
 from ..events.log.newevent import ANY, NO_STREAM
 from ..exceptions import InvalidArgument, OutboxError
@@ -77,7 +77,7 @@ PROBLEM |= {"version": "int"}
 @door("POST", SENDER, messages.JSON)
 def execute(
     request: HttpRequest, peer: Peer, content: Any, *, type: str, id: str, command: str
-) -> Said | tuple[int, Any, dict[str, str]]:
+) -> Reply | tuple[int, Any, dict[str, str]]:
     """Execute a command, once for each key."""
     entity = _granted(peer, type, command)
     if not isinstance(content, dict):
@@ -112,10 +112,10 @@ def _granted(peer: Peer, type: str, command: str) -> Any:
 
 
 def _expected(request: HttpRequest) -> Any:
-    given = request.headers.get("If-Match")
-    if given is None:
+    header = request.headers.get("If-Match")
+    if header is None:
         return ANY
-    if not (found := VERSION.fullmatch(given)):
+    if not (found := VERSION.fullmatch(header)):
         raise MessageRefused(
             400, 'If-Match must be one version, as in "7"; "0" if the entity must not exist yet.'
         )
@@ -123,42 +123,42 @@ def _expected(request: HttpRequest) -> Any:
 
 
 def _answer(outcome: Outcome) -> tuple[int, Any, dict[str, str]]:
-    said = {"version": outcome.version, "replayed": outcome.replayed}
+    content = {"version": outcome.version, "replayed": outcome.replayed}
     headers = {"ETag": f'"{outcome.version}"'}
     if outcome.replayed:
         headers["Idempotency-Replayed"] = "true"
     if no := outcome.rejected:
-        return 422, said | {"rejected": True, "code": no.code, "detail": no.text}, headers
-    return 200, said | {"response": outcome.response}, headers
+        return 422, content | {"rejected": True, "code": no.code, "detail": no.text}, headers
+    return 200, content | {"response": outcome.response}, headers
 
 
 def _problem(error: Exception, peer: Peer, command: str) -> tuple[int, Any, dict[str, str]]:
     for code, (status, kind) in PROBLEMS.items():
         if isinstance(error, kind):
-            said: dict[str, Any] = {"code": code, "detail": str(error)}
+            content: dict[str, Any] = {"code": code, "detail": str(error)}
             if isinstance(error, VersionConflict):
-                said |= {"current": error.current}
+                content |= {"current": error.current}
             if isinstance(error, AnswerGone):
-                said |= {"version": error.version}
+                content |= {"version": error.version}
             after = math.ceil(getattr(error, "retry_after", 1))
-            return status, said, {"Retry-After": str(after)} if status == 503 else {}
+            return status, content, {"Retry-After": str(after)} if status == 503 else {}
     logger.error("Command failed peer=%s command=%s", peer.name, command, exc_info=error)
     return 500, {"code": "failed", "detail": "The command has failed. The log says why."}, {}
 
 
 @door("POST", SENDER, messages.JSON)
-def routed(request: HttpRequest, peer: Peer, content: Any) -> Said:
+def routed(request: HttpRequest, peer: Peer, content: Any) -> Reply:
     """Execute commands that another server of this service passed on; pass none on again."""
     if peer.name != fleet_settings().SERVICE:
         raise MessageRefused(404, "Only servers of the same service may pass on commands.")
-    given = messages.fields(content, ("type", "commands"))
+    body = messages.fields(content, ("type", "commands"))
     versions: dict[Any, Any] = {None: ANY, 0: NO_STREAM}
     try:
-        entity: Any = apps.get_model(given["type"])  # or a proxy model
+        entity: Any = apps.get_model(body["type"])  # or a proxy model
         if not issubclass(entity, EntityRow):
             raise TypeError(entity)
         calls = []
-        for *asked, key, at, language, zone in given["commands"]:
+        for *asked, key, at, language, zone in body["commands"]:
             with translation.override(language), timezone.override(zone):
                 command = Command(*asked, command_id=key, expected_version=versions.get(at, at))
                 calls.append(Call(command))
@@ -168,7 +168,7 @@ def routed(request: HttpRequest, peer: Peer, content: Any) -> Said:
 
 
 @door("GET", SENDER, messages.JSON)
-def openapi(request: HttpRequest, peer: Peer, content: Any) -> Said:
+def openapi(request: HttpRequest, peer: Peer, content: Any) -> Reply:
     """Describe the commands that were granted to the caller, by OpenAPI 3.1."""
     paths = {
         f"/entities/{entity._meta.label_lower}/{{id}}/{name}": {"post": _operation(entity, spec)}
@@ -206,10 +206,10 @@ def _operation(entity: Any, spec: CommandSpec) -> dict[str, Any]:
 def _arguments(spec: CommandSpec) -> dict[str, Any]:
     if spec.batch:
         return {"type": "object"}
-    given = list(spec.signature.parameters.values())[1:]
-    named = [each for each in given if each.kind is not each.VAR_KEYWORD]
+    parameters = list(spec.signature.parameters.values())[1:]
+    named = [each for each in parameters if each.kind is not each.VAR_KEYWORD]
     kinds = {each.name: getattr(each.annotation, "__name__", each.annotation) for each in named}
-    return _object(kinds, spec.required) | {"additionalProperties": named != given}
+    return _object(kinds, spec.required) | {"additionalProperties": named != parameters}
 
 
 def _object(kinds: Mapping[str, str], required: Iterable[str]) -> dict[str, Any]:

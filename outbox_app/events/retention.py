@@ -86,7 +86,7 @@ def prune_events(
     table, alias = chosen._meta.db_table, using or log_alias(chosen)
     check_arguments(alias, days, batch_size, given=older_than)
     if not log and not archive:
-        given: Any = {"older_than": older_than, "batch_size": batch_size, "dry_run": dry_run}
+        arguments: Any = {"older_than": older_than, "batch_size": batch_size, "dry_run": dry_run}
         removed, refused = 0, []
         for each in all_logs():
             table = each._meta.db_table
@@ -94,7 +94,7 @@ def prune_events(
                 write(f"left out log={table}: OUTBOX['SINK'] decides when its events are removed")
                 continue
             try:
-                removed += prune_events(using=using, log=table, write=write, **given)
+                removed += prune_events(using=using, log=table, write=write, **arguments)
             except (OutboxError, django.db.Error) as error:  # the other logs are pruned
                 write(f'not pruned log={table} error="{one_line(error_text(error), 1000)}"')
                 refused.append(error)

@@ -88,10 +88,10 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
     if not isinstance(conf.SERVERS, Mapping) or not all(map(is_name, conf.SERVERS)):
         yield "SERVERS", "is not a dictionary of service names and lists of addresses"
         return
-    for name, given in conf.SERVERS.items():
-        if not isinstance(given, list | tuple) or len({*map(str, given)}) < len(given):
+    for name, addresses in conf.SERVERS.items():
+        if not isinstance(addresses, list | tuple) or len({*map(str, addresses)}) < len(addresses):
             yield "SERVERS", f"has no list of different addresses for {name!r}"
-        elif wrong := [each for each in given if address_fault(each)]:
+        elif wrong := [each for each in addresses if address_fault(each)]:
             yield "SERVERS", f"has the address {wrong[0]!r}, which {address_fault(wrong[0])}"
 
 

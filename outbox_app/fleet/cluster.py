@@ -120,7 +120,7 @@ class Service:
             whole = is_last or not repeatable or self.cluster == "fail_fast"
             is_well = False
             try:
-                status, said = client.call(
+                status, content = client.call(
                     *(peer, method, path, payload),
                     address=server.address,
                     seconds=left if whole else left / 2,
@@ -128,9 +128,9 @@ class Service:
                 )
                 if status not in UNAVAILABLE:
                     known.balance.succeeded(server.address)
-                    return status, said
+                    return status, content
                 # Too many commands wait for one entity: no fault of the server.
-                is_well = status == 503 and isinstance(said, dict) and "code" in said
+                is_well = status == 503 and isinstance(content, dict) and "code" in content
                 failure = PeerUnavailable(f"{server.address} has answered {status}.")
             except PeerUnavailable as error:
                 failure = error

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from ..events.exceptions import ReadRefused
 from ..events.log.filter import EventFilter
 from ..text import get_logger
-from .database import columns_of, conformed, connect
+from .database import column_types, conformed, connect
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import File, read_batches, read_checked
@@ -86,7 +86,7 @@ def read(
         end=plan.end.text,
         lowest=str(plan.lowest or ""),
     )
-    rest, columns = frame(session, behind, schema), columns_of(options)
+    rest, columns = frame(session, behind, schema), column_types(options)
     arrow_schema(rest.schema, columns)  # Spark would read an unknown column as null
     names = [f"{_address(table.store.folder)}/{file.name}" for file in table.files()]
     if not names:
@@ -127,12 +127,12 @@ class Planned(NamedTuple):
 
 def planned(options: Options) -> Planned:
     """Plan to read a log, or its archive and the log after it. Raises as ``read``."""
-    given = Offset.load(options.end) if options.end else None
+    end = Offset.load(options.end) if options.end else None
     archive = None
     if options.archive:
         from .table import Archive  # tasks, which only read the files, do not need it
 
-        archive = Archive.load(options.archive, options.log, given)
+        archive = Archive.load(options.archive, options.log, end)
     with closing(connect(options)) as database:
         offsets = Offsets(database)
         for _ in range(PLANS):
@@ -140,8 +140,8 @@ def planned(options: Options) -> Planned:
                 start = archive.end
             else:
                 start = Offset.load(options.start) if options.start else offsets.beginning()
-            plan = _planned_from(start, offsets, given, archive)
-            if given or not archive:
+            plan = _planned_from(start, offsets, end, archive)
+            if end or not archive:
                 return plan
             archive.refresh()
             # Only archived rows are pruned: if the end has not moved, all rows after it are there.

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from .audit_checks import STREAM, compare, settled, versions
+from .audit_checks import STREAM, compare_archive, settled, versions
 from .defects import ENTITY, KINDS, MISSING, Audit, Defect
 
 #: How many defects of each kind are brought to the driver.
@@ -61,7 +61,7 @@ def audit(
         events.count()
         if archived:
             database, archive = archived
-            differing = kept(compare(database, archive, lowest=_lowest(lowest)))
+            differing = kept(compare_archive(database, archive, lowest=_lowest(lowest)))
             differing.count()
         floor = _lowest(lowest)
         rows = events.where(F.col("id") >= floor)
@@ -85,9 +85,9 @@ def audit(
             found = kept(_still_low(found, moved))
             counts = _counts(found)
         before = sum(counts.values())
-        given = list(accepted)
-        if given and counts.keys() & set(MISSING):
-            found = _without(found, given)
+        known = list(accepted)
+        if known and counts.keys() & set(MISSING):
+            found = _without(found, known)
             counts = _counts(found)
         return Audit(
             log=log,

@@ -81,7 +81,7 @@ def settled(found: DataFrame, rows: DataFrame) -> DataFrame:
     return found.where("kind != 'order'").unionByName(order)
 
 
-def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFrame:
+def compare_archive(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFrame:
     """Return the differences between the database and the archive, within the archive's bound.
 
     Content is compared by a 64-bit hash over all columns but ``txid``. Rows below ``lowest``, the

@@ -52,7 +52,7 @@ def database_class(options: Options) -> type[Database]:
     return kind
 
 
-def columns_of(options: Options) -> dict[str, str]:
+def column_types(options: Options) -> dict[str, str]:
     """Return the readable columns with their types. A project's own log is queried for them."""
     if options.read != "events" or options.log == EVENTS:
         return kinds(SCHEMAS[options.read])
@@ -140,10 +140,10 @@ def connected(
         except errors as error:
             away = time.monotonic() - started + pause
             if away > options.connect_timeout or hopeless(error):
-                told, secret = str(error).strip(), options.secret()
+                text, secret = str(error).strip(), options.secret()
                 if secret:
-                    told = told.replace(secret, "****")
-                raise Unreachable(f"Connecting to {options.url} failed: {told}") from None
+                    text = text.replace(secret, "****")
+                raise Unreachable(f"Connecting to {options.url} failed: {text}") from None
         time.sleep(pause)
         pause = min(pause * 2, 2.0)
 

@@ -17,7 +17,7 @@ from pyspark.core.rdd import portable_hash
 
 from ..events.log.filter import EventFilter
 from .archive_reader import ReadPartition, frame, read
-from .database import columns_of
+from .database import column_types
 from .options import Options
 from .schema import COLUMNS as ALL
 from .schema import arrow_types, some
@@ -47,7 +47,7 @@ def fold(
     Rows behind an archive that were pruned before they were read make the task fail.
     """
     context = session.sparkContext
-    answer = ANSWER if columns_of(options).keys() >= set(ANSWER) else ()
+    answer = ANSWER if column_types(options).keys() >= set(ANSWER) else ()
     schema = arrow_types(some(*COLUMNS, *answer))
 
     def keyed(parts: Iterable[ReadPartition]) -> Iterator[tuple[tuple[int, int], Row]]:

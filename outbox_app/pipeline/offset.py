@@ -44,10 +44,10 @@ class Offset:
         return json.dumps(self.dump())
 
     @classmethod
-    def load(cls, given: Mapping[str, Any] | str) -> Offset:
+    def load(cls, stored: Mapping[str, Any] | str) -> Offset:
         """Return an offset from the result of ``dump``, or its JSON. Raises ``DamagedCursor``."""
         try:
-            values = dict(json.loads(given) if isinstance(given, str) else given)
+            values = dict(json.loads(stored) if isinstance(stored, str) else stored)
             if values.get("version", VERSION) != VERSION:
                 raise DamagedCursor(
                     f"The offset has version {values['version']!r:.20}; this release reads version "
@@ -60,7 +60,7 @@ class Offset:
                     raise TypeError(f"{name} is {value!r:.100}")
         except (TypeError, ValueError, RecursionError) as error:
             raise DamagedCursor(
-                f"{given!r:.200} is no offset of a log ({error!r:.200}). {_EXPECTED}"
+                f"{stored!r:.200} is no offset of a log ({error!r:.200}). {_EXPECTED}"
             ) from error
         return offset
 

@@ -76,11 +76,11 @@ class Options:
             # Executors have working folders of their own.
             object.__setattr__(self, "archive", os.path.abspath(self.archive))
         try:
-            said = self.parameters
+            parameters = self.parameters
         except ValueError:  # whose text may have a part of a password
             text = "The url is invalid: percent-encode its parts, and give a number as its port."
             raise InvalidOption(text) from None
-        if self.address.password is not None or not _SECRETS.isdisjoint(map(str.lower, said)):
+        if self.address.password is not None or not _SECRETS.isdisjoint(map(str.lower, parameters)):
             raise InvalidOption(
                 "The url holds a password, which would be shown in plans and logs. Leave it out. "
                 "Name a file (passwordFile) or an environment variable (passwordEnv) that holds it."
@@ -99,10 +99,10 @@ class Options:
             raise InvalidOption("partitions must be at least 1.")
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Options:
+    def of(cls, texts: Mapping[str, str]) -> Options:
         names = {each.name.replace("_", ""): each for each in fields(cls)}
         values: dict[str, Any] = {}
-        for name, text in given.items():
+        for name, text in texts.items():
             key = name.lower().replace("_", "")
             if key not in names:
                 known = ", ".join(_spelled(each.name) for each in fields(cls))
@@ -147,13 +147,13 @@ class Options:
     def parameters(self) -> dict[str, str]:
         """The parameters of the connection in the url, by libpq's names, without the password."""
         address = self.address
-        said = {
+        values = {
             "host": address.hostname and unquote(address.hostname),
             "port": address.port,
             "user": address.username and unquote(address.username),
             "dbname": unquote(address.path.removeprefix("/")),
         }
-        return {name: str(value) for name, value in said.items() if value} | dict(
+        return {name: str(value) for name, value in values.items() if value} | dict(
             parse_qsl(address.query)
         )
 

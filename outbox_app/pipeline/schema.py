@@ -91,8 +91,8 @@ def some(*names: str) -> str:
 
 
 def arrow_types(columns: str | Mapping[str, str]) -> pa.Schema:
-    given = kinds(columns) if isinstance(columns, str) else columns
-    return pa.schema([(name, _arrow(kind)) for name, kind in given.items()])
+    types = kinds(columns) if isinstance(columns, str) else columns
+    return pa.schema([(name, _arrow(kind)) for name, kind in types.items()])
 
 
 def arrow_schema(schema: StructType, columns: Mapping[str, str], read: str = "events") -> pa.Schema:

@@ -86,28 +86,28 @@ def spark_session(
         session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     else:
         builder = SparkSession.builder.appName(name)
-        given: dict[str, Any] = {}
+        conf: dict[str, Any] = {}
         if not _is_submitted():
             # The 4 lets tasks be retried, as on a cluster.
             master = master or "local[*,4]"
             progress = str(sys.stderr.isatty()).lower()
-            given = {**_SETTINGS, "spark.ui.showConsoleProgress": progress}
+            conf = {**_SETTINGS, "spark.ui.showConsoleProgress": progress}
             if master.startswith("local"):
                 # PySpark would take any python3 on the PATH. A cluster has its own.
                 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-                given |= _LOCAL_SETTINGS
+                conf |= _LOCAL_SETTINGS
         if master:
             builder = builder.master(master)
-        given |= settings or {}
+        conf |= settings or {}
         try:
-            session = builder.config(map=given).getOrCreate()
+            session = builder.config(map=conf).getOrCreate()
         except PySparkRuntimeError as error:
             raise NoSpark(
                 f"Spark has not started: {reason(error).rstrip('.')}. It needs Java {JAVA} or "
                 "later. Install it (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), "
                 "or let JAVA_HOME name one. Everything else of outbox_app works without."
             ) from error
-        if is_local(master) and SHUFFLE not in given:
+        if is_local(master) and SHUFFLE not in conf:
             session.conf.set(SHUFFLE, session.sparkContext.defaultParallelism)
     register(session)
     return session

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 from ..events.exceptions import ReadRefused
 from ..events.log.filter import EventFilter
 from .archive_reader import ALL, ReadPartition, file_batches, planned
-from .database import columns_of, connect
+from .database import column_types, connect
 from .exceptions import InvalidOption
 from .offset import Offset, Offsets
 from .options import Options
@@ -56,7 +56,7 @@ class OutboxDataSource(DataSource):
         return "outbox"
 
     def schema(self) -> str:
-        return ddl(columns_of(Options.of(self.options)))
+        return ddl(column_types(Options.of(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return Reader(Options.of(self.options), schema)
@@ -77,7 +77,7 @@ class Reader(DataSourceReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
-        self.schema = arrow_schema(schema, columns_of(options), options.read)
+        self.schema = arrow_schema(schema, column_types(options), options.read)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
@@ -96,7 +96,7 @@ class Reader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
-        self.schema = arrow_schema(schema, columns_of(options), options.read)
+        self.schema = arrow_schema(schema, column_types(options), options.read)
         #: The end of a query with the trigger ``availableNow``.
         self._bound: Offset | None = None
 

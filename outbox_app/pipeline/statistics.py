@@ -120,8 +120,8 @@ def statistics(
       was staged under their id. All others are unmatched: they are not handled yet, or their
       handler records nothing. Times below 0, as two clocks disagree, count in the percentiles.
     """
-    given = {"inbox": inbox, "parts": partitions or PARTITIONS, "top": TOP}
-    found = _queried(_STATISTICS, events, events=events.where(IS_MOMENT), **given)
+    params = {"inbox": inbox, "parts": partitions or PARTITIONS, "top": TOP}
+    found = _queried(_STATISTICS, events, events=events.where(IS_MOMENT), **params)
     return found.select(F.lit(log).alias("source"), *COLUMNS[1:])
 
 
@@ -147,8 +147,8 @@ def for_table(frame: DataFrame) -> DataFrame:
     These are the newest minutes of the events per minute, and the types and topics with the most
     events. Types and topics that are left out still count in the totals.
     """
-    given = {"seconds": 60 * TABLE_MINUTES, "labels": TABLE_LABELS}
-    return _queried(_FOR_TABLE, frame, frame=frame, **given).select(*COLUMNS)
+    params = {"seconds": 60 * TABLE_MINUTES, "labels": TABLE_LABELS}
+    return _queried(_FOR_TABLE, frame, frame=frame, **params).select(*COLUMNS)
 
 
 def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
@@ -158,8 +158,8 @@ def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
     return [(name, datetime.fromtimestamp(at, UTC), *values) for name, at, *values in rows]
 
 
-def _queried(sql: str, frame: DataFrame, /, **given: Any) -> DataFrame:
-    found = frame.sparkSession.sql(sql, **given)
+def _queried(sql: str, frame: DataFrame, /, **params: Any) -> DataFrame:
+    found = frame.sparkSession.sql(sql, **params)
     if frame.is_cached:  # sql() has dropped the cache, with its view
         frame.persist()
     return found

@@ -36,16 +36,16 @@ class Store:
     """
 
     def __init__(self, folder: str) -> None:
-        said = urlsplit(folder) if re.match(r"[\w+.-]{2,}:/", folder) else None
+        url = urlsplit(folder) if re.match(r"[\w+.-]{2,}:/", folder) else None
         is_open = without_passwords(folder) != folder
-        if said and (is_open or said.password is not None or said.query):
+        if url and (is_open or url.password is not None or url.query):
             raise ArchiveRefused(
                 "The address of the archive holds a password or parameters, which would be shown "
                 "in logs. Leave them out, and give them to each process in its environment: "
                 "AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL …"
             )
-        self.is_local = said is None or said.scheme == "file"
-        path = unquote(said.path) if said else folder
+        self.is_local = url is None or url.scheme == "file"
+        path = unquote(url.path) if url else folder
         #: The folder in a form that means the same in all processes.
         self.folder = (os.path.abspath(path) if self.is_local else folder).rstrip("/")
         if self.is_local and (unfit := _UNFIT.search(self.folder)):
@@ -56,7 +56,7 @@ class Store:
         self.system, self.root = fs.LocalFileSystem(), self.folder
         if not self.is_local:
             try:
-                if said and not said.netloc:  # "s3:", without slashes, would be a local folder
+                if url and not url.netloc:  # "s3:", without slashes, would be a local folder
                     raise ValueError("it names no bucket")
                 self.system, self.root = fs.FileSystem.from_uri(self.folder)
             except (ValueError, NotImplementedError, ImportError, OSError) as error:
@@ -115,13 +115,13 @@ class Store:
         missing = isinstance(error, FileNotFoundError) or "404 Not Found" in text
         if failed and not missing and not self.is_local:
             raise Unreachable(
-                f"Access to {self.folder} failed: {told(error)}. Each process needs valid "
+                f"Access to {self.folder} failed: {message_of(error)}. Each process needs valid "
                 "credentials and a way to the store (docs/howto/object-storage.md). The rows in "
                 "the archive's table are archived; run the command again."
             ) from error
         if isinstance(error, OSError):
             if error.errno is None:  # delta-rs has raised it, in several lines
-                raise OSError(f"{self.folder}: {told(error)}") from error
+                raise OSError(f"{self.folder}: {message_of(error)}") from error
             raise error
 
     @contextlib.contextmanager
@@ -156,7 +156,7 @@ def write_whole(path: str, content: bytes) -> None:
         raise
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return the message of a store, or of delta-rs, in one line."""
     text = _COLOURS.sub("", str(error))
     answer = _ANSWER.search(text)

@@ -33,7 +33,7 @@ from ..failpoints import failpoint
 from .exceptions import ArchiveRefused
 from .offset import Offset
 from .parquet import DAY, File, damaged, read_checked
-from .store import Store, told
+from .store import Store, message_of
 
 #: The key of the ``Mark`` in the metadata of our commits.
 MARK = "outbox"
@@ -248,29 +248,29 @@ class Archive:
                 self.store.delete(name)
         return len(names)
 
-    def _write(self, new: Sequence[File], old: Sequence[File], mark: Mark, **given: Any) -> None:
+    def _write(self, new: Sequence[File], old: Sequence[File], mark: Mark, **options: Any) -> None:
         now = int(time.time() * 1000)
         actions: list[Any] = [
             AddAction(each.name, each.bytes, {DAY: each.day}, now, not old, each.statistics)
             for each in new
         ]
         actions += [RemoveAction(f.name, False, now, f.bytes, {DAY: f.day}) for f in old]
-        with self._committing(mark, **given) as properties:
+        with self._committing(mark, **options) as properties:
             self._table.create_write_transaction(
                 actions, "append", self._table.schema(), [DAY], commit_properties=properties
             )
             failpoint("archive_committed")
 
     @contextmanager
-    def _committing(self, mark: Mark, **given: Any) -> Iterator[CommitProperties]:
+    def _committing(self, mark: Mark, **options: Any) -> Iterator[CommitProperties]:
         before, attempt = self._table.version(), uuid4().hex
         try:
             with _explained(self.store):
-                yield _properties(mark, attempt, **given)
+                yield _properties(mark, attempt, **options)
         except CommitFailedError as error:
             self.refresh()
             if self._table.version() == before:
-                raise OSError(f"{self.store.folder}: {told(error)}") from error
+                raise OSError(f"{self.store.folder}: {message_of(error)}") from error
             with _explained(self.store):
                 made = self._table.history(self._table.version() - before)
             # If an answer of the store was lost, delta-rs has sent the commit a second time.
@@ -311,10 +311,10 @@ class Archive:
     def _require_unchanged(self, version: int) -> None:
         """Check that commits of others after a version of ours have changed no row."""
         if _paths(DeltaTable(self.store.folder, version=version)) != _paths(self._table):
-            told = next(c for c in reversed(self._table.history()) if c["version"] > version)
+            commit = next(c for c in reversed(self._table.history()) if c["version"] > version)
             raise ArchiveRefused(
                 f"Another program has changed the archive {self.store.folder}: version "
-                f"{told['version']} ({told.get('operation')!s:.50}). Only outbox_pipeline may "
+                f"{commit['version']} ({commit.get('operation')!s:.50}). Only outbox_pipeline may "
                 f"write it. Undo this within a week, by DeltaTable({self.store.folder!r})"
                 f".restore({version}), or archive to a new folder."
             )
@@ -360,10 +360,10 @@ def _with_day(schema: pa.Schema) -> pa.Schema:
     return schema.append(pa.field(DAY, pa.date32()))
 
 
-def _properties(mark: Mark, attempt: str = "", **given: Any) -> CommitProperties:
+def _properties(mark: Mark, attempt: str = "", **options: Any) -> CommitProperties:
     # Without retries a commit follows the version that was checked, or fails.
-    said = {MARK: asdict(mark), ATTEMPT: attempt}
-    return CommitProperties(custom_metadata=said, max_commit_retries=0, **given)
+    metadata = {MARK: asdict(mark), ATTEMPT: attempt}
+    return CommitProperties(custom_metadata=metadata, max_commit_retries=0, **options)
 
 
 def _files(table: DeltaTable, store: Store) -> Iterator[File]:
@@ -389,7 +389,7 @@ def _explained(store: Store) -> Iterator[None]:
         raise
     except (DeltaError, OSError) as error:
         store.require_reached(error)
-        raise _damaged(store, told(error)) from error
+        raise _damaged(store, message_of(error)) from error
 
 
 def _damaged(store: Store, reason: str) -> ArchiveRefused:

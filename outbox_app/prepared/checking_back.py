@@ -172,13 +172,16 @@ class SenderWorker:
 
     def _put_off(self, rows: Sequence[PreparedEvent], counter: str, answer: str) -> None:
         events = self.events.open()
-        told = {counter: F(counter) + 1, "last_answer": replaced(answer, using=events.db)[:10_000]}
+        changes = {
+            counter: F(counter) + 1,
+            "last_answer": replaced(answer, using=events.db)[:10_000],
+        }
         for asked in {row.asked for row in rows}:
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(asked, 10))
             later = DatabaseNow() + timedelta(seconds=pause * random.uniform(0.8, 1.2))
             in_time = When(decide_by__gt=DatabaseNow(), then=Least(later, F("decide_by")))
             events.filter(pk__in=[row.pk for row in rows if row.asked == asked]).update(
-                next_check_at=Case(in_time, default=later), **told
+                next_check_at=Case(in_time, default=later), **changes
             )
         over = events.filter(pk__in=[row.pk for row in rows], decide_by__lte=DatabaseNow())
         self._expire(list(over))

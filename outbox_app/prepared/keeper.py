@@ -30,7 +30,7 @@ from ..database.transaction_guard import LOST
 from ..database.transactions import lacks_autocommit
 from ..database.upsert import insert_rows
 from ..events.exceptions import MessageIdConflict
-from ..events.log.insert import CHUNK_ROWS, chunks
+from ..events.log.insert import CHUNK_ROWS, insert_chunks
 from ..events.log.newevent import NewEvent, checked
 from ..events.log.publish import publish_checked
 from ..events.log.registry import log_named
@@ -131,11 +131,11 @@ def _taken(sender: str, rows: Sequence[PreparedEvent], using: str) -> dict[UUID,
     for name in {row.log for row in rows}:
         group = [row for row in rows if row.log == name]
         for start in range(0, len(group), CHUNK_ROWS):  # databases limit the number of parameters
-            given = {row.event_id: row for row in group[start : start + CHUNK_ROWS]}
+            by_id = {row.event_id: row for row in group[start : start + CHUNK_ROWS]}
             # Nothing finds the ids of jobs that were staged otherwise.
-            in_log = name and _has(log_named(name), "message_id", given, using)
-            if in_log or _has(PreparedEvent, "event_id", given, using):
-                taken |= _answers(sender, name, given, using)
+            in_log = name and _has(log_named(name), "message_id", by_id, using)
+            if in_log or _has(PreparedEvent, "event_id", by_id, using):
+                taken |= _answers(sender, name, by_id, using)
     return taken
 
 
@@ -154,18 +154,18 @@ def _has(model: type[Model], column: str, ids: Collection[UUID], using: str) -> 
 
 
 def _answers(
-    sender: str, name: str, given: Mapping[UUID, PreparedEvent], using: str
+    sender: str, name: str, by_id: Mapping[UUID, PreparedEvent], using: str
 ) -> dict[UUID, str]:
     """Return the answers about taken ids.
 
     If the log has the very event, it was confirmed, and the row of its decision was pruned.
     """
-    others = PreparedEvent.objects.using(using).filter(log=name, event_id__in=list(given))
+    others = PreparedEvent.objects.using(using).filter(log=name, event_id__in=list(by_id))
     others = others.exclude(sender=sender).exclude(state=State.CANCELLED)
     answers: dict[UUID, str] = {}
     if name:
-        for event in log_named(name)._base_manager.using(using).filter(message_id__in=list(given)):
-            same = _hash_of(event) == given[event.message_id].content_hash
+        for event in log_named(name)._base_manager.using(using).filter(message_id__in=list(by_id)):
+            same = _hash_of(event) == by_id[event.message_id].content_hash
             answers[event.message_id] = State.CONFIRMED if same else CONFLICT
     return answers | dict.fromkeys(others.values_list("event_id", flat=True), CONFLICT)
 
@@ -184,7 +184,7 @@ def _insert(rows: Sequence[PreparedEvent], using: str) -> None:
     stored = [[f.get_db_prep_save(getattr(row, n), connection) for n, f in fields] for row in rows]
     names = [name for name, _ in fields]
     sizes = [sum(len(each) for each in row if isinstance(each, str)) for row in stored]
-    for chunk in chunks(stored, sizes, columns=len(fields), connection=connection):
+    for chunk in insert_chunks(stored, sizes, columns=len(fields), connection=connection):
         params = [each for row in chunk for each in row]
         with connection.cursor() as cursor:
             insert_rows(cursor, PreparedEvent, names, params, row=one)
@@ -195,11 +195,11 @@ def _columns(using: str) -> tuple[str, list[tuple[str, Any]]]:
     """Return the SQL of one row in the INSERT of new events, and the fields of its values."""
     compiler = PreparedEvent.objects.using(using).query.get_compiler(using)
     later = (DatabaseNow() + timedelta(days=1)).resolve_expression(compiler.query)
-    given = dict.fromkeys(["decide_by", "next_check_at"], compiler.compile(later)[0])
+    terms = dict.fromkeys(["decide_by", "next_check_at"], compiler.compile(later)[0])
     later_given = ("id", "prepared_at", "decided_at")
     names = [f.name for f in PreparedEvent._meta.fields if f.name not in later_given]
-    row = ", ".join(given.get(name, "%s") for name in names)
-    fields = {n: DurationField() if n in given else PreparedEvent._meta.get_field(n) for n in names}
+    row = ", ".join(terms.get(name, "%s") for name in names)
+    fields = {n: DurationField() if n in terms else PreparedEvent._meta.get_field(n) for n in names}
     return f"({row})", list(fields.items())
 
 
@@ -273,15 +273,15 @@ def _decide(
         else:
             answers.append(_contradiction(row, state, by, using))
     by, reason = replaced(by, using=using)[:255], replaced(reason, using=using)[:10_000]
-    said = {"decided_at": DatabaseNow(), "decided_by": by, "reason": reason}
+    decision = {"decided_at": DatabaseNow(), "decided_by": by, "reason": reason}
     for state, found in moved.items():
         # Not by pk: a table may be partitioned by these columns.
         still = {"sender": sender, "event_id__in": [row.event_id for row in found]}
-        changes = {"state": state, "next_check_at": None, **said}
+        changes = {"state": state, "next_check_at": None, **decision}
         if found and events.filter(**still).open().update(**changes) != len(found):
             raise _Raced
     # A prepare that arrives after its cancel finds this row.
-    dead = {"sender": sender, "state": State.CANCELLED, "decide_by": DatabaseNow()} | said
+    dead = {"sender": sender, "state": State.CANCELLED, "decide_by": DatabaseNow()} | decision
     events.bulk_create([PreparedEvent(event_id=id, **dead) for id in unknown])
     failpoint("decided")
     confirmed = moved[State.CONFIRMED]

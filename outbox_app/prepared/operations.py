@@ -49,8 +49,8 @@ def selected(
 ) -> PreparedEventQuerySet:
     """Return the events that match all given conditions, the oldest first."""
     wanted = {"event_id__in": list(ids), "sender": sender, "state": state}
-    given = {name: value for name, value in wanted.items() if value}
-    return PreparedEvent.objects.using(using).filter(**given).order_by("prepared_at")
+    conditions = {name: value for name, value in wanted.items() if value}
+    return PreparedEvent.objects.using(using).filter(**conditions).order_by("prepared_at")
 
 
 def described(event: PreparedEvent, *names: str) -> dict[str, Any]:
@@ -99,8 +99,8 @@ def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     done = Counter(dict.fromkeys([*DECIDES.values(), keeper.CONTRADICTION, "open"], 0))
     while done["open"] <= MOST_SKIPPED and (found := there.open(skip=done["open"])):
         found_out = outcomes(found, keeper=name, using=using)
-        told = there.decide({id: DECIDES[o] for id, o in found_out.items() if o in DECIDES})
-        ended = Counter(each.state for each in told if each.state in done)
+        answers = there.decide({id: DECIDES[o] for id, o in found_out.items() if o in DECIDES})
+        ended = Counter(each.state for each in answers if each.state in done)
         done.update(ended, open=len(found) - ended.total())
         figures = " ".join(f"{state}={count}" for state, count in done.items())
         write(f"answered keeper={name} {figures}")

@@ -39,15 +39,15 @@ def call_in_parts(
     peer: Peer, method: str, path: str, payload: Any = None, **options: Any
 ) -> tuple[int, Any]:
     """Call a peer; in halves if the payload is too large, as only the peer knows its limits."""
-    status, said = call(peer, method, path, payload, **options)
+    status, content = call(peer, method, path, payload, **options)
     if status != 413 or not payload or len(payload) == 1:
-        return status, said
+        return status, content
     middle, answers = len(payload) // 2, []
     for half in (payload[:middle], payload[middle:]):
-        status, said = call_in_parts(peer, method, path, half, **options)
-        if status != 200 or not isinstance(said, list):
-            return status, said
-        answers += said
+        status, content = call_in_parts(peer, method, path, half, **options)
+        if status != 200 or not isinstance(content, list):
+            return status, content
+        answers += content
     return status, answers
 
 
@@ -69,11 +69,11 @@ class HttpKeeper:
 
     def prepare(self, rows: Sequence[PreparedEvent]) -> list[Answer]:
         events = [cloudevent(each, source=f"/{self.name}") for each in rows]
-        return self._said("", events, content_type=EVENTS)
+        return self._send("", events, content_type=EVENTS)
 
     def decide(self, wanted: Mapping[UUID, str]) -> list[Answer]:
         asked = [{"id": str(id), "state": str(state)} for id, state in wanted.items()]
-        return self._said("decide", asked)
+        return self._send("decide", asked)
 
     def open(self, skip: int = 0) -> list[Question]:
         """Return some open events of this sender, for a sender that the keeper cannot call."""
@@ -86,7 +86,7 @@ class HttpKeeper:
         except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
             raise self._odd("sent an unexpected answer") from error
 
-    def _said(self, path: str, elements: Sequence[dict[str, Any]], **options: Any) -> list[Answer]:
+    def _send(self, path: str, elements: Sequence[dict[str, Any]], **options: Any) -> list[Answer]:
         """Send elements in as few requests as fit; return the answer to each."""
         groups = chunks(
             elements,
@@ -96,14 +96,14 @@ class HttpKeeper:
         )
         answers: list[Answer] = []
         for group in groups:
-            said = self._call("POST", f"prepared/{path}", group, **options)
-            if len(said) != len(group):
+            content = self._call("POST", f"prepared/{path}", group, **options)
+            if len(content) != len(group):
                 raise self._odd("sent an unexpected answer")
-            answers += map(self._answer, group, said)
+            answers += map(self._answer, group, content)
         return answers
 
-    def _answer(self, sent: dict[str, Any], said: dict[str, Any]) -> Answer:
-        id, status, state = sent["id"], said.get("status"), str(said.get("state"))
+    def _answer(self, sent: dict[str, Any], content: dict[str, Any]) -> Answer:
+        id, status, state = sent["id"], content.get("status"), str(content.get("state"))
         if status in REFUSED:
             why = "may not be prepared by this service" if status == 403 else "is refused"
             raise InvalidPrepared(
@@ -112,7 +112,7 @@ class HttpKeeper:
             )
         wanted = sent.get("state", State.PREPARED)
         is_new = status == 201 and state == wanted == State.PREPARED
-        is_of_it = said.get("id") == id and state in STATES
+        is_of_it = content.get("id") == id and state in STATES
         if not is_of_it or not (is_new or status == status_of(state, wanted)):
             raise self._odd(f"sent no answer for the event {id}")
         return Answer(UUID(id), state, is_new=is_new)
@@ -120,15 +120,15 @@ class HttpKeeper:
     def _call(self, method: str, path: str, payload: Any = None, **options: Any) -> list[Any]:
         options["seconds"] = IN_TRANSACTION if open_transactions() else SECONDS
         try:
-            status, said = call_in_parts(self.peer, method, path, payload, **options)
+            status, content = call_in_parts(self.peer, method, path, payload, **options)
         except PeerError as error:
             raise KeeperUnavailable(str(error)) from error
         if status in REFUSED:
             raise InvalidPrepared(f"The keeper {self.name!r} refused the request ({status}).")
-        listed = isinstance(said, list) and all(isinstance(each, dict) for each in said)
+        listed = isinstance(content, list) and all(isinstance(each, dict) for each in content)
         if status != 200 or not listed:
             raise self._odd(f"sent no list of answers (status {status})")
-        return said  # type: ignore[no-any-return]
+        return content  # type: ignore[no-any-return]
 
     def _odd(self, what: str) -> KeeperUnavailable:
         return KeeperUnavailable(f"The keeper {self.name!r} {what}.")
@@ -140,12 +140,12 @@ def ask_over_http(sender: str, questions: Sequence[Question]) -> dict[UUID, str]
         {"id": str(id), "prepared_at": zoned(at), "stream": stream, "type": type}
         for id, at, stream, type in questions
     ]
-    status, said = call_in_parts(peer, "POST", "check", sent)
-    if status != 200 or not isinstance(said, list):
+    status, content = call_in_parts(peer, "POST", "check", sent)
+    if status != 200 or not isinstance(content, list):
         raise PeerUnavailable(f"The sender {sender!r} sent no list of answers (status {status}).")
     asked = {str(each.event_id): each.event_id for each in questions}
     answers: dict[UUID, str] = {}
-    for each in said:
+    for each in content:
         id = asked.get(str(each.get("id"))) if isinstance(each, dict) else None
         if id is None or id in answers:
             raise PeerUnavailable(f"The sender {sender!r} sent an unexpected answer.")

@@ -131,8 +131,8 @@ def _event(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
 
 
 def _job(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
-    given = {"stream": new.stream, "type": new.type, "topic": new.topic, "data": new.data}
-    if extra := [name for name, value in given.items() if value]:
+    fields = {"stream": new.stream, "type": new.type, "topic": new.topic, "data": new.data}
+    if extra := [name for name, value in fields.items() if value]:
         raise InvalidPrepared(f"A job takes no {', '.join(extra)}. Give either job= or an event.")
     task = checked_name("job", new.job)
     if not isinstance(new.args, list | tuple) or not isinstance(new.kwargs or {}, Mapping):

@@ -245,8 +245,8 @@ def _tell_what_fences_say(events: Sequence[Prepared], *, wait: bool) -> None:
     try:
         found = _outcomes(events)
         for outcome, state in ((COMMITTED, State.CONFIRMED), (ROLLED_BACK, State.CANCELLED)):
-            told = [event for event in events if found.get(event.event_id) == outcome]
-            _tell(told, state, wait=wait)
+            decided = [event for event in events if found.get(event.event_id) == outcome]
+            _tell(decided, state, wait=wait)
     except Exception as error:  # the caller's own error is raised
         logger.warning("Fences gave no answer, so the keeper will ask error=%s", error)
 
@@ -282,17 +282,17 @@ def _attempt(events: Sequence[Prepared], call: Callable[..., None], *args: Any) 
 
 def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) -> None:
     keeper = keeper_of(to, using)
-    told = keeper.decide({event.event_id: state for event in events})
-    if lost := [answer.event_id for answer in told if answer.state == UNKNOWN]:
+    answers = keeper.decide({event.event_id: state for event in events})
+    if lost := [answer.event_id for answer in answers if answer.state == UNKNOWN]:
         # The keeper's database was restored to a time before: record the events again.
         requests = {event.event_id: event.request for event in events}
         again = keeper.prepare([requests[id] for id in lost])
         recorded = [answer.event_id for answer in again if answer.state == State.PREPARED]
-        told = [answer for answer in told if answer.event_id not in lost]
+        answers = [answer for answer in answers if answer.event_id not in lost]
         # Or it was confirmed so long ago that the keeper has pruned its decision.
-        told += [answer for answer in again if answer.state != State.PREPARED]
-        told += keeper.decide(dict.fromkeys(recorded, state))
-    for answer in told:
+        answers += [answer for answer in again if answer.state != State.PREPARED]
+        answers += keeper.decide(dict.fromkeys(recorded, state))
+    for answer in answers:
         if answer.state == CONTRADICTION:
             raise Contradiction(
                 answer.detail

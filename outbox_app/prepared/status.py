@@ -67,13 +67,13 @@ def prepared_status(*, using: str) -> PreparedStatus | None:
             each = silent.setdefault(sender, SilentSender(sender, 0, seconds, last))
             each.events += 1
     since = DatabaseNow() - timedelta(days=1)
-    told = Incident.objects.using(using).filter(created_at__gte=since)
+    incidents = Incident.objects.using(using).filter(created_at__gte=since)
     return PreparedStatus(
         prepared=counting.counted(prepared),
         undecided=counting.counted(events.filter(state=PreparedEvent.State.UNDECIDED)),
         oldest_seconds=age,
         due=due,
         processes=len(alive(Process.objects.using(using).filter(resource="prepared"))),
-        contradictions=counting.counted(told.filter(kind=Incident.Kind.CONTRADICTION)),
+        contradictions=counting.counted(incidents.filter(kind=Incident.Kind.CONTRADICTION)),
         silent=list(silent.values()),
     )

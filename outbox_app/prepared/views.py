@@ -15,7 +15,7 @@ from ..database.clock import DatabaseNow, stored
 from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.models import Peer
-from ..door.serving import KEEPER, SENDER, Said, door, seconds_left
+from ..door.serving import KEEPER, SENDER, Reply, door, seconds_left
 from ..jobs.staging.insert import chunks
 from ..text import get_logger
 from . import keeper
@@ -33,12 +33,12 @@ OPEN, OPEN_BYTES = 100, 48 * 1024
 
 
 @door("POST", SENDER, messages.EVENT, messages.EVENTS)
-def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
+def prepare(request: HttpRequest, peer: Peer, content: Any) -> Reply:
     """Record an event, or up to 500 events. A refused event does not affect the others."""
     batch = messages.media_type(request.headers["Content-Type"]) == messages.EVENTS
     using = outbox_alias()
     #: Refusals, by the place of the event in the request; accepted events, by id.
-    refused: dict[int, Said] = {}
+    refused: dict[int, Reply] = {}
     requests: dict[UUID, PreparedEvent] = {}
     events = messages.objects(content if batch else [content], peers.limit(peer, "events"))
     for place, event in enumerate(events):
@@ -50,7 +50,7 @@ def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
         except MessageRefused as error:
             refused[place] = error.status, {"detail": str(error)}
     answers = iter(keeper.prepare(peer.name, list(requests.values()), using=using))
-    found = [refused.get(n) or _said(next(answers), State.PREPARED) for n in range(len(events))]
+    found = [refused.get(n) or _reply(next(answers), State.PREPARED) for n in range(len(events))]
     return (200, [_short(*each) for each in found]) if batch else found[0]
 
 
@@ -69,25 +69,25 @@ def _request(peer: Peer, event: Any, using: str) -> PreparedEvent:
         ) from error
 
 
-def _said(answer: keeper.Answer, wanted: str) -> Said:
+def _reply(answer: keeper.Answer, wanted: str) -> Reply:
     status = 201 if answer.is_new else keeper.status_of(answer.state, wanted)
     return status, {"id": str(answer.event_id), "state": answer.state}
 
 
-def _short(status: int, said: dict[str, Any]) -> dict[str, Any]:
+def _short(status: int, content: dict[str, Any]) -> dict[str, Any]:
     """Return the answer about one element of a batch. 500 answers fit into 64 KiB."""
-    return {"status": status} | {name: said[name] for name in ("id", "state") if name in said}
+    return {"status": status} | {name: content[name] for name in ("id", "state") if name in content}
 
 
 @door("POST", SENDER, messages.JSON)
-def decide_one(request: HttpRequest, peer: Peer, content: Any, *, id: UUID, state: str) -> Said:
+def decide_one(request: HttpRequest, peer: Peer, content: Any, *, id: UUID, state: str) -> Reply:
     if content is not None:
         raise MessageRefused(400, "The request must have no body.")
     return _decided(peer, {id: state})[0]
 
 
 @door("POST", SENDER, messages.JSON)
-def decide(request: HttpRequest, peer: Peer, content: Any) -> Said:
+def decide(request: HttpRequest, peer: Peer, content: Any) -> Reply:
     wanted: dict[UUID, str] = {}
     for each in messages.objects(content, peers.limit(peer, "events")):
         element = messages.fields(each, ("id", "state"))
@@ -100,13 +100,13 @@ def decide(request: HttpRequest, peer: Peer, content: Any) -> Said:
     return 200, [_short(*each) for each in _decided(peer, wanted)]
 
 
-def _decided(peer: Peer, wanted: dict[UUID, str]) -> list[Said]:
+def _decided(peer: Peer, wanted: dict[UUID, str]) -> list[Reply]:
     answers = keeper.decide(peer.name, wanted, by=keeper.CALL, using=outbox_alias())
-    return [_said(answer, wanted[answer.event_id]) for answer in answers]
+    return [_reply(answer, wanted[answer.event_id]) for answer in answers]
 
 
 @door("GET", SENDER, messages.JSON)
-def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
+def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Reply:
     row = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name, event_id=id).first()
     if row is None:
         return 404, {"detail": "There is no such event."}
@@ -114,7 +114,7 @@ def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
 
 
 @door("GET", SENDER, messages.JSON)
-def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
+def open_events(request: HttpRequest, peer: Peer, content: Any) -> Reply:
     """List open events of the caller, the longest due first, after the first ``?skip=``.
 
     Events that are immune still are left out: their transactions may not have begun.
@@ -125,18 +125,18 @@ def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
         skip = min(int(request.GET.get("skip", 0)), MOST_SKIPPED)
     except ValueError:
         raise MessageRefused(400, "skip must be a number.") from None
-    said = map(_described, rows.order_by("next_check_at", "id")[max(skip, 0) :][:OPEN])
-    parts = chunks(said, rows=OPEN, bytes=OPEN_BYTES, size=lambda row: len(messages.written(row)))
+    events = map(_described, rows.order_by("next_check_at", "id")[max(skip, 0) :][:OPEN])
+    parts = chunks(events, rows=OPEN, bytes=OPEN_BYTES, size=lambda row: len(messages.written(row)))
     return 200, next(parts, [])
 
 
 def _described(row: PreparedEvent) -> dict[str, Any]:
-    said = {"id": str(row.event_id), "prepared_at": messages.zoned(row.prepared_at)}
-    return said | {"state": row.state, "type": row.type, "stream": row.stream}
+    fields = {"id": str(row.event_id), "prepared_at": messages.zoned(row.prepared_at)}
+    return fields | {"state": row.state, "type": row.type, "stream": row.stream}
 
 
 @door("POST", KEEPER, messages.JSON)
-def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
+def check(request: HttpRequest, peer: Peer, content: Any) -> Reply:
     """Tell a keeper the outcomes of the transactions of its events."""
     asked = []
     for each in messages.objects(content, peers.limit(peer, "events")):

@@ -47,7 +47,7 @@ class ShadowComparison:
             return
         began, pause = time.monotonic(), INTERVAL
         try:
-            if compare(using=self._holder.using) >= LIMIT:
+            if compare_batch(using=self._holder.using) >= LIMIT:
                 pause = 0.0
         except Exception as error:  # a table that does not exist yet, say
             self._backoff.failed(error)
@@ -58,7 +58,7 @@ class ShadowComparison:
         self._due = ended + max(pause, 4 * (ended - began))
 
 
-def compare(*, using: str) -> int:
+def compare_batch(*, using: str) -> int:
     """Judge up to LIMIT rows of each kind. Return the larger number; below LIMIT all are judged."""
     notes, jobs = ShadowNote.objects.using(using), ShadowJob.objects.using(using)
     if not notes.exists() and not jobs.exists():
@@ -88,7 +88,7 @@ def compare(*, using: str) -> int:
 
 def report(*, using: str) -> dict[str, dict[str, ShadowResult]]:
     """Compare all rows and notes; return the results by task and outcome."""
-    while compare(using=using) >= LIMIT:
+    while compare_batch(using=using) >= LIMIT:
         pass
     results: dict[str, dict[str, ShadowResult]] = defaultdict(dict)
     for each in ShadowResult.objects.using(using).order_by("task", "outcome"):

@@ -220,12 +220,12 @@ class TableCopy:
     def mirrored(self) -> dict[str, str]:
         """Return, for each event on the table, the statement that repeats it on the new table."""
         where = " AND ".join(f"{self.quote(name)} = OLD.{self.quote(name)}" for name in self.key)
-        given = ", ".join(f"{self.quote(name)} = NEW.{self.quote(name)}" for name in self.columns)
+        values = ", ".join(f"{self.quote(name)} = NEW.{self.quote(name)}" for name in self.columns)
         return {
             "INSERT": f"INSERT INTO {self.n} ({self.names(self.columns)}) "
             f"VALUES ({self.names(self.columns, 'NEW.')})",
             "DELETE": f"DELETE FROM {self.n} WHERE {where}",
-            "UPDATE": f"UPDATE {self.n} SET {given} WHERE {where}",
+            "UPDATE": f"UPDATE {self.n} SET {values} WHERE {where}",
         }
 
 

@@ -26,7 +26,7 @@ from outbox_app.entities.exceptions import (
     OutcomeUnknown,
     UnknownEntity,
 )
-from outbox_app.entities.handlers import columns_of
+from outbox_app.entities.handlers import derived_columns
 from outbox_app.entities.maintenance import erase
 from outbox_app.events import subscriber
 from outbox_app.events.models import StreamHead
@@ -224,7 +224,7 @@ def test_columns_are_compared_as_they_are_stored(monkeypatch):
     state = {"nick": "2026-01-31T12:00:00"}
     row = Person(pk="a", version=1, state=state, nick=make_aware(datetime(2026, 1, 31, 12)))
     assert verification._stale(row) == []
-    assert columns_of("later in a batch", spec_of(Person), row)["nick"] == row.nick
+    assert derived_columns("later in a batch", spec_of(Person), row)["nick"] == row.nick
     row.nick += timedelta(seconds=1)
     assert verification._stale(row) == ["nick"]
 
@@ -242,7 +242,7 @@ def test_columns_are_what_a_load_gives(monkeypatch, field, given, read):
     """PostgreSQL stores a large float in JSON as an integer."""
     monkeypatch.setitem(spec_of(Person).fields, "nick", field)
     row = Person(pk="a", version=1, state={"nick": given})
-    assert str(columns_of("later in a batch", spec_of(Person), row)["nick"]) == read
+    assert str(derived_columns("later in a batch", spec_of(Person), row)["nick"]) == read
 
 
 class Hand:
@@ -265,7 +265,7 @@ class HandField(models.CharField):
 def test_columns_of_a_projects_field_are_left_to_it(monkeypatch):
     monkeypatch.setitem(spec_of(Person).fields, "nick", HandField())
     row = Person(pk="a", version=1, state={"nick": "ace king"}, nick=Hand(["ace", "king"]))
-    assert columns_of("a command", spec_of(Person), row)["nick"].cards == ["ace", "king"]
+    assert derived_columns("a command", spec_of(Person), row)["nick"].cards == ["ace", "king"]
     assert verification._stale(row) == []
     row.nick.cards.pop()
     assert verification._stale(row) == ["nick"]

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from outbox_app.pipeline import audit as module
-from outbox_app.pipeline.audit_checks import compare
+from outbox_app.pipeline.audit_checks import compare_archive
 from outbox_app.pipeline.defects import ENTITY, KINDS, Audit, Defect
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA
 from tests.pipeline.planted import LOG, Clean, plant
@@ -257,7 +257,7 @@ def test_content_is_compared_column_by_column(full):
         (4, "a", 4),
         (5, "b", 5),
     )
-    rows = compare(here, there, lowest=1).orderBy("position").collect()
+    rows = compare_archive(here, there, lowest=1).orderBy("position").collect()
     assert [(row["kind"], row["position"], row["detail"]) for row in rows] == [
         ("archived_twice", -2, "2"),
         ("content_differs", 1, ""),
@@ -275,7 +275,7 @@ def test_each_column_is_compared(full):
         full(*((n, "a", 1, {name: each[store]}) for n, (name, each) in enumerate(values.items())))
         for store in (0, 1)
     ]
-    rows = compare(*stores, lowest=0).orderBy("position").collect()
+    rows = compare_archive(*stores, lowest=0).orderBy("position").collect()
     differing = [n for n, name in enumerate(values) if name != "txid"]
     assert [(row["kind"], row["position"]) for row in rows] == [
         ("content_differs", n) for n in differing
@@ -290,7 +290,7 @@ def test_only_what_was_erased_in_the_database_differs_from_nothing(full):
     database, archive = (
         full(*((n, "a", n, values) for n, values in enumerate(rows, 1))) for rows in (here, there)
     )
-    rows = compare(database, archive, lowest=1).orderBy("position").collect()
+    rows = compare_archive(database, archive, lowest=1).orderBy("position").collect()
     assert [(row["kind"], row["position"]) for row in rows] == [
         ("content_differs", 2),
         ("content_differs", 3),

@@ -34,7 +34,7 @@ from outbox_app.models import StagedJob
 from outbox_app.process import background
 from outbox_app.shadow import comparison as shadow_comparison
 from outbox_app.shadow import producer as shadow
-from outbox_app.shadow.comparison import compare, report
+from outbox_app.shadow.comparison import compare_batch, report
 from outbox_app.shadow.models import ShadowJob, ShadowNote, ShadowResult
 from tests import forking
 from tests.jobs.staging import message_equality, tasks
@@ -298,12 +298,12 @@ def test_two_comparisons_count_once(alias, add, halves, settings, monkeypatch):
         count(*args, **options)
 
     monkeypatch.setattr(shadow_comparison, "_count", compare_first)
-    assert compare(using=alias) == 0
+    assert compare_batch(using=alias) == 0
     assert [each.count for each in ShadowResult.objects.using(alias)] == [1]
 
 
 def compare_and_close(alias):
-    compare(using=alias)
+    compare_batch(using=alias)
     connections[alias].close()
 
 

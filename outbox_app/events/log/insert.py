@@ -40,7 +40,7 @@ def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -
     returns = connection.features.can_return_rows_from_bulk_insert
     tail = f" RETURNING {', '.join(RETURNED)}" if returns else ""
     sizes = [len(event.data) + len(event.metadata) for event in events]
-    for chunk in chunks(events, sizes, columns=len(names), connection=connection):
+    for chunk in insert_chunks(events, sizes, columns=len(names), connection=connection):
         params: list[Any] = []
         for row, data, metadata, _ in chunk:
             id = str(row.message_id) if native else row.message_id.hex
@@ -48,8 +48,8 @@ def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -
             params += (_stored(f, row, connection) for f in extra)
         with connection.cursor() as cursor:
             insert_rows(cursor, log, names, params, tail=tail)
-            given = cursor.fetchall() if returns else ()
-        set_given([event.row for event in chunk], given, log, using=using)
+            returned = cursor.fetchall() if returns else ()
+        set_returned([event.row for event in chunk], returned, log, using=using)
 
 
 def insert_and_bump(
@@ -81,11 +81,11 @@ def insert_and_bump(
     params += (_stored(f, row, connection) for f in extra)
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
-        given = cursor.fetchone()
-    if given is None:
+        returned = cursor.fetchone()
+    if returned is None:
         return False
-    row.version = given[0]
-    set_given([row], [given[1:]], log, using=using)
+    row.version = returned[0]
+    set_returned([row], [returned[1:]], log, using=using)
     return True
 
 
@@ -100,7 +100,7 @@ def _stored(field: Field[Any, Any], row: EventLog, connection: Any) -> Any:
     return field.get_db_prep_save(field.pre_save(row, True), connection)  # sets auto_now_add, too
 
 
-def chunks(
+def insert_chunks(
     rows: Sequence[Row], sizes: Sequence[int], *, columns: int, connection: Any
 ) -> Iterator[Sequence[Row]]:
     """Yield the rows of each statement. ``sizes`` are the characters of JSON in each row."""
@@ -128,13 +128,13 @@ def _extra_fields(log: type[EventLog]) -> list[Field[Any, Any]]:
     ]
 
 
-def set_given(
-    rows: list[EventLog], given: Sequence[Any], log: type[EventLog], *, using: str
+def set_returned(
+    rows: list[EventLog], returned: Sequence[Any], log: type[EventLog], *, using: str
 ) -> None:
     connection = connections[using]
     column = Col(log._meta.db_table, log._meta.get_field("recorded_at"))
     converters = connection.ops.get_db_converters(column)
-    for row, values in zip(rows, given, strict=bool(given)):
+    for row, values in zip(rows, returned, strict=bool(returned)):
         row.pk, row.txid, recorded_at = values
         for convert in converters:
             recorded_at = convert(recorded_at, column, connection)

@@ -193,18 +193,18 @@ def _depth(text: str) -> int:
     return max(accumulate(1 if each in "[{" else -1 for each in brackets), default=0)
 
 
-def expected_of(given: Any, streams: set[str]) -> dict[str, int | None]:
+def expected_of(wanted: Any, streams: set[str]) -> dict[str, int | None]:
     """Return the expected version of each stream, as ``expected_number`` does."""
-    if isinstance(given, Mapping):
-        if unknown := [stream for stream in given if stream not in streams]:
+    if isinstance(wanted, Mapping):
+        if unknown := [stream for stream in wanted if stream not in streams]:
             raise InvalidEvent(
                 f"expected_version names the stream {unknown[0]!r}, but no event has that stream."
             )
-        return {stream: expected_number(value) for stream, value in given.items()}
-    expected = expected_number(given)
+        return {stream: expected_number(value) for stream, value in wanted.items()}
+    expected = expected_number(wanted)
     if expected is not None and len(streams) > 1:
         raise InvalidEvent(
-            f"expected_version={given!r} was given for events of {len(streams)} streams. Give a "
+            f"expected_version={wanted!r} was given for events of {len(streams)} streams. Give a "
             "mapping by stream."
         )
     return dict.fromkeys(streams, expected)

@@ -73,8 +73,8 @@ def publish(
         VersionConflict: The stream is at another version; ``current`` says which.
         MessageIdConflict: The message id belongs to an event with other content.
     """
-    given = {} if data is None else data
-    event = NewEvent(stream, type, given, metadata or {}, topic, message_id)
+    content = {} if data is None else data
+    event = NewEvent(stream, type, content, metadata or {}, topic, message_id)
     return publish_many([event], expected_version=expected_version, log=log, using=using)[0]
 
 

@@ -123,7 +123,7 @@ class Partition:
             # stored state that this partition has moved to in memory (``SharedPages``).
             self.cursors = []
         if self.unprepared:
-            self.prepare(StoredRows(self.subscriber, [self.part]))
+            self.take_cursors(StoredRows(self.subscriber, [self.part]))
         if self.resting:
             return False
         try:
@@ -160,7 +160,7 @@ class Partition:
         for reader in self._readers:
             reader.close()
 
-    def prepare(self, rows: StoredRows) -> None:
+    def take_cursors(self, rows: StoredRows) -> None:
         """Take the cursors from stored rows, and check that they belong to this database."""
         found = []
         for reader in self._readers:

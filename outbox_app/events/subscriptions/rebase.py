@@ -80,8 +80,13 @@ def rebase_outbox(
         )
     if using is None:
         own = sorted({log_alias(e) for e in ([log_named(log)] if log else all_logs())})
-        given: Any = {"last_id": last_id, "upgraded": upgraded, "dry_run": dry_run, "write": write}
-        return max(rebase_outbox(using=each, log=log, **given) for each in own)
+        arguments: Any = {
+            "last_id": last_id,
+            "upgraded": upgraded,
+            "dry_run": dry_run,
+            "write": write,
+        }
+        return max(rebase_outbox(using=each, log=log, **arguments) for each in own)
     require_migrated(using)
     tables = connections[using].introspection.table_names()
     logs = [log_named(log)] if log else [e for e in all_logs() if e._meta.db_table in tables]

@@ -105,7 +105,7 @@ class SubscriptionWorker:
             rows = StoredRows(self.subscriber, list(new))
             for partition in new.values():
                 with self._counting(partition):
-                    partition.prepare(rows)
+                    partition.take_cursors(rows)
             self._shared.begin_turn()
         more = False
         for part, partition in list(self.partitions.items()):

@@ -243,15 +243,15 @@ def _origin(handle: Handler) -> str:
 def _names(field: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
-    given = tuple(names)  # an iterator yields them only once
-    if isinstance(names, str) or not all(isinstance(n, str) and n for n in given):
+    values = tuple(names)  # an iterator yields them only once
+    if isinstance(names, str) or not all(isinstance(n, str) and n for n in values):
         raise InvalidSubscriber(f"{field} must be a list of strings; got {names!r}.")
-    for name in given or ("",):
+    for name in values or ("",):
         star = "*" in (name[:-1] if field == "types" else name)
-        if star or not given or len(name) > MAX_TYPE or storable(name) != name:
+        if star or not values or len(name) > MAX_TYPE or storable(name) != name:
             rule = "exact types, or prefixes that end in *" if field == "types" else "exact topics"
             raise InvalidSubscriber(f"{field}={names!r} would match nothing: give {rule}.")
-    return given
+    return values
 
 
 def _log_names(logs: Sequence[type[EventLog] | str] | None) -> tuple[str, ...]:

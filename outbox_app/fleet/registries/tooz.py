@@ -74,9 +74,9 @@ class ToozRegistry(Registry):
             return []
         for id in ids:
             with suppress(coordination.MemberNotJoined):  # it has left meanwhile
-                said = _answer(looks.get_member_capabilities(group, id))
+                capabilities = _answer(looks.get_member_capabilities(group, id))
                 try:
-                    found.append(_member(said))
+                    found.append(_member(capabilities))
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
                     logger.warning("Invalid member left out group=%s error=%s", group, error)
         return found
@@ -115,10 +115,12 @@ def _answer(asked: Any) -> Any:
     return asked.get(timeout=outbox_settings().LEASE_SECONDS / BEATS)
 
 
-def _member(said: Any) -> Member:
+def _member(capabilities: Any) -> Member:
     """Return a member from its capabilities. Those of a newer release may have more fields."""
-    known = {each.name: said[each.name] for each in fields(Member) if each.name in said}
-    member = Member(**known | {"id": UUID(said["id"])})
+    known = {
+        each.name: capabilities[each.name] for each in fields(Member) if each.name in capabilities
+    }
+    member = Member(**known | {"id": UUID(capabilities["id"])})
     has_weight = type(member.weight) is int and 0 <= member.weight <= 100
     if not has_weight or not isinstance(member.address, str):
         raise ValueError(f"weight {member.weight!r}, address {member.address!r:.100}")

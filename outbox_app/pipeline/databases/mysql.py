@@ -91,7 +91,7 @@ class Mysql(Database):
         return self._open[level]
 
 
-def _connect(options: Options, level: str, **given: Any) -> Any:
+def _connect(options: Options, level: str, **settings: Any) -> Any:
     parameters: dict[str, Any] = {"charset": "utf8mb4", "connect_timeout": 10, "autocommit": True}
     for name, value in options.parameters.items():
         parameters[_NAMES.get(name, name)] = value
@@ -106,7 +106,7 @@ def _connect(options: Options, level: str, **given: Any) -> Any:
         parameters["password"] = secret
     connection = connected(
         options,
-        lambda: MySQLdb.connect(**parameters, **given),
+        lambda: MySQLdb.connect(**parameters, **settings),
         (MySQLdb.OperationalError,),
         lambda error: error.args[0] in _REFUSED,
     )

@@ -43,9 +43,9 @@ class Postgres(Database):
         # Arrow's text is UTF-8. Text in the database's own encoding would be wrong, unnoticed.
         parameters |= options.parameters | {"client_encoding": "UTF8"}
         if options.statement_timeout:
-            given = parameters.get("options", "")
+            flags = parameters.get("options", "")
             timeout = int(options.statement_timeout * 1000)
-            parameters["options"] = f"{given} -c statement_timeout={timeout}".strip()
+            parameters["options"] = f"{flags} -c statement_timeout={timeout}".strip()
         secret = options.secret()
         if secret is not None:
             parameters["password"] = secret
@@ -99,8 +99,8 @@ class Postgres(Database):
         if name in _CASTS:
             return _CASTS[name]
         kind = "" if name in COLUMNS else self._types.get(name, "")
-        told = {"string": "{0}::text", "date": _FINITE, "timestamp": _FINITE}.get(kind, "{0}")
-        return told.format(super().column(name))
+        template = {"string": "{0}::text", "date": _FINITE, "timestamp": _FINITE}.get(kind, "{0}")
+        return template.format(super().column(name))
 
     def close(self) -> None:
         self._connection.close()

@@ -53,8 +53,8 @@ def record(result: Audit, *, log: type[EventLog], using: str, whole: bool = Fals
     for (stream, first), last in found.items():
         gap = known.get((stream, first))
         if gap is None:
-            given = {"stream": stream, "first": first, "last": last}
-            new.append(Gap(kind=Gap.Kind.VERSION, log=log._meta.db_table, **given))
+            versions = {"stream": stream, "first": first, "last": last}
+            new.append(Gap(kind=Gap.Kind.VERSION, log=log._meta.db_table, **versions))
         elif gap.state == Gap.State.OPEN and gap.last == last:
             unchanged += 1
         elif gap.state != Gap.State.SKIPPED or gap.last < last:

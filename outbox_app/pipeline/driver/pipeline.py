@@ -45,17 +45,17 @@ class Pipeline:
     log: type[EventLog]
     using: str
 
-    def read(self, schema: str | None = None, **given: Any) -> DataFrame:
+    def read(self, schema: str | None = None, **overrides: Any) -> DataFrame:
         """Return the log, or what the options name, as a frame.
 
         Args:
             schema: The columns to read, in Spark's SQL. Default: all.
-            given: Options that override those of the log: ``archive="DIR"``, ``read="heads"`` …
+            overrides: Options that override those of the log: ``archive="DIR"``, ``read="heads"`` …
         """
         from ..archive_reader import frame, read
 
-        archive = str(given.pop("archive", None) or "")
-        options = Options.of({**self.options.texts(), **given})
+        archive = str(overrides.pop("archive", None) or "")
+        options = Options.of({**self.options.texts(), **overrides})
         if archive:
             return read(self.session, log=options, archive=archive, schema=schema)
         return frame(self.session, options, schema)
@@ -63,15 +63,15 @@ class Pipeline:
     def elsewhere(self, using: str) -> Pipeline:
         """Return a pipeline for another alias: maybe this one, if that is the same database."""
         variable = _password_variable(using)
-        given = {"password_env": variable} if _has_password(using) else {}
+        password = {"password_env": variable} if _has_password(using) else {}
         if variable not in os.environ:  # the executors do not inherit from this process
             here, there = (connections[each].settings_dict for each in (self.using, using))
             if all(here.get(n) == there.get(n) for n in ("NAME", "HOST", "PORT", "OPTIONS")):
                 return self
             if all(here.get(n) == there.get(n) for n in ("USER", "PASSWORD")):
                 named = ("password_file", "password_env")
-                given = {name: getattr(self.options, name) for name in named}
-        return replace(self, options=log_options(self.log, using=using, **given), using=using)
+                password = {name: getattr(self.options, name) for name in named}
+        return replace(self, options=log_options(self.log, using=using, **password), using=using)
 
 
 @contextmanager
@@ -101,24 +101,24 @@ def pipeline(
     model = log_named(log or Event._meta.db_table)
     alias = using or log_alias(model)
     require_alias(alias)
-    given = {"password_file": password_file, "password_env": password_env}
+    overrides = {"password_file": password_file, "password_env": password_env}
     borrowed = is_running()
     # Only processes that are started from now on inherit this one's environment.
     inherited = is_local(master) and not borrowed
-    if not any(given.values()) and _has_password(alias):
+    if not any(overrides.values()) and _has_password(alias):
         if not inherited:
             raise InvalidOption(
                 f"Spark's processes do not know the password of {alias!r}. Name a file "
                 "(--password-file) or an environment variable (--password-env) that holds it for "
                 "each of these processes."
             )
-        given["password_env"] = _password_variable(alias)
+        overrides["password_env"] = _password_variable(alias)
     if inherited:
         for each in connections:
             if _has_password(each):
                 password = connections[each].settings_dict["PASSWORD"]
                 os.environ[_password_variable(each)] = str(password)
-    options = log_options(model, using=alias, **given)
+    options = log_options(model, using=alias, **overrides)
     interrupt: Any = signal.getsignal(signal.SIGINT)
     session = spark_session(master=master, settings=conf)
     from py4j.protocol import Py4JError
@@ -155,7 +155,7 @@ def _password_variable(using: str) -> str:
     return f"{PASSWORD}_{using.upper()}"
 
 
-def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:
+def log_options(log: type[EventLog], *, using: str, **overrides: str) -> Options:
     """Return the options with which Spark reads a log. Raises ``InvalidOption``."""
     conf = event_settings()
     values = {
@@ -163,7 +163,7 @@ def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:
         "log": log._meta.db_table,
         "settle_seconds": str(conf.SETTLE_SECONDS),
         "tombstones": str(conf.TOMBSTONES),
-        **{name: value for name, value in given.items() if value},
+        **{name: value for name, value in overrides.items() if value},
     }
     zone = connections[using].settings_dict.get("TIME_ZONE")
     if zone and connections[using].vendor != "postgresql":
@@ -173,12 +173,12 @@ def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:
 
 def database_url(using: str) -> str:
     connection = connections[using]
-    given = connection.settings_dict
-    name, vendor = str(given["NAME"]), connection.vendor
+    settings = connection.settings_dict
+    name, vendor = str(settings["NAME"]), connection.vendor
     if vendor == "sqlite":
         return f"sqlite:////{quote(os.path.abspath(name).lstrip('/'))}"
-    extra = {"postgresql": _postgres, "mysql": _mysql}[vendor](dict(given.get("OPTIONS") or {}))
-    host, port = str(given.get("HOST") or ""), str(given.get("PORT") or "")
+    extra = {"postgresql": _postgres, "mysql": _mysql}[vendor](dict(settings.get("OPTIONS") or {}))
+    host, port = str(settings.get("HOST") or ""), str(settings.get("PORT") or "")
     if "/" in host or ":" in host:  # a folder of sockets, or a socket; IPv6
         is_socket = vendor == "mysql" and host.startswith("/")
         extra["unix_socket" if is_socket else "host"] = host
@@ -186,7 +186,7 @@ def database_url(using: str) -> str:
     if "," in port:  # of several hosts
         extra["port"] = port
         port = ""
-    user = str(given.get("USER") or "")
+    user = str(settings.get("USER") or "")
     place = f"{quote(user, safe='')}@" if user else ""
     place += f"{host}:{port}" if port else host
     query = f"?{urlencode(extra)}" if extra else ""

@@ -275,7 +275,7 @@ def test_two_owners_of_one_page(alias, published):
     Subscription.objects.using(alias).create(name="noted")
     one, other = (Partition(subscriber_named("noted"), 0) for _ in range(2))
     set_failpoint("page_read", lambda: (set_failpoint("page_read", None), other.run_once()))
-    one.prepare(StoredRows(one.subscriber, [0]))
+    one.take_cursors(StoredRows(one.subscriber, [0]))
     with pytest.raises(CursorConflict):
         one._process_page(one.cursors[0])
     one.run_once()

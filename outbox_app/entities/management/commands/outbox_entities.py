@@ -78,8 +78,8 @@ class Command(OutboxCommand):
         self.write_json(maintenance.describe(entity, id, version=at, using=using))
 
     def _verify(self, types: dict[Any, str], *, repair: bool, **options: Any) -> None:
-        given: Any = {"repair": repair, "write": self.write}
-        if any([verify(each, using=using, **given) for each, using in types.items()]):
+        arguments: Any = {"repair": repair, "write": self.write}
+        if any([verify(each, using=using, **arguments) for each, using in types.items()]):
             raise SystemExit(1)
 
     def _import(
@@ -103,8 +103,8 @@ class Command(OutboxCommand):
         if options["interactive"]:
             count = shown_count(counted(entity.history(id, using=using)))
             self.confirm(f"Erase {name}, {count} versions?")
-        given: Any = {"reason": reason, "by": self.user, "using": using, "write": self.write}
-        emptied = maintenance.erase(entity, id, **given)
+        arguments: Any = {"reason": reason, "by": self.user, "using": using, "write": self.write}
+        emptied = maintenance.erase(entity, id, **arguments)
         self.write(f"Erased {name}: {emptied} versions emptied.")
         self.write(
             "Archives, backups, projections, and events and jobs of its commands may still hold "

@@ -14,7 +14,7 @@ from typing import Any
 from ..scan import LogScan, dealt, ranges
 from ..state import MysqlState
 from ..window import TOMBSTONE
-from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, chunks, joined, meets, within, without
+from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, joined, meets, split, within, without
 
 #: Positions of a block.
 BLOCK = 1_000
@@ -123,7 +123,7 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
 def _conditions(parts: Iterable[Runs]) -> list[list[str]]:
     """Return the SQL conditions of each part that has a run."""
     return [
-        [f"({within(chunk)}) AND type <> '{TOMBSTONE}'" for chunk in chunks(runs)]
+        [f"({within(chunk)}) AND type <> '{TOMBSTONE}'" for chunk in split(runs)]
         for runs in parts
         if runs
     ]

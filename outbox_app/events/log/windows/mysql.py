@@ -147,7 +147,7 @@ class MysqlWindow(Window[MysqlState]):
     def _committed(self, runs: Runs) -> Runs:
         """Return the positions in the runs that have a committed row, in order, each as a run."""
         select = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
-        rows = [row for chunk in chunks(runs) for row in self.run(f"{select} {within(chunk)}", [])]
+        rows = [row for chunk in split(runs) for row in self.run(f"{select} {within(chunk)}", [])]
         return sorted((int(id), int(id), None) for (id,) in rows)
 
     def _rows(
@@ -160,15 +160,15 @@ class MysqlWindow(Window[MysqlState]):
         """
         wanted, params = only.sql()
         condition = f"{wanted and f'({wanted}) AND '}type <> '{TOMBSTONE}'"
-        names, given = [], []
+        names, column_params = [], []
         for name in columns:
             if name != "id" and wanted:
                 names.append(f"CASE WHEN {condition} THEN {name} END AS {name}")
-                given += params
+                column_params += params
             else:
                 names.append(name)
         ranges = [f"id > {high}"] if high is not None else []
-        ranges += [within(chunk) for chunk in chunks(runs)]
+        ranges += [within(chunk) for chunk in split(runs)]
         if not ranges:
             return []
         arms = [
@@ -176,7 +176,7 @@ class MysqlWindow(Window[MysqlState]):
             f"FROM {self.source} FORCE INDEX (PRIMARY) WHERE {each} ORDER BY id LIMIT {limit})"
             for each in ranges
         ]
-        rows = self.run(" UNION ALL ".join(arms), (params + given) * len(arms))
+        rows = self.run(" UNION ALL ".join(arms), (params + column_params) * len(arms))
         return sorted(rows, key=itemgetter(0))[:limit]
 
     def _look(self, runs: Runs) -> tuple[Runs, float]:
@@ -185,7 +185,7 @@ class MysqlWindow(Window[MysqlState]):
             return [], 0.0
         assert self.dirty is not None
         seen: Runs = []
-        for chunk in chunks(runs):
+        for chunk in split(runs):
             narrow = [run for run in chunk if run[1] - run[0] < WIDE]
             wide = [run for run in chunk if run[1] - run[0] >= WIDE]
             # The primary key is forced: through a secondary index a dirty read misses rows.
@@ -294,6 +294,6 @@ def within(runs: Iterable[tuple[int, int, Any]]) -> str:
     )
 
 
-def chunks(runs: Runs) -> Iterator[Runs]:
+def split(runs: Runs) -> Iterator[Runs]:
     for at in range(0, len(runs), CHUNK):
         yield runs[at : at + CHUNK]

@@ -174,8 +174,8 @@ class Command(OutboxCommand):
             return
         if options["skip_ahead"] and options["interactive"] and any(each.passes for each in moves):
             self.confirm("Skip these events?")
-        given = {key: options[key] for key in ("log", "skip_ahead", "reason")}
-        control.replay(name, where, by=self.user, using=using, **given)
+        arguments = {key: options[key] for key in ("log", "skip_ahead", "reason")}
+        control.replay(name, where, by=self.user, using=using, **arguments)
         self.write("Done.")
 
     _reset = _replay
@@ -188,13 +188,13 @@ class Command(OutboxCommand):
             raise SystemExit(EXIT_REFUSED)
 
     def _skip(self, *, name: str, using: str, position: int, **options: Any) -> None:
-        given = {key: options[key] for key in ("reason", "log")}
-        skip_event(name, position, by=self.user, using=using, **given)
+        arguments = {key: options[key] for key in ("reason", "log")}
+        skip_event(name, position, by=self.user, using=using, **arguments)
         self.write(f"{name} skips position {position}.")
 
     def _discard(self, *, name: str, using: str, stream: str, **options: Any) -> None:
-        given = {key: options[key] for key in ("reason", "log")}
-        gap = discard_stream(name, stream, by=self.user, using=using, **given)
+        arguments = {key: options[key] for key in ("reason", "log")}
+        gap = discard_stream(name, stream, by=self.user, using=using, **arguments)
         self.write(f"{name} skips {one_line(gap, 300)}.")
 
     def _count(self, *, name: str, using: str, restart: bool, json: bool, **options: Any) -> None:

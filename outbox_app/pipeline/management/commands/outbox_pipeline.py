@@ -95,9 +95,11 @@ class Command(OutboxCommand):
         if options["pipeline"] == "rebuild":
             log, using = log_of(options["name"])
             options |= {"log": log._meta.db_table, "database": using}
-        given = {name: options[name] for name in ("log", "master", "password_file", "password_env")}
+        arguments = {
+            name: options[name] for name in ("log", "master", "password_file", "password_env")
+        }
         try:
-            with pipeline(**given, using=options["database"], conf=conf) as run:
+            with pipeline(**arguments, using=options["database"], conf=conf) as run:
                 getattr(self, f"_{options['pipeline']}")(run, options)
         except django.db.Error as error:  # exit code 1 would mean defects
             raise PipelineError(reason(error)) from error
@@ -121,23 +123,23 @@ class Command(OutboxCommand):
     def _audit(self, run: Pipeline, options: dict[str, Any]) -> None:
         from ...driver.run import run_audit
 
-        given = {name: options[name] for name in ("archive", "pruned", "report")}
-        result = run_audit(run, **given, write=self.write)
+        arguments = {name: options[name] for name in ("archive", "pruned", "report")}
+        result = run_audit(run, **arguments, write=self.write)
         if not result.sound:
             found = "1 defect" if result.total == 1 else f"{result.total} defects"
             raise CommandError(f"The audit has found {found}.", returncode=1)
 
     def _rebuild(self, run: Pipeline, options: dict[str, Any]) -> None:
-        given = {name: options[name] for name in ("archive", "compare_only")}
-        rebuild_on_spark(run.session, run.options, options["name"], **given, write=self.write)
+        arguments = {name: options[name] for name in ("archive", "compare_only")}
+        rebuild_on_spark(run.session, run.options, options["name"], **arguments, write=self.write)
 
     def _statistics(self, run: Pipeline, options: dict[str, Any]) -> None:
         from ...driver.run import run_statistics
 
-        given = {name: options[name] for name in ("archive", "to", "table", "partitions")}
+        arguments = {name: options[name] for name in ("archive", "to", "table", "partitions")}
         alias = inbox_alias()
         inbox = run if alias == run.using else run.elsewhere(alias)
-        run_statistics(run, **given, inbox=inbox, write=self.write)
+        run_statistics(run, **arguments, inbox=inbox, write=self.write)
 
 
 def _check(options: dict[str, Any]) -> None:
