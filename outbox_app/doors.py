@@ -30,16 +30,16 @@ _TROUBLE = _("Drainer in trouble"), _("The jobs of its shards wait.")
 KINDS = {
     "no_drainer": ProblemKind(
         10, BAD, ngettext_lazy(
-        "%(count)s job waits, and no drainer is running.",
-        "%(count)s jobs wait, and no drainer is running.", "n"),
+        "%(count)s job is waiting and no drainer is running.",
+        "%(count)s jobs are waiting and no drainer is running.", "n"),
         _("Start manage.py drain_outbox%(on)s."),
         blocks=_SILENT,
         none=_("No drainer is running.")),
     "trouble": ProblemKind(
         20, BAD, ngettext_lazy(
-        "%(count)s job waits, and every drainer is in trouble.",
-        "%(count)s jobs wait, and every drainer is in trouble.", "n"),
-        _("Remove the cause that the drainers name; they continue by themselves."),
+        "%(count)s job is waiting and every drainer is in trouble.",
+        "%(count)s jobs are waiting and every drainer is in trouble.", "n"),
+        _("Fix the error above. Drainers retry on their own."),
         blocks=_TROUBLE),
     "not_leaving": ProblemKind(
         30, BAD, ngettext_lazy(

@@ -149,7 +149,7 @@ def headline(facts: OutboxStatus, found: list[Problem], parts: Collection[str]) 
 def _worst(problem: Problem) -> str:
     if problem.code in STOPPED:
         words = f"{problem.text[:1].lower()}{problem.text[1:]} {problem.action}"
-        return _("Work is not leaving: %(problem)s") % {"problem": words}
+        return _("Nothing is being sent: %(problem)s") % {"problem": words}
     if problem.code == "late":
         return _("Work is leaving, late: %(problem)s") % {"problem": problem.text}
     return f"{problem.text} {problem.action}"

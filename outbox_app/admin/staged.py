@@ -105,9 +105,12 @@ def blocked_reason(job: StagedJob) -> str:
     if job.available_at and held.exists():
         moment = job.available_at.isoformat(sep=" ", timespec="seconds")
         return gettext("It is held until %(moment)s.") % {"moment": moment}
-    owner = next((each for each in status.drainers(using=using) if job.shard in each.owned), None)
+    drainers = status.drainers(using=using)
+    owner = next((each for each in drainers if job.shard in each.owned), None)
+    if not drainers:
+        return gettext("Waiting for a drainer. None is running.")
     if owner is None:
-        return gettext("No drainer owns its shard, %(shard)d.") % {"shard": job.shard}
+        return gettext("Waiting for a drainer. None owns shard %(shard)d.") % {"shard": job.shard}
     values = {
         "drainer": shown(owner.drainer, 100),
         "time": duration(owner.silent_seconds),

@@ -1,4 +1,4 @@
-"""64-bit ids that no two processes make, without a question to the database for each."""
+"""Unique 64-bit ids without asking the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of 64 bits that no two processes make, and that grow with time.
+"""Unique 64-bit ids without asking the database; they grow with time.
 
 ``0 | 43 bits of milliseconds since 2025 | 3 datacentre | 5 node | 12 counter``. Time is reserved in
 the table ``outbox_node``, not read from a clock: the milliseconds in which a process makes ids

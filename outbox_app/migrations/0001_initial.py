@@ -55,7 +55,7 @@ class Migration(migrations.Migration):
                     outbox_app.fields.CharField(
                         choices=[
                             ("takeover", "shards taken over from a dead drainer"),
-                            ("unknown", "outcome of a publish unknown"),
+                            ("unknown", "may have been sent twice: the broker failed mid-send"),
                             ("requeue", "requeued by a person"),
                             ("contradiction", "told to confirm and to cancel"),
                         ],

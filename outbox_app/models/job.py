@@ -168,7 +168,7 @@ class Incident(models.Model):
 
     class Kind(models.TextChoices):
         TAKEOVER = "takeover", _("shards taken over from a dead drainer")
-        UNKNOWN = "unknown", _("outcome of a publish unknown")
+        UNKNOWN = "unknown", _("may have been sent twice: the broker failed mid-send")
         REQUEUE = "requeue", _("requeued by a person")
         CONTRADICTION = "contradiction", _("told to confirm and to cancel")
 

@@ -53,7 +53,7 @@ class TestVerdict:
         tone, words = verdict(superuser.get(OVERVIEW))
         assert tone == "bad"
         assert words == (
-            "Work is not leaving: no drainer is running. Start manage.py drain_outbox."
+            "Nothing is being sent: no drainer is running. Start manage.py drain_outbox."
         )
 
     def test_all_are_silent(self, alias, superuser):
@@ -81,7 +81,7 @@ class TestVerdict:
         job, *_ = staged_jobs(3, using=alias)
         age(alias, job, minutes=185)
         assert verdict(superuser.get(OVERVIEW)) == (
-            "bad", "Work is not leaving: 3 jobs are ready, the oldest for 3 h 5 min. "
+            "bad", "Nothing is being sent: 3 jobs are ready, the oldest for 3 h 5 min. "
             "No job was published in the last minute: read the log of the drainers.")  # fmt: skip
 
     def test_a_job_that_was_held_is_late_from_when_it_was_due(self, alias, superuser):
@@ -93,7 +93,7 @@ class TestVerdict:
         hold(alias, job, minutes=-185)
         page = superuser.get(OVERVIEW)
         assert verdict(page)[0] == "bad"
-        assert "Work is not leaving: 1 job has been ready for 3 h 5 min." in verdict(page)[1]
+        assert "Nothing is being sent: 1 job has been ready for 3 h 5 min." in verdict(page)[1]
         assert "Oldest ready 3 h 5 min" in text(page)
 
     def test_a_held_job_is_not_late(self, alias, superuser):

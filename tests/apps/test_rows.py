@@ -80,7 +80,7 @@ def test_all_apps_are_shown_in_one_order(found: Any) -> None:
     """
     row, reversed = found(ALL), found(ALL, True)
     assert {each["code"] for each in row["health"]["problems"]} == {"no_drainer", "subscription"}
-    assert row["overview"][0].startswith("Work is not leaving: no drainer is running.")
+    assert row["overview"][0].startswith("Nothing is being sent: no drainer is running.")
     assert row["overview"][1:] == OVERVIEW
     assert reversed["overview"] == row["overview"]
     assert list(reversed["status"]) == list(row["status"])

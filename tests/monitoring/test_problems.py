@@ -69,9 +69,9 @@ def test_work_that_waits_while_a_drainer_runs_is_none():
 @pytest.mark.parametrize(
     ("drainers", "code", "text"),
     [
-        ([], "no_drainer", "5 jobs wait, and no drainer is running."),
-        ([SILENT], "no_drainer", "5 jobs wait, and no drainer is running."),
-        ([TROUBLED, SILENT], "trouble", "5 jobs wait, and every drainer is in trouble."),
+        ([], "no_drainer", "5 jobs are waiting and no drainer is running."),
+        ([SILENT], "no_drainer", "5 jobs are waiting and no drainer is running."),
+        ([TROUBLED, SILENT], "trouble", "5 jobs are waiting and every drainer is in trouble."),
     ],
 )
 def test_nobody_moves_what_waits(drainers, code, text):
@@ -80,7 +80,7 @@ def test_nobody_moves_what_waits(drainers, code, text):
     idle = [("no_drainer", "No drainer is running.")] if code == "no_drainer" else []
     assert [each for each in told(held) if each[0] != "unowned_shards"] == idle
     due = replace(held, held=Held(due=1, within_the_hour=0, later=0))
-    assert told(due) == [(code, text.replace("5 jobs wait", "1 job waits"))]
+    assert told(due) == [(code, text.replace("5 jobs are waiting", "1 job is waiting"))]
 
 
 def test_a_project_that_stages_nothing_needs_no_drainer():

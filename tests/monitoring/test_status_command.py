@@ -83,7 +83,7 @@ def test_the_table_of_an_outbox_in_trouble(
     lines = text.splitlines()
     assert lines[0] == f"Outbox on database {alias!r}: 4 PROBLEMS"
     assert lines[1:3] == [
-        "  ! 1 job waits, and no drainer is running.",
+        "  ! 1 job is waiting and no drainer is running.",
         r"    web\x1b1:7: silent beyond its lease",
     ]
     assert lines[3] == "    Start manage.py drain_outbox."
