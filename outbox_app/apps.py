@@ -34,8 +34,8 @@ class OutboxAppConfig(capability.Capability):
         for app in capability.capabilities():
             if module_has_submodule(app.module, "checks"):
                 checks.register(import_module(f"{app.name}.checks"))
-        given = getattr(settings, "OUTBOX", None)
-        if isinstance(given, dict) and given.get("DETECT"):  # a check reports any other type
+        outbox = getattr(settings, "OUTBOX", None)
+        if isinstance(outbox, dict) and outbox.get("DETECT"):  # a check reports any other type
             from .jobs.staging import detector
 
             detector.install()

@@ -159,28 +159,28 @@ def read(keys: type[T]) -> T:
 
 @lru_cache
 def _read(keys: Any) -> Any:
-    given: Any = getattr(settings, "OUTBOX", {})
-    if not isinstance(given, dict):
+    values: Any = getattr(settings, "OUTBOX", {})
+    if not isinstance(values, dict):
         raise ImproperlyConfigured(
-            f"The setting OUTBOX must be a dictionary; it is {type(given).__name__}."
+            f"The setting OUTBOX must be a dictionary; it is {type(values).__name__}."
         )
     if apps.apps_ready:
-        _refuse_unknown(given)
+        _refuse_unknown(values)
     names = {each.name for each in fields(keys)}
-    return keys(**{name: value for name, value in given.items() if name in names})
+    return keys(**{name: value for name, value in values.items() if name in names})
 
 
-def _refuse_unknown(given: dict[str, Any]) -> None:
+def _refuse_unknown(values: dict[str, Any]) -> None:
     known = [each.name for each in fields(OutboxSettings)]
     for app, names in KEYS_OF_APPS.items():
         if apps.is_installed(app):
             known += names
-        elif strange := sorted(given.keys() & names):
+        elif strange := sorted(values.keys() & names):
             raise ImproperlyConfigured(
                 f"The setting OUTBOX has {', '.join(map(repr, strange))} of {app}: add {app!r} to "
                 "INSTALLED_APPS, or remove the key."
             )
-    if unknown := sorted(given.keys() - {*known}):
+    if unknown := sorted(values.keys() - {*known}):
         raise ImproperlyConfigured(
             f"The setting OUTBOX has no key {', '.join(map(repr, unknown))}. "
             f"Known keys: {', '.join(known)}."

@@ -95,8 +95,8 @@ def _figures(facts: OutboxStatus) -> Iterator[Figure]:
     # Metrics know no limits: alerts set them.
     codes = {(code, kind.severity): code in found for code, kind in kinds().items()
              if not code.startswith("max_")}  # fmt: skip
-    told = "1 for each problem found, 0 for every other."
-    yield Figure(codes, "outbox_problem", told, ("code", "severity"))
+    help_text = "1 for each problem found, 0 for every other."
+    yield Figure(codes, "outbox_problem", help_text, ("code", "severity"))
     yield from (each for each in facts.figures() if each.metric)
 
 

@@ -29,26 +29,26 @@ def escaped(text: object, *, but: str = "") -> str:
 
     The result is one line that every Unicode encoding can encode. Characters in ``but`` are kept.
     """
-    given = str(text)
-    if given.isprintable():
-        return given
+    plain = str(text)
+    if plain.isprintable():
+        return plain
     return "".join(
         each if each.isprintable() or each in but else each.encode("unicode_escape").decode()
-        for each in given
+        for each in plain
     )
 
 
 def shown(text: object, limit: int = LIMIT, *, but: str = "\n\t") -> str:
     """Return the text escaped, except its line breaks and tabs, and cut to ``limit`` with an …."""
-    given = str(text)
-    return escaped(given[:limit], but=but) + "…" * (len(given) > limit)
+    plain = str(text)
+    return escaped(plain[:limit], but=but) + "…" * (len(plain) > limit)
 
 
 def one_line(text: object, limit: int) -> str:
     """Return the text as ``shown`` does, on one line."""
-    given = str(text).strip()
-    line = re.sub(r"[ \n\t]+", " ", given[: 2 * limit]).rstrip()
-    return shown(line if len(given) <= 2 * limit else f"{line}…", limit)
+    plain = str(text).strip()
+    line = re.sub(r"[ \n\t]+", " ", plain[: 2 * limit]).rstrip()
+    return shown(line if len(plain) <= 2 * limit else f"{line}…", limit)
 
 
 def duration(seconds: float, *, fine: bool = False) -> str:
@@ -107,8 +107,8 @@ def _escape(record: logging.LogRecord) -> bool:
     # The message is not merged with its arguments, as error trackers group records by message.
     record.msg = escaped(record.msg)
     if isinstance(record.args, tuple):
-        given = zip(record.args, chain(_places(record.msg), repeat(("", ""))), strict=False)
-        record.args = tuple(_argument(value, *place, record) for value, place in given)
+        values = zip(record.args, chain(_places(record.msg), repeat(("", ""))), strict=False)
+        record.args = tuple(_argument(value, *place, record) for value, place in values)
     if record.exc_info and record.exc_info[0] and not record.exc_text:
         # Formatters use exc_text. It is indented, so that no line of it can pass for a log line.
         text = logging.Formatter().formatException(record.exc_info)

@@ -186,10 +186,10 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         self.message_user(request, outcome, level)
 
     def run_batches(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
-        given = BatchForm({"after": START, "done": 0, **request.POST.dict()})
-        if not given.is_valid():
+        form = BatchForm({"after": START, "done": 0, **request.POST.dict()})
+        if not form.is_valid():
             raise BadRequest("The form lacks the highest id that the action may change.")
-        values = given.cleaned_data
+        values = form.cleaned_data
         assert action.run_for
         found = action.run_for(
             rows,

@@ -66,10 +66,10 @@ class DatabaseAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             offered = list(dict.fromkeys([outbox_alias(), *outbox_settings().ADMIN_DATABASES]))
             if len(offered) < 2 or not self.admin_site.has_permission(request):
                 return view(request, *args, **kwargs)
-            given = {*request.GET.getlist(DATABASE), *request.POST.getlist(DATABASE)}
-            if len(given) != 1 or not given <= {*offered}:
+            aliases = {*request.GET.getlist(DATABASE), *request.POST.getlist(DATABASE)}
+            if len(aliases) != 1 or not aliases <= {*offered}:
                 return _with_database(request, offered)
-            [alias] = given
+            [alias] = aliases
             if request.session.get(DATABASE) != alias:
                 request.session[DATABASE] = alias
             request.outbox_database = alias  # type: ignore[attr-defined]
@@ -102,8 +102,8 @@ def _with_database(request: HttpRequest, offered: list[str]) -> HttpResponseRedi
 class DatabaseChangeList(ChangeList):
     def get_filters_params(self, params: Any = None) -> Any:
         """Leave out BEFORE and DATABASE, which are no filters."""
-        given = super().get_filters_params(params)
-        return {key: value for key, value in given.items() if key not in (BEFORE, DATABASE)}
+        filters = super().get_filters_params(params)
+        return {key: value for key, value in filters.items() if key not in (BEFORE, DATABASE)}
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
@@ -133,7 +133,7 @@ class EscapedChangeList(DatabaseChangeList):
 
     def url_for_result(self, result: Any) -> str:
         """Return the address of a row by its stored id, not by the escaped one."""
-        return str(self.model_admin.address(given(result, self.pk_attname)))
+        return str(self.model_admin.address(stored_value(result, self.pk_attname)))
 
     def get_ordering_field(self, field_name: Any) -> Any:
         """Sort by the columns of ``sortable_by`` only, also if the address asks for another."""
@@ -290,10 +290,10 @@ def escaped_copy(row: models.Model) -> models.Model:
         if isinstance(value, str) and field.name not in MESSAGE:
             text = shown(value)
             row.__dict__[field.attname] = masked_text(text) if field.name in WORDS else text
-            row.__dict__.setdefault("_given", {})[field.attname] = value
+            row.__dict__.setdefault("_stored", {})[field.attname] = value
     return row
 
 
-def given(row: models.Model, name: str) -> Any:
+def stored_value(row: models.Model, name: str) -> Any:
     """Return a column's value as it is stored: for a lookup, not for display."""
-    return row.__dict__.get("_given", {}).get(name, getattr(row, name))
+    return row.__dict__.get("_stored", {}).get(name, getattr(row, name))

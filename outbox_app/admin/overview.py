@@ -175,8 +175,8 @@ def _place(site: str, code: str, key: str | None = None, **filters: str) -> str:
     place = kinds()[code].place
     if isinstance(place, str):
         return place
-    model, given = place
-    return address(site, model, key, **({} if key else given), **filters)
+    model, own_filters = place
+    return address(site, model, key, **({} if key else own_filters), **filters)
 
 
 def figures(site: str, facts: OutboxStatus) -> Iterator[tuple[str, str, str, str]]:

@@ -125,12 +125,12 @@ def data_of(value: Any, note: str = "") -> TextBlock:
 
 
 def _as_it_is(note: str, text: object) -> TextBlock:
-    given = _text(text)
-    if may_be_sensitive(given[: LIMIT + 100]):
+    content = _text(text)
+    if may_be_sensitive(content[: LIMIT + 100]):
         return TextBlock(
             f"{note} {_('Not shown: it is not JSON that can be masked, and may be sensitive.')}"
         )
-    return TextBlock(note, _cut(given))
+    return TextBlock(note, _cut(content))
 
 
 def _cut(text: str) -> str:
@@ -141,8 +141,8 @@ def _cut(text: str) -> str:
 
 
 def _opaque(kind: str, size: int) -> str:
-    given = {"kind": shown(kind, 200), "size": size}
-    return _("Opaque: %(kind)s, %(size)d bytes, not decoded.") % given
+    values = {"kind": shown(kind, 200), "size": size}
+    return _("Opaque: %(kind)s, %(size)d bytes, not decoded.") % values
 
 
 def _text(value: Any) -> str:

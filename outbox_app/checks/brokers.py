@@ -75,9 +75,9 @@ def unasked(app: Celery, why: str) -> CheckMessage:
 
 
 def _check_timeouts(app: Celery, transport: Any) -> Iterator[CheckMessage]:
-    given = app.conf.broker_transport_options
+    options = app.conf.broker_transport_options
     wanted = UNBOUNDED.get(transport.driver_name, {})
-    missing = {name: value for name, value in wanted.items() if not given.get(name)}
+    missing = {name: value for name, value in wanted.items() if not options.get(name)}
     if missing:
         yield Error(
             f"The broker connections of Celery app {app.main!r} have no {' and no '.join(missing)}:"

@@ -11,7 +11,7 @@ from typing import Any
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
-from ..admin.base import OutboxAdmin, column, given
+from ..admin.base import OutboxAdmin, column, stored_value
 from ..admin.filters import column_filter
 from ..admin.job import carried_column
 from ..admin.masking import masked_text
@@ -21,7 +21,7 @@ from .models import TaskResult
 
 
 def _workers(row: Any) -> str:
-    text = given(row, "worker_ids")
+    text = stored_value(row, "worker_ids")
     try:
         return shown(", ".join(parsed(text)), 300)
     except TypeError:  # the row was edited by hand
@@ -29,7 +29,7 @@ def _workers(row: Any) -> str:
 
 
 def _raised(row: Any) -> TextBlock:
-    text = given(row, "errors")
+    text = stored_value(row, "errors")
     try:
         traces = "\n".join(each["traceback"][-LIMIT:] for each in parsed(text))
     except (TypeError, KeyError):  # the row was edited by hand
@@ -50,6 +50,8 @@ class TaskResultAdmin(OutboxAdmin):
     fields = ["task", "task_id", "status", "attempts", "enqueued_at", "started_at",
               "last_attempted_at", "finished_at", "called", "returned", "raised"]  # fmt: skip
     attempts = column(_("workers"), _workers)
-    called = carried_column(_("call"), lambda row: json_of(given(row, "call")))
-    returned = carried_column(_("return value"), lambda row: json_of(given(row, "return_value")))
+    called = carried_column(_("call"), lambda row: json_of(stored_value(row, "call")))
+    returned = carried_column(
+        _("return value"), lambda row: json_of(stored_value(row, "return_value"))
+    )
     raised = carried_column(_("errors"), _raised)

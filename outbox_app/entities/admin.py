@@ -17,7 +17,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..admin.base import OutboxAdmin, column, given
+from ..admin.base import OutboxAdmin, column, stored_value
 from ..admin.job import carried, carried_column
 from ..admin.payload import data_of, difference_of
 from ..admin.tables import link
@@ -50,7 +50,7 @@ class EntityAdmin(OutboxAdmin):
         pages = self.admin_site._registry.get(self.model.versions)
         if not isinstance(pages, VersionAdmin):
             return SafeString("-")
-        return link(pages.address(stream=given(entity, "id")), gettext("All versions"))
+        return link(pages.address(stream=stored_value(entity, "id")), gettext("All versions"))
 
 
 def answer(version: EntityVersion) -> str:

@@ -84,7 +84,7 @@ def prune_events(
     """
     chosen, days = chosen_events(log, older_than)
     table, alias = chosen._meta.db_table, using or log_alias(chosen)
-    check_arguments(alias, days, batch_size, given=older_than)
+    check_arguments(alias, days, batch_size, older_than=older_than)
     if not log and not archive:
         arguments: Any = {"older_than": older_than, "batch_size": batch_size, "dry_run": dry_run}
         removed, refused = 0, []

@@ -126,12 +126,12 @@ class OutboxCommand(BaseCommand):
     def run(self, function: Callable[..., int], **options: Any) -> None:
         """Run a function, with ``database`` as its ``using``, and exit with the code it returns."""
         names = inspect.signature(function).parameters.keys() & options.keys()
-        given = {name: options[name] for name in names}
-        logs = nullcontext() if "write" in given else self.logging()
+        arguments = {name: options[name] for name in names}
+        logs = nullcontext() if "write" in arguments else self.logging()
         ends = self._called_from_command_line  # type: ignore[attr-defined]
         # Python, while it ends, sets the default for a handler, and a second signal would kill it.
         with self.handling_signals(then=signal.SIG_IGN if ends else None), logs:
-            code = function(using=options["database"], **given)
+            code = function(using=options["database"], **arguments)
         if code:
             raise SystemExit(code)
 

@@ -191,8 +191,8 @@ def timeouts_of_a_call() -> Iterator[None]:
     finally:
         _is_called.reset(token)
         for each in connections.all(initialized_only=True):
-            given, opened = before.get(each.alias, (connections.settings[each.alias], None))
-            if each.settings_dict is not given:
+            settings, opened = before.get(each.alias, (connections.settings[each.alias], None))
+            if each.settings_dict is not settings:
                 if each.connection is not opened:
                     each.close()
-                each.settings_dict = given
+                each.settings_dict = settings

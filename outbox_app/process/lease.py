@@ -63,9 +63,9 @@ def remove_silent(
     # Read the heartbeat as text, too: on PostgreSQL the text has the offset from UTC. Without
     # USE_TZ the time itself is ambiguous in the hour that occurs twice.
     found: QuerySet[Any] = rows.annotate(now=DatabaseNow(), beat=Cast("heartbeat_at", TextField()))
-    looked = list(found)
+    processes = list(found)
     answered = clock()
-    for row in looked:
+    for row in processes:
         before, since, at_last_look = before_all.get(row.id, (None, 0.0, 0.0))
         if before != row.heartbeat_at:
             since = min(answered, answered - (row.now - row.heartbeat_at).total_seconds())

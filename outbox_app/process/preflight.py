@@ -108,11 +108,11 @@ def sqlite_fault(using: str) -> str:
     connection: Any = connections[using]
     if connection.vendor != "sqlite" or connection.is_in_memory_db():
         return ""
-    given = connection.settings_dict
-    options, wrong = given["OPTIONS"], []
+    settings = connection.settings_dict
+    options, wrong = settings["OPTIONS"], []
     if str(options.get("transaction_mode")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
         wrong.append("transactions begin as readers")
-    if "wal" not in str(options.get("init_command")).lower() and not _is_wal(given["NAME"]):
+    if "wal" not in str(options.get("init_command")).lower() and not _is_wal(settings["NAME"]):
         wrong.append("the journal mode is not WAL")
     if not wrong:
         return ""

@@ -36,8 +36,8 @@ def api_with_provider() -> Any:
 
 def trace_in(carrier: Any) -> dict[str, str]:
     """Return the headers of the trace in a mapping of headers or metadata; empty without one."""
-    given = {name: carrier.get(name) for name in TRACE} if isinstance(carrier, Mapping) else {}
-    return {name: v for name, v in given.items() if isinstance(v, str) and len(v) <= LONGEST}
+    headers = {name: carrier.get(name) for name in TRACE} if isinstance(carrier, Mapping) else {}
+    return {name: v for name, v in headers.items() if isinstance(v, str) and len(v) <= LONGEST}
 
 
 def current_trace() -> dict[str, str]:

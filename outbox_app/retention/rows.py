@@ -101,7 +101,7 @@ def prune(
     kept = known[kind]
     using = using or kept.alias()
     age = kept_for(kind, older_than)
-    check_arguments(using, age, batch_size, given=older_than)
+    check_arguments(using, age, batch_size, older_than=older_than)
     require_migrated(using, kept.model)
     if older_than is not None and kept.unit == "hours":
         age *= 24
@@ -192,12 +192,12 @@ def deleting_by_key(rows: Any) -> AbstractContextManager[None]:
     return connection.execute_wrapper(force) if connection.vendor == "mysql" else nullcontext()
 
 
-def check_arguments(using: str, age: int, batch_size: int, *, given: int | None) -> None:
-    """Raise ``InvalidArgument`` if one is invalid. ``age`` is ``given``, in days, or a setting."""
+def check_arguments(using: str, age: int, batch_size: int, *, older_than: int | None) -> None:
+    """Raise ``InvalidArgument`` if one is invalid. ``age``: ``older_than`` in days, or a setting."""
     require_alias(using)
     if age < 1:
         raise InvalidArgument(f"--older-than must be at least 1 day; got {age}.")
-    if given is not None and given > MAX_DAYS:
+    if older_than is not None and older_than > MAX_DAYS:
         raise InvalidArgument(f"--older-than must be at most {MAX_DAYS} days.")
     if not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise InvalidArgument(f"--batch-size must be from 1 to {MAX_BATCH_SIZE}; got {batch_size}.")

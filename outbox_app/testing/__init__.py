@@ -86,10 +86,10 @@ def assert_staged(
     found = [job for job in jobs if job.matches(_name(task), args, kwargs, ordering_key)]
     if len(found) != count:
         wanted = {"args": args, "kwargs": kwargs, "ordering_key": ordering_key}
-        given = ", ".join(
+        arguments = ", ".join(
             f"{name}={value!r}" for name, value in wanted.items() if value is not None
         )
-        what = f"{_name(task)} with {given}" if given else _name(task)
+        what = f"{_name(task)} with {arguments}" if arguments else _name(task)
         raise AssertionError(
             f"Expected {count} staged of {what}; found {len(found)}.\n{_listed(jobs, using=using)}"
         )

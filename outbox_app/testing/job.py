@@ -51,9 +51,9 @@ class Job:
     request: dict[str, Any] = field(repr=False, compare=False)
 
     def __str__(self) -> str:
-        given = [repr(arg) for arg in self.args]
-        given += [f"{name}={value!r}" for name, value in self.kwargs.items()]
-        text = f"{self.task}({', '.join(given)}) queue={self.queue!r}"
+        arguments = [repr(arg) for arg in self.args]
+        arguments += [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        text = f"{self.task}({', '.join(arguments)}) queue={self.queue!r}"
         if self.ordering_key:
             text += f" ordering_key={self.ordering_key!r}"
         return text if self.eta is None else f"{text} eta={self.eta.isoformat()}"

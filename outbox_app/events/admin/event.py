@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...admin.base import BEFORE, OutboxAdmin, given
+from ...admin.base import BEFORE, OutboxAdmin, stored_value
 from ...admin.filters import column_filter
 from ...admin.job import carried_column
 from ...admin.payload import data_of
@@ -75,7 +75,7 @@ class EventAdmin(OutboxAdmin):
 
     @admin.display(description=_("stream"))
     def linked_stream(self, event: EventLog) -> SafeString:
-        return link(self.address(stream=given(event, "stream")), one_line(event.stream, 100))
+        return link(self.address(stream=stored_value(event, "stream")), one_line(event.stream, 100))
 
     @admin.display(description=_("in its stream"))
     def neighbours(self, event: EventLog) -> SafeString:
@@ -92,7 +92,7 @@ class EventAdmin(OutboxAdmin):
 
 def stream_of(event: EventLog) -> QuerySet[Any]:
     """Return all events of the given event's stream."""
-    return QuerySet(type(event), using=event._state.db).filter(stream=given(event, "stream"))
+    return QuerySet(type(event), using=event._state.db).filter(stream=stored_value(event, "stream"))
 
 
 def _asked_stream(request: HttpRequest) -> str | None:

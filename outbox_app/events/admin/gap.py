@@ -18,7 +18,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...admin.actions import BulkAction, each_row
-from ...admin.base import address, column, given
+from ...admin.base import address, column, stored_value
 from ...admin.filters import column_filter
 from ...admin.tables import link
 from ...models import counting
@@ -63,12 +63,12 @@ class GapAdmin(LogAdmin):
 
     @admin.display(description=_("in the log now"))
     def evidence(self, row: Gap) -> SafeString:
-        if given(row, "log") != Event._meta.db_table:
+        if stored_value(row, "log") != Event._meta.db_table:
             return format_html("{}", gettext("The gap is in another log."))
         rows: QuerySet[Any] = Event.objects.using(row._state.db)
         column = "id"
         if row.kind == Gap.Kind.VERSION:
-            column, rows = "version", rows.filter(stream=given(row, "stream"))
+            column, rows = "version", rows.filter(stream=stored_value(row, "stream"))
         before = rows.filter(**{f"{column}__lt": row.first}).order_by(f"-{column}")
         inside = rows.filter(**{f"{column}__gte": row.first, f"{column}__lte": row.last})
         after = rows.filter(**{f"{column}__gt": row.last}).order_by(column)

@@ -75,8 +75,8 @@ class PublishResult:
     ) -> Exception | None:
         """Sort messages by the broker's answers; return the first error that is no row's fault."""
         failure = None
-        for item, given in zip(sent, answers, strict=False):
-            errors = [answer for answer in given if isinstance(answer, Exception)]
+        for item, of_item in zip(sent, answers, strict=False):
+            errors = [answer for answer in of_item if isinstance(answer, Exception)]
             if not errors:
                 self.accepted.append(item.row)
                 continue
@@ -87,7 +87,7 @@ class PublishResult:
                 failure = failure or errors[0]
             # One of several queues may have taken it.
             in_doubt = of_row is None and not all(map(brokers.refused_for_certain, errors))
-            if in_doubt or len(errors) < len(given):
+            if in_doubt or len(errors) < len(of_item):
                 self.unknown.append(item.row)
         return failure
 
@@ -122,9 +122,9 @@ class PreparedMessage:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of ``Producer.publish`` besides the body."""
-        given = {name: getattr(self.message, name) for name in _OPTIONS}
+        options = {name: getattr(self.message, name) for name in _OPTIONS}
         expiration = {} if self.expiration is None else {"expiration": self.expiration}
-        return {**self.message.properties, **given, **expiration}
+        return {**self.message.properties, **options, **expiration}
 
 
 def prepare(

@@ -228,7 +228,7 @@ class Publisher(BrokerConnection):
         if self._has_confirms and batch.begun and self._is_row_error(failure):
             # RabbitMQ closed the channel because of one message, and does not say which.
             self.close()
-            ends = [(item, given[-1]) for item, given in zip(sent, batch.answers, strict=True)]
+            ends = [(item, answers[-1]) for item, answers in zip(sent, batch.answers, strict=True)]
             again = [item for item, answer in ends if isinstance(answer, Unconfirmed)]
             self._publish_singly(again)
             # Nacked, or without a queue. The later jobs of these keys are in later rounds.

@@ -100,10 +100,10 @@ def on_delete(
 
 def declared(model: type[models.Model], *changes: Change) -> list[Declared]:
     """Return a model's declarations for the given changes; leave out anything else."""
-    given = getattr(model, "outbox", ())
-    if not isinstance(given, list | tuple):
+    declarations = getattr(model, "outbox", ())
+    if not isinstance(declarations, list | tuple):
         return []
-    return [d for d in given if isinstance(d, Declared) and d.change in changes]
+    return [d for d in declarations if isinstance(d, Declared) and d.change in changes]
 
 
 def named(name: str, app: Celery | None = None) -> Task[Any, Any] | str:
@@ -142,9 +142,9 @@ def load_tasks(app: Celery) -> None:
         if app not in _loaded:
             _loaded.add(app)
             # Celery would run the system checks first, which query all databases since Django 6.1.
-            given = os.environ.get("CELERY_SKIP_CHECKS", "")
+            before = os.environ.get("CELERY_SKIP_CHECKS", "")
             os.environ["CELERY_SKIP_CHECKS"] = "1"
             try:
                 app.loader.import_default_modules()
             finally:
-                os.environ["CELERY_SKIP_CHECKS"] = given
+                os.environ["CELERY_SKIP_CHECKS"] = before

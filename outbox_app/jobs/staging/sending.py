@@ -234,8 +234,8 @@ class StagingMixin:
 
     def _is_immediate(self, name: str, asked: bool | None) -> bool:
         own = getattr(loaded_task(self, name), "immediate", None)
-        said = [asked, _forced.get().immediate, own, outbox_settings().IMMEDIATE]
-        return next(each for each in said if each is not None)
+        settings = [asked, _forced.get().immediate, own, outbox_settings().IMMEDIATE]
+        return next(each for each in settings if each is not None)
 
     def _follows_a_task(self, options: dict[str, Any]) -> bool:
         worker = self.current_worker_task  # type: ignore[attr-defined]
@@ -353,10 +353,10 @@ def _apply_tasks_of_all_apps(
 ) -> Iterator[Any]:
     # The producer of a plain app, which a group passes on, would send the tasks of other apps, too.
     app = app or self.app
-    given: Any = nullcontext(producer)
+    opened: Any = nullcontext(producer)
     if producer is None and not isinstance(app, StagingMixin) and _an_app_may_stage():
-        given = LazyProducer(app, strict=False)
-    with given as producer:
+        opened = LazyProducer(app, strict=False)
+    with opened as producer:
         yield from _apply_tasks(self, tasks, producer, app, *args, **options)
 
 

@@ -48,8 +48,8 @@ class Command(OutboxCommand):
             kinds = [f"--{name}" for name in all_kept()]
             kinds += [text for doors in all_doors() for text in doors.prunes]
             raise InvalidArgument(f"Say what to prune: {', '.join(kinds)}, or several.")
-        given = {name: options[name] for name in ("older_than", "batch_size", "dry_run")}
+        arguments = {name: options[name] for name in ("older_than", "batch_size", "dry_run")}
         for name, alias in chosen.items():
-            prune(name, alias, **given, write=self.write)
+            prune(name, alias, **arguments, write=self.write)
         for work in others:
-            work(**given, write=self.write)
+            work(**arguments, write=self.write)
