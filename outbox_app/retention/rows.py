@@ -193,7 +193,7 @@ def deleting_by_key(rows: Any) -> AbstractContextManager[None]:
 
 
 def check_arguments(using: str, age: int, batch_size: int, *, older_than: int | None) -> None:
-    """Raise ``InvalidArgument`` if one is invalid. ``age``: ``older_than`` in days, or a setting."""
+    """Raise ``InvalidArgument`` if one is invalid. ``age``: in days, of the option or a setting."""
     require_alias(using)
     if age < 1:
         raise InvalidArgument(f"--older-than must be at least 1 day; got {age}.")
