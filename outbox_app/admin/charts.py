@@ -76,7 +76,7 @@ def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Lin
     context = {
         "name": name,
         "title": title,
-        "said": "; ".join(map(_said, lines)),
+        "description": "; ".join(map(_described, lines)),
         "width": WIDTH,
         "height": HEIGHT,
         "left": _LEFT,
@@ -102,7 +102,7 @@ def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Lin
     return render_to_string("admin/outbox_app/chart.html", context)
 
 
-def _said(line: Line) -> str:
+def _described(line: Line) -> str:
     known = [value for value in line.values if value is not None]
     if not known:
         return _("%(name)s: no figures") % {"name": line.name}

@@ -59,6 +59,19 @@ def test_modules_are_named_by_nouns() -> None:
     assert offenders(wrong) == {}
 
 
+def test_names_say_what_a_value_is() -> None:
+    """A participle such as ``given`` says how a value came here, not what it is."""
+    participles = {"said", "told", "given", "looked"}
+
+    def wrong(path: Path) -> list[str]:
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = [node.id for node in nodes if isinstance(node, ast.Name)]
+        names += [node.arg for node in nodes if isinstance(node, ast.arg)]
+        return [name for name in names if name.strip("_").lower() in participles]
+
+    assert offenders(wrong) == {}
+
+
 def test_fixtures_are_of_a_folder_or_of_all() -> None:
     """No conftest imports another: what folders share is a plugin in ``tests/fixtures``."""
     another = re.compile(r"^(from|import) \S*conftest\b", re.MULTILINE)

@@ -219,7 +219,7 @@ def broker_at_fault(error: BaseException) -> bool:
         code = getattr(error, "reply_code", None)
         return code not in (*_AMQP_CHANNEL_ROW_AT_FAULT, *_AMQP_ROW_AT_FAULT)
     if "ResponseError" in classes:
-        return not _said(error).startswith(_REDIS_ROW_AT_FAULT)
+        return not _reply_of(error).startswith(_REDIS_ROW_AT_FAULT)
     return bool(classes & {"MessageNacked", "InvalidResponse"}) or is_foreign(error)
 
 
@@ -244,7 +244,7 @@ def refused_for_certain(error: BaseException) -> bool:
     """Return whether a broker at fault has certainly not taken the message."""
     classes = _classes(error)
     if "ResponseError" in classes:
-        return bool(classes & _REFUSING_CLASSES) or _said(error).startswith(_REFUSING_WORDS)
+        return bool(classes & _REFUSING_CLASSES) or _reply_of(error).startswith(_REFUSING_WORDS)
     if "ClientError" in classes:  # an HTTP answer of SQS
         answer = getattr(error, "response", {}).get("ResponseMetadata", {})
         return bool(400 <= answer.get("HTTPStatusCode", 0) < 500)
@@ -253,7 +253,7 @@ def refused_for_certain(error: BaseException) -> bool:
 
 def lacks_command(error: BaseException) -> bool:
     """Return whether Redis, or a proxy before it, refused a command that it does not offer."""
-    return _said(error).startswith(("unknown command", "EXEC without MULTI"))
+    return _reply_of(error).startswith(("unknown command", "EXEC without MULTI"))
 
 
 def spans_slots(error: BaseException) -> bool:
@@ -265,6 +265,6 @@ def _classes(error: BaseException) -> set[str]:
     return {cls.__name__ for cls in type(error).__mro__}
 
 
-def _said(error: BaseException) -> str:
+def _reply_of(error: BaseException) -> str:
     # redis-py puts "Command # 3 (LPUSH …) of pipeline caused error: " before the server's text.
     return str(error).rpartition("caused error: ")[2]

@@ -34,7 +34,7 @@ from .rebuild_fold import as_stored
 from .report import write_report
 
 #: How many defects are written out, line by line.
-TOLD = 50
+LISTED = 50
 
 
 def run_audit(
@@ -51,10 +51,10 @@ def run_audit(
     whole = bool(archive) and not pruned and result.sound
     if (found := run.log.audited(using=run.using)) is not None:
         result = _with_entities(result, found)
-    for defect in result.defects[:TOLD]:
+    for defect in result.defects[:LISTED]:
         write(f"defect {defect.line}")
-    if result.total > TOLD:
-        write(f"… and {result.total - min(TOLD, len(result.defects))} more; see --report")
+    if result.total > LISTED:
+        write(f"… and {result.total - min(LISTED, len(result.defects))} more; see --report")
     if not archive and not pruned and result.counts.keys() & {"late_start", "tail"}:
         write("If events were pruned: give --archive DIR to look for them there, or else --pruned.")
     noted = record(result, log=run.log, using=run.using, whole=whole)
