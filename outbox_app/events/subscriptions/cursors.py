@@ -164,14 +164,9 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
             "Some effects of these events may be committed. The events are not handled again until "
             f"manage.py outbox_subscriptions resume {cursor.subscription} is run."
         )
-        cursor.error = replaced(error_text(error), using=rows.db)
-        moved.move(
-            **columns,
-            state=cursor.state,
-            position=cursor.position,
-            handled=F("handled") - handled,
-            error=cursor.error,
-        )
+        columns["error"] = cursor.error = replaced(error_text(error), using=rows.db)
+        at = {"state": cursor.state, "position": cursor.position}
+        moved.move(**columns, **at, handled=F("handled") - handled)
         return float("inf")
     delay: float = min(event_settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
     cursor.error = replaced(error_text(error), using=rows.db)
