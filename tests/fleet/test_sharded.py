@@ -31,7 +31,7 @@ from tests.patience import SECONDS, eventually, patience
 from tests.servers import processes
 from tests.servers.ports import free_port
 
-from ..fleet.test_processes import listed, url
+from .test_processes import listed, url
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
