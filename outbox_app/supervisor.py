@@ -17,7 +17,7 @@ from django.db import connections
 from .aliases import outbox_alias
 from .capability import Loop, all_doors
 from .exceptions import OutboxError
-from .process.foreground import EXIT_DIED, prepare, stop_on_signals
+from .process.foreground import EXIT_DIED, prepare_process, stop_on_signals
 from .process.waiting import StopFlag
 from .text import get_logger
 
@@ -103,7 +103,8 @@ def run_together(*, using: str | None = None, once: bool = False) -> int:
 
 def _loops(using: str, *, only: str | None) -> list[tuple[str, Loop]]:
     """Return the loops, those first whose rows the others handle: a handler may stage a job."""
-    prepare(using, answer_seconds=ANSWER_SECONDS)  # the drain's watchdog has a limit of its own
+    # The drain's watchdog has a limit of its own.
+    prepare_process(using, answer_seconds=ANSWER_SECONDS)
     found = [
         item for doors in reversed(all_doors()) for item in doors.loops(using, only=only).items()
     ]

@@ -17,7 +17,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import router
 
 from ..aliases import outbox_alias
-from ..jobs.staging.declarations import Declared, named
+from ..jobs.staging.declarations import Declared, task_named
 from ..jobs.staging.sending import StagingMixin
 from ..mixin import OutboxMixin
 
@@ -72,7 +72,7 @@ def _check_declarations(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
 
 def _check_task(model: type[OutboxMixin], name: str, app: Any) -> Iterator[CheckMessage]:
     app = app or current_app._get_current_object()  # type: ignore[attr-defined]
-    if isinstance(app, StagingMixin) and named(name, app) == name:  # type: ignore[arg-type]
+    if isinstance(app, StagingMixin) and task_named(name, app) == name:  # type: ignore[arg-type]
         text = f"The Celery app {app.main!r} has no task {name!r}."  # type: ignore[attr-defined]
         hint = "Correct the name. Silence this if only workers of another project know the task."
         yield Warning(text, hint=hint, obj=model, id="outbox.W005")

@@ -50,7 +50,7 @@ class AfterCommit:
     limits: list[BaseException] = field(default_factory=list)
 
 
-def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[], Any]:
+def named_callback(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[], Any]:
     """Return a callback for ``call(function)`` with a name for Django's log: partials have none."""
 
     def run() -> Any:
@@ -108,7 +108,7 @@ def keep_callbacks_apart(using: str, *, of: str, alone: bool = False) -> AfterCo
 
     hooks = _hooks(using)
     hooks[:] = [
-        (sids, named(hook, partial(run, None if robust else _found(hook))), True)
+        (sids, named_callback(hook, partial(run, None if robust else _found(hook))), True)
         for sids, hook, robust in hooks
     ]
     return after

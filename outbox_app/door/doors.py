@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from ..capability import WARNING, Doors, Problem, ProblemKind, Section, Subject
-from ..monitoring.diagnosis import named
+from ..monitoring.diagnosis import problem_of
 from ..monitoring.status import Question
 from .clocks import PEER_CLOCK, wrong_clocks
 from .conf import DoorSettings
@@ -38,7 +38,9 @@ class DoorSection(Section):
     clocks: dict[str, int]
 
     def problems(self, on: str) -> Iterator[Problem]:
-        yield named("peer_clock", [Subject(n, f"{off:+d} s") for n, off in self.clocks.items()])
+        yield problem_of(
+            "peer_clock", [Subject(n, f"{off:+d} s") for n, off in self.clocks.items()]
+        )
 
 
 class PeerDoors(Doors):

@@ -22,7 +22,7 @@ from django.db.backends.utils import format_number
 from django.db.models import DateTimeField, DecimalField, JSONField
 from django.utils.timezone import is_aware
 
-from ..database.callbacks import named
+from ..database.callbacks import named_callback
 from ..database.encoding import unstorable
 from ..database.transaction_guard import guarded, require_same
 from ..database.transactions import after_commit
@@ -71,7 +71,9 @@ class HeldEffects:
             if isinstance(hook, partial) and hook.func == self.events.append:
                 hook()
             else:
-                self.connection.run_on_commit.append((sids, named(hook, call.hook), robust))
+                self.connection.run_on_commit.append(
+                    (sids, named_callback(hook, call.hook), robust)
+                )
 
     def _hooks_since(self, begin: object) -> list[Any]:
         """Remove the callbacks that were added since ``begin``; return them."""

@@ -19,7 +19,7 @@ from ..capability import BAD, WARNING, Doors, Figure, Loop, Problem, ProblemKind
 from ..exceptions import InvalidArgument
 from ..models import counting
 from ..models.counting import shown_count
-from ..monitoring.diagnosis import counted, named
+from ..monitoring.diagnosis import counted, problem_of
 from ..monitoring.long_transactions import open_writers
 from ..monitoring.status import Question
 from ..retention.rows import prune
@@ -148,17 +148,19 @@ class EventsSection(Section):
     def problems(self, on: str) -> Iterator[Problem]:
         lags = self.subscriptions
         stopped = [_subject(each, why) for each in lags if (why := _why(each))]
-        yield named("subscription", stopped)
+        yield problem_of("subscription", stopped)
         paused = [each for each in lags if each.state == "paused" and each.behind]
-        yield named("paused", [_subject(each, f"{each.shown} events behind") for each in paused])
+        yield problem_of(
+            "paused", [_subject(each, f"{each.shown} events behind") for each in paused]
+        )
         undeclared = [each for each in lags if each.state == "undeclared"]
         behind = [_subject(each, f"{each.shown} events behind") for each in undeclared]
-        yield named("undeclared", behind)
+        yield problem_of("undeclared", behind)
         parked = [each for each in lags if each.parked and each not in undeclared]
         yield counted("parked", sum(each.parked for each in parked), *map(_parked, parked))
         still = [Subject(each.log, each.waits_for, each.behind_seconds) for each in self.sinks
                  if each.waits_for and each.behind_seconds > OLD_SINK]  # fmt: skip
-        yield named("sink", still)
+        yield problem_of("sink", still)
         yield counted("gaps", self.gaps)
 
     def charts(self) -> Iterator[SafeString]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from ..capability import Loop
-from ..process.foreground import Listen, prepare
+from ..process.foreground import Listen, prepare_process
 from ..retention.run import retain_here
 from ..supervisor import LoopThread, join, start
 from ..text import get_logger
@@ -40,7 +40,7 @@ def loops(only: str | None) -> dict[str, Loop]:
 
 
 def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
-    prepare(chosen[0].using, answer_seconds=ANSWER_SECONDS)
+    prepare_process(chosen[0].using, answer_seconds=ANSWER_SECONDS)
     return run_here(chosen, once=once, listen=listen, interval=None, batch_size=None)
 
 

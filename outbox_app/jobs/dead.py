@@ -121,7 +121,7 @@ def _requeue_batch(
         DeadJob.objects.using(using).filter(pk__in=[job.pk for job in jobs]).delete()
         staged = [StagedJob(**job.copied()) for job in jobs]
         for job in staged:  # the same shard, unless the row was edited by hand
-            job.shard = insert.shard_of(job.ordering_key, job.task_id)
+            job.shard = insert.shard_of_job(job.ordering_key, job.task_id)
             job.available_at = _held_until(job, using=using)
         insert.write(staged, using=using, with_ids=True)  # wakes the drainers after the commit
         ready = [job for job in staged if job.available_at is None]

@@ -38,7 +38,7 @@ from .drain.batch import apps_with_rows
 from .drain.dead_rows import LOCK_SECONDS
 from .immediate import leave_out
 from .message import Message
-from .staging.insert import chunk_bytes, chunks, shard_of
+from .staging.insert import chunk_bytes, chunks, shard_of_job
 from .staging.producer import held_until
 from .staging.sending import celery_app
 from .staging.validation import check_eta
@@ -218,7 +218,7 @@ def ids_of_task(task_id: str, *, using: str, ordering_key: str = "") -> list[int
     from the key, else from the task id; and the newest ``counting.MANY`` rows of all shards.
     """
     rows = StagedJob.objects.using(using)
-    shard = shard_of(ordering_key, task_id)
+    shard = shard_of_job(ordering_key, task_id)
     found: set[int] = set()
     for app in apps_with_rows(using=using):
         of_shard = rows.filter(app=app, shard=shard)

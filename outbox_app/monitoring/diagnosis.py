@@ -63,7 +63,7 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
         *_of_dead(status, limits),
         *_of_transactions(status),
         *(problem for each in status.sections.values() for problem in each.problems(on)),
-        named("database", [Subject(alias, why) for alias, why in status.away.items()]),
+        problem_of("database", [Subject(alias, why) for alias, why in status.away.items()]),
     ]
     # A count of 0 is a problem only for a kind that has a text for it.
     found = [each for each in looked_for if each.values.get("n") != 0 or each.kind.none]
@@ -87,8 +87,8 @@ def _of_drainers(status: OutboxStatus, on: str) -> Iterator[Problem]:
         yield counted("trouble", status.waiting, *troubled)
     else:
         yield counted("unowned_shards", len(status.unowned_shards))
-        yield named("drainer_trouble", troubled)
-    yield named("drainer_silent", silent)
+        yield problem_of("drainer_trouble", troubled)
+    yield problem_of("drainer_silent", silent)
 
 
 def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
@@ -126,7 +126,7 @@ def _of_transactions(status: OutboxStatus) -> Iterator[Problem]:
         yield Problem("snapshot", {"age": duration(status.snapshots.transactions[0].seconds or 0)})
 
 
-def named(code: str, subjects: Sequence[Subject]) -> Problem:
+def problem_of(code: str, subjects: Sequence[Subject]) -> Problem:
     """Return a problem that counts its subjects."""
     return counted(code, len(subjects), *subjects)
 

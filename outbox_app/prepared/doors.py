@@ -20,7 +20,7 @@ from ..aliases import outbox_alias
 from ..capability import BAD, WARNING, Doors, Figure, Loop, Problem, ProblemKind, Section, Subject
 from ..exceptions import InvalidArgument
 from ..models.counting import shown_count
-from ..monitoring.diagnosis import counted, named
+from ..monitoring.diagnosis import counted, problem_of
 from ..monitoring.figures import percentiles
 from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
@@ -110,7 +110,7 @@ class PreparedSection(Section):
             Subject(s.sender, s.last_answer, s.oldest_seconds, filters={"sender": s.sender})
             for s in facts.silent
         ]
-        yield named("sender_silent", silent)
+        yield problem_of("sender_silent", silent)
         yield counted("contradiction", facts.contradictions)
 
     def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:

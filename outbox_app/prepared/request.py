@@ -26,7 +26,7 @@ from ..events.log.publish import require_log
 from ..events.log.registry import log_named
 from ..events.models import Event, EventLog
 from ..exceptions import OutboxError
-from ..jobs.staging.declarations import named
+from ..jobs.staging.declarations import task_named
 from ..process.tracing import TRACE, current_trace, trace_in
 from .conf import prepared_settings
 from .exceptions import InvalidPrepared
@@ -153,7 +153,7 @@ def _trace(new: NewPrepared) -> dict[str, str]:
 
 def _check_task(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse a task that the app does not know, and arguments that do not fit its signature."""
-    task = named(name)
+    task = task_named(name)
     if isinstance(task, str):
         raise InvalidPrepared(f"The Celery app has no task {name!r}. Name a registered task.")
     if task.typing:

@@ -12,7 +12,7 @@ from typing import Any
 from ..aliases import outbox_alias
 from ..process.foreground import (
     Listen,
-    prepare,
+    prepare_process,
     progress,
     require_at_least,
     run_workers,
@@ -38,7 +38,7 @@ def run(
     """
     require_at_least(processes=(processes, 1), interval=(interval, 0.01))
     using = using or outbox_alias()
-    prepare(using)
+    prepare_process(using)
     work = partial(ask_here, using, interval=interval, once=once)
     return run_workers(work, count=processes, restart=not once)
 

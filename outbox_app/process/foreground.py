@@ -81,7 +81,7 @@ def require_at_least(**least: tuple[float | None, float]) -> None:
             raise InvalidArgument(f"{option} must be at least {minimum}; got {value}.")
 
 
-def prepare(using: str, *, answer_seconds: float | None = None) -> None:
+def prepare_process(using: str, *, answer_seconds: float | None = None) -> None:
     """Set the timeouts of a database, and refuse one in which no work is possible."""
     require_alias(using)
     require_no_transaction(using)

@@ -14,7 +14,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import bulk, staged
 from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.jobs.staging.insert import shard_of
+from outbox_app.jobs.staging.insert import shard_of_job
 from outbox_app.models import DeadJob, Lease, Process, StagedJob, counting
 from outbox_app.signals import job_dead
 from tests import tasks
@@ -61,7 +61,7 @@ def test_a_task_id_is_found_outside_the_window_through_its_shard(alias, superuse
     [ready] = staged_jobs(using=alias, task_id="ready")
     [held] = staged_jobs(using=alias, task_id="held")
     hold(alias, held, minutes=5)
-    shard = shard_of("k", "")
+    shard = shard_of_job("k", "")
     staged_jobs(using=alias, task_id="keyed", ordering_key="k", shard=shard)
     other = next(n for n in range(128) if n not in (ready.shard, held.shard, shard))
     staged_jobs(4, using=alias, shard=other)

@@ -17,7 +17,7 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from outbox_app.events.models import Event, Gap, ParkedStream
-from outbox_app.jobs.staging.insert import shard_of
+from outbox_app.jobs.staging.insert import shard_of_job
 from outbox_app.models import DeadJob, Incident, StagedJob
 from tests.jobs.dead.rows import message
 from tests.patience import patience
@@ -31,7 +31,7 @@ def _columns(task: str, key: str, **given: Any) -> dict[str, Any]:
     headers = {"lang": "py", "task": task, "id": task_id, "retries": 0, "traceparent": trace}
     return {
         "task": task, "task_id": task_id, "queue": "celery", "app": "example_project",
-        "ordering_key": key, "shard": shard_of(key, task_id),
+        "ordering_key": key, "shard": shard_of_job(key, task_id),
         "body": json.dumps([["5b0c-11"], {"password": "hunter2"}, {}]).encode(),
         "envelope": message(headers=headers), **given,
     }  # fmt: skip

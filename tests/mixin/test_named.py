@@ -12,7 +12,7 @@ import pytest
 from django.test.utils import override_system_checks
 
 from outbox_app.jobs.staging import declarations
-from outbox_app.jobs.staging.declarations import named
+from outbox_app.jobs.staging.declarations import task_named
 from tests.mixin import gate
 from tests.patience import patience
 
@@ -33,7 +33,7 @@ def module(tmp_path, monkeypatch):
 def test_task_modules_are_imported_at_the_first_unknown_name(make_app, module):
     name = module("from celery import shared_task\n@shared_task(time_limit=7)\ndef late(): ...")
     app = make_app(imports=[name])
-    assert named(f"{name}.late", app).time_limit == 7
+    assert task_named(f"{name}.late", app).time_limit == 7
 
 
 def test_system_checks_are_not_run_there(make_app, module, monkeypatch):
@@ -47,20 +47,20 @@ def test_system_checks_are_not_run_there(make_app, module, monkeypatch):
 
     name = module("from celery import shared_task\n@shared_task\ndef late(): ...")
     with override_system_checks([check]):
-        named(f"{name}.late", make_app(imports=[name]))
+        task_named(f"{name}.late", make_app(imports=[name]))
     assert asked == []
     assert not os.environ["CELERY_SKIP_CHECKS"]
 
 
 def test_unknown_task_stays_a_name(make_app):
-    assert named("elsewhere.task", make_app()) == "elsewhere.task"
+    assert task_named("elsewhere.task", make_app()) == "elsewhere.task"
 
 
 def test_module_that_fails_is_said_once(make_app, module, caplog):
     app = make_app(imports=[module("import worker_only")])
     with caplog.at_level(logging.WARNING, "outbox_app.staging"):
-        assert named("a.task", app) == "a.task"
-        assert named("a.task", app) == "a.task"
+        assert task_named("a.task", app) == "a.task"
+        assert task_named("a.task", app) == "a.task"
     [record] = caplog.records
     assert "No module named 'worker_only'" in record.getMessage()
 
@@ -93,9 +93,9 @@ def test_second_thread_waits_for_the_modules(make_app, module, monkeypatch):
     )
     app = make_app(imports=[name])
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(named, f"{name}.late", app)
+        first = pool.submit(task_named, f"{name}.late", app)
         assert gate.entered.wait(patience(30))
-        second = pool.submit(named, f"{name}.late", app)
+        second = pool.submit(task_named, f"{name}.late", app)
         assert lock.somebody_waits.wait(patience(30))
         gate.opened.set()
         assert (

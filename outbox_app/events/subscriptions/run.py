@@ -15,7 +15,7 @@ from django.db import connections
 from ...exceptions import InvalidArgument
 from ...process.foreground import (
     Listen,
-    prepare,
+    prepare_process,
     progress,
     require_at_least,
     run_workers,
@@ -56,7 +56,7 @@ def run(
     faults = [] if names else [each.fault for each in all_subscribers() if each.fault]
     for fault in faults:
         logger.warning("Subscription left out reason=%s", fault)
-    prepare(chosen[0].using, answer_seconds=ANSWER_SECONDS)
+    prepare_process(chosen[0].using, answer_seconds=ANSWER_SECONDS)
     work = partial(
         run_here, chosen, once=once, beside=beside, interval=interval, batch_size=batch_size
     )

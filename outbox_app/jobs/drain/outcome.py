@@ -1,7 +1,7 @@
-"""Rows on their way to a broker: ``prepare`` decodes them for kombu, ``PublishResult`` sorts them.
+"""Rows on their way to a broker: ``decode_rows`` decodes, ``PublishResult`` sorts them.
 
-``prepare`` finds every error in a row itself before anything is sent. Expiry follows the database's
-clock: a wrong clock of the host shortens nothing.
+``decode_rows`` finds every error in a row itself before anything is sent. Expiry follows the
+database's clock: a wrong clock of the host shortens nothing.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class PreparedMessage:
         return {**self.message.properties, **options, **expiration}
 
 
-def prepare(
+def decode_rows(
     rows: Iterable[Row], app: Celery, *, now: datetime, outcome: PublishResult
 ) -> list[PreparedMessage]:
     """Decode rows for kombu; damaged rows are refused in ``outcome``."""

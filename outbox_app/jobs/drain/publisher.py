@@ -30,7 +30,7 @@ from . import brokers
 from .amqp_batch import AmqpBatch, Unconfirmed
 from .batch import SMALL_BYTES, Row
 from .connection import BrokerConnection, MaySend
-from .outcome import PreparedMessage, PublishResult, prepare
+from .outcome import PreparedMessage, PublishResult, decode_rows
 from .redis_batch import RedisBatch
 from .send_budget import rounds
 
@@ -52,7 +52,7 @@ class Publisher(BrokerConnection):
         self._fresh.clear()
         try:
             self._reopen(may_send)
-            outcome.prepared = prepare(rows, self.app, now=now, outcome=outcome)
+            outcome.prepared = decode_rows(rows, self.app, now=now, outcome=outcome)
             ready = self._declare(outcome.prepared)
             self.open(may_send)
             if self._has_confirms:

@@ -16,7 +16,7 @@ from ...database.lock_wait import codes_of
 from ...exceptions import UnfitSession, UnsafeBroker
 from ...process.foreground import (
     Listen,
-    prepare,
+    prepare_process,
     progress,
     require_at_least,
     run_workers,
@@ -62,7 +62,7 @@ def drain_outbox(
         interval=(interval, 0.01),
     )
     using = using or outbox_alias()
-    prepare(using)
+    prepare_process(using)
     if processes > 1:  # a worker that refuses would be started again and again
         _require_deletes(using)
     options: dict[str, Any] = {"interval": interval, "batch_size": batch_size}

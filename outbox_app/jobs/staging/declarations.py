@@ -53,7 +53,7 @@ class Declared:
                 )
             task: Any = self.task
             if isinstance(task, str):
-                task = named(task, self.options.get("app"))
+                task = task_named(task, self.options.get("app"))
             elif isinstance(task, Signature):
                 task = task.clone()  # a chain remembers the ids of its last run
             yield task, (instance.pk,)
@@ -106,7 +106,7 @@ def declared(model: type[models.Model], *changes: Change) -> list[Declared]:
     return [d for d in declarations if isinstance(d, Declared) and d.change in changes]
 
 
-def named(name: str, app: Celery | None = None) -> Task[Any, Any] | str:
+def task_named(name: str, app: Celery | None = None) -> Task[Any, Any] | str:
     """Return the task of this name, with the options of its decorator, or else the name itself.
 
     If the app does not know the name, this imports the app's task modules, as a worker does at its

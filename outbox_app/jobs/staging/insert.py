@@ -178,7 +178,7 @@ _WRITTEN = (*_PLAIN, "body", "available_at")
 _plain = attrgetter(*_PLAIN)
 
 
-def shard_of(ordering_key: str, task_id: str) -> int:
+def shard_of_job(ordering_key: str, task_id: str) -> int:
     """Return the shard of a job: CRC-32 (zlib's) of the ordering key, else of the task id."""
     return crc32((ordering_key or task_id).encode()) % SHARDS
 

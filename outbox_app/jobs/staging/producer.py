@@ -136,7 +136,7 @@ class StagingProducer(Producer):
             job.is_immediate = True
         validation.check_job(job, message, self.app)
         validation.check_encoding(job, using=self.using)
-        job.shard = insert.shard_of(self.ordering_key, task_id)
+        job.shard = insert.shard_of_job(self.ordering_key, task_id)
         job.mode = self.mode
         return job
 

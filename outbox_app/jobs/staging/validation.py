@@ -21,7 +21,7 @@ from kombu.utils import json
 from ...conf import outbox_settings
 from ...exceptions import InvalidJob, UnknownTask
 from ...text import get_logger
-from .declarations import named
+from .declarations import task_named
 
 if TYPE_CHECKING:
     from ...models import StagedJob
@@ -113,7 +113,7 @@ def check_task(name: str, app: Celery) -> None:
     """Refuse a task that the app does not know, in strict mode; this may import its modules."""
     check_name("task name", name)
     ready: bool = app.finalized  # type: ignore[attr-defined]
-    if outbox_settings().STRICT_TASK_NAMES and ready and named(name, app) == name:
+    if outbox_settings().STRICT_TASK_NAMES and ready and task_named(name, app) == name:
         raise UnknownTask(
             f"The Celery app {app.main!r} has no task {name!r}. Import its module, correct the "
             "name, or turn OUTBOX['STRICT_TASK_NAMES'] off."

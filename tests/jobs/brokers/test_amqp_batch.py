@@ -14,7 +14,7 @@ from kombu.transport import pyamqp
 
 from outbox_app.jobs.drain.amqp_batch import MAX_KEPT, AmqpBatch, Unconfirmed
 from outbox_app.jobs.drain.batch import Row
-from outbox_app.jobs.drain.outcome import PublishResult, prepare
+from outbox_app.jobs.drain.outcome import PublishResult, decode_rows
 from outbox_app.jobs.message import Message
 
 KINDS = ("priority", "content_type", "content_encoding", "headers")
@@ -148,7 +148,7 @@ def made(headers, *, envelope=None, body=b"[]", **options):
 
 def prepared(rows):
     outcome = PublishResult()
-    return prepare(rows, None, now=None, outcome=outcome), outcome.refused
+    return decode_rows(rows, None, now=None, outcome=outcome), outcome.refused
 
 
 def test_frames_are_those_of_py_amqp(broker):

@@ -15,7 +15,7 @@ from kombu import Exchange, Producer, Queue
 
 from outbox_app import stage_many
 from outbox_app.jobs.drain.batch import BatchReader
-from outbox_app.jobs.drain.outcome import PublishResult, prepare
+from outbox_app.jobs.drain.outcome import PublishResult, decode_rows
 from outbox_app.jobs.drain.redis_batch import RedisBatch
 from outbox_app.models import DeadJob
 from tests.faults.tools import drain, draining, on
@@ -119,7 +119,7 @@ def test_messages_are_those_of_kombus_producer(alias, redis_url, make_named_app,
         for task_id in ("\\", 'a"b', "ü", "note", "0", "utf-8", app.main, ', "properties": {}'):
             note.apply_async(("k", 0), task_id=task_id)
     rows = BatchReader(using=alias, app=app.main, batch_size=10_000).read(range(128))
-    prepared = prepare(rows, app, now=timezone.now(), outcome=PublishResult())
+    prepared = decode_rows(rows, app, now=timezone.now(), outcome=PublishResult())
     queues = [app.main, f"{app.main}\x06\x163", f"{app.main}\x06\x166"]
 
     tags = []

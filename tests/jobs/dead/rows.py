@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from outbox_app.jobs.message import Message
-from outbox_app.jobs.staging.insert import shard_of
+from outbox_app.jobs.staging.insert import shard_of_job
 from outbox_app.models import DeadJob, StagedJob
 
 numbers = itertools.count(1)
@@ -39,7 +39,7 @@ def columns(**given: Any) -> dict[str, Any]:
         "envelope": message(),
         **given,
     }
-    values.setdefault("shard", shard_of(values["ordering_key"], values["task_id"]))
+    values.setdefault("shard", shard_of_job(values["ordering_key"], values["task_id"]))
     return values
 
 

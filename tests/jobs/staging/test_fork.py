@@ -55,7 +55,7 @@ def stage(add, alias):
         group(add.s(1, 2) | add.s(3), add.s(4, 5)).delay()
         publish("order-1", "order.paid", using=alias)
         # As a model does that declares a task of another service by its name.
-        assert declarations.named("another.service", add.app) == "another.service"
+        assert declarations.task_named("another.service", add.app) == "another.service"
         assert StagedJob.objects.using(alias).count() == 3
         transaction.set_rollback(True, using=alias)
 

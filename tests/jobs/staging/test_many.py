@@ -46,8 +46,8 @@ def test_staging_one_job_is_one_insert(alias, add):
 
 
 def test_the_shard_is_that_of_the_key_or_else_of_the_task_id():
-    assert insert.shard_of("k", "a") == crc32(b"k") % 128
-    assert insert.shard_of("", "a") == crc32(b"a") % 128
+    assert insert.shard_of_job("k", "a") == crc32(b"k") % 128
+    assert insert.shard_of_job("", "a") == crc32(b"a") % 128
 
 
 def _insert(connection):
