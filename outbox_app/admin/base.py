@@ -50,6 +50,10 @@ class DatabaseAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     changes the database that its page has shown, even if another window has chosen another since.
     """
 
+    # Named here, as Django looks for templates by app.
+    change_form_template = "admin/outbox_app/change_form.html"
+    change_list_template = "admin/outbox_app/change_list.html"
+
     def get_urls(self) -> list[Any]:
         found = super().get_urls()
         for each in found:
@@ -172,9 +176,6 @@ class EscapedChangeList(DatabaseChangeList):
 class OutboxAdmin(DatabaseAdmin):
     """A read-only view of a table of the outbox. Django shows all of its ``fieldsets`` as text."""
 
-    # Named here, as Django looks for templates by app, and entity types are models of the project.
-    change_form_template = "admin/outbox_app/change_form.html"
-    change_list_template = "admin/outbox_app/change_list.html"
     paginator = BoundedPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER

@@ -50,8 +50,8 @@ def _hold(stream: tuple[str, str], versions: list[int]) -> None:
 class Batch:
     """Answers commands of one entity, in their order, in the open transaction.
 
-    With ``locked`` it locks the head first, so that no other command changes the entity meanwhile.
-    ``wait`` bounds each wait for a lock, in seconds. With None the transaction's own bound holds.
+    With ``locked`` it locks the head first: no other command changes the entity meanwhile. ``wait``
+    bounds each wait for a lock, in seconds. With None the transaction's own bound holds.
     """
 
     def __init__(
@@ -243,9 +243,8 @@ class Batch:
                 current=self.version,
             )
         if self.text is None and not spec.creates:
-            raise UnknownEntity(
-                f"There is no {self.name}, and the command {spec.name!r} does not create one."
-            )
+            text = f"There is no {self.name}, and the command {spec.name!r} does not create one."
+            raise UnknownEntity(text)
         try:
             if self.text is not None and spec.creates:
                 raise Rejected(f"{self.name} exists already.", code="exists")

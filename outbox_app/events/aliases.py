@@ -1,4 +1,7 @@
-"""Which database alias holds a log. Nothing here opens a connection."""
+"""Which database alias holds a log.
+
+The settings decide, or without them the project's routers. Nothing here opens a connection.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Log lines for the signals of events, as in ``outbox_app.monitoring.log_lines``."""
+"""Log lines for the signals of events.
+
+Importing this module connects them, as that of ``outbox_app.monitoring.log_lines`` does for jobs.
+"""
 
 from __future__ import annotations
 

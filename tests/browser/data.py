@@ -21,6 +21,7 @@ from outbox_app.jobs.staging.insert import shard_of_job
 from outbox_app.models import DeadJob, Incident, StagedJob
 from tests.jobs.dead.rows import message
 from tests.patience import patience
+from tests.tables import short_name
 
 MINUTE = timedelta(minutes=1)
 
@@ -181,9 +182,7 @@ def addresses() -> dict[str, str]:
             arguments = []
             if inner.pattern.converters:
                 arguments = [apps.get_model(label[2:], model).objects.order_by("pk").first().pk]
-            found["_".join(inner.name.rsplit("_", 2)[1:])] = reverse(
-                f"admin:{inner.name}", args=arguments
-            )
+            found[short_name(inner.name)] = reverse(f"admin:{inner.name}", args=arguments)
     return found
 
 

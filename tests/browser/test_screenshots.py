@@ -16,7 +16,7 @@ from django.urls import resolve
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.tables import list_of
+from tests.tables import list_of, short_name
 
 from . import data
 from .poison import POISON
@@ -114,7 +114,7 @@ def test_pictures_of_every_page(project: Project, page: Page, pictures: Path) ->
         show(page)
         page.wait_for_load_state()
         match = resolve(urlsplit(page.url).path)
-        visited.add("_".join(str(match.url_name).rsplit("_", 2)[1:]))
+        visited.add(short_name(str(match.url_name)))
         # The pictures are of the pages, not of the list beside them.
         page.evaluate("document.getElementById('nav-sidebar')?.remove()")
         page.evaluate("document.getElementById('toggle-nav-sidebar')?.remove()")

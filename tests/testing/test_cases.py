@@ -12,6 +12,9 @@ from django.test import TestCase, TransactionTestCase
 
 from outbox_app import testing
 from outbox_app.celery import OutboxCelery
+from outbox_app.entities import testing as of_entities
+from outbox_app.events import testing as of_events
+from outbox_app.prepared import testing as of_prepared
 from outbox_app.testing import assert_not_staged, assert_staged, drain_inline, run_staged
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,8 +55,11 @@ class InTransactionTestCase(Steps, TransactionTestCase):
     pass
 
 
-def test_fixture_is_the_module(outbox):
-    assert outbox is testing
+def test_fixture_has_the_helpers_of_all_apps(outbox):
+    assert outbox.assert_staged is testing.assert_staged
+    assert outbox.assert_published is of_events.assert_published
+    assert outbox.at_once is of_entities.at_once
+    assert outbox.assert_prepared is of_prepared.assert_prepared
 
 
 def test_plugin_loads_no_django(tmp_path):
