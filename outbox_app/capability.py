@@ -18,6 +18,7 @@ from django.apps import AppConfig, apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db import router
 from django.dispatch import receiver
 from django.utils.functional import cached_property
 
@@ -332,6 +333,11 @@ def check_needs(**kwargs: Any) -> list[checks.CheckMessage]:
     for message in found:
         message.hint = f"{message.hint}\n\tSee {checks_page()}."
     return found
+
+
+def is_on(alias: str, model: type[Model]) -> bool:
+    """Return whether the routers allow the table of an app there: an app may be elsewhere."""
+    return router.allow_migrate_model(alias, model)
 
 
 def capabilities() -> list[Capability]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..aliases import outbox_alias
-from ..capability import Doors
+from ..capability import Doors, is_on
 from ..models import StagedJob
 from ..retention.rows import Kept, prune
 from .conf import TaskSettings
@@ -26,13 +26,16 @@ class TasksDoors(Doors):
 
     def cancel(self, task_id: str, *, using: str) -> None:
         """Delete the result: without it a worker does not run the task."""
+        if not is_on(using, TaskResult):
+            return
         rows = TaskResult.objects.using(using)
         # Read first: on MySQL a DELETE that finds no row would lock the gap.
         for row in rows.filter(task_id=task_id, status=TaskResult.Status.READY):
             rows.filter(pk=row.pk, status=TaskResult.Status.READY)._raw_delete(using)
 
     def postpone(self, jobs: Iterable[StagedJob], moment: Any, *, using: str) -> None:
-        TaskResult.objects.using(using).keep_from(moment, jobs)
+        if is_on(using, TaskResult):
+            TaskResult.objects.using(using).keep_from(moment, jobs)
 
     def kept(self) -> Mapping[str, Kept]:
         results = (
@@ -47,7 +50,7 @@ class TasksDoors(Doors):
         }
 
     def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
-        return {"results": partial(prune, "results", using)}
+        return {"results": partial(prune, "results", using)} if is_on(using, TaskResult) else {}
 
 
 def _in_two(rows: Any, before: datetime, *, dry_run: bool) -> Iterable[Any]:

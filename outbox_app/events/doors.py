@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from ..capability import BAD, WARNING, Doors, Figure, Loop, Problem, ProblemKind, Section, Subject
+from ..capability import (
+    BAD,
+    WARNING,
+    Doors,
+    Figure,
+    Loop,
+    Problem,
+    ProblemKind,
+    Section,
+    Subject,
+    is_on,
+)
 from ..exceptions import InvalidArgument
 from ..models import counting
 from ..models.counting import shown_count
@@ -240,6 +251,8 @@ class EventsDoors(Doors):
 
     def read(self, question: Question) -> EventsSection | None:
         using = question.using or log_alias(Event)
+        if not is_on(using, Subscription):
+            return None
         parts = frozenset(part for part in self.parts() if question.wants(part))
         if not question.can_read(using):
             parts = frozenset()

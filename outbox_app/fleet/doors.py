@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.utils.translation import gettext as _
 
-from ..capability import Doors, Figure, Section
+from ..capability import Doors, Figure, Section, is_on
 from ..monitoring.status import Question
 from .conf import FleetKey, fleet_settings
 from .models import Server
@@ -61,7 +61,8 @@ class FleetDoors(Doors):
         return {"servers": [Server]}
 
     def read(self, question: Question) -> FleetSection | None:
-        if question.wants("servers") and fleet_settings().SERVICE:
+        asked = question.wants("servers") and fleet_settings().SERVICE
+        if asked and is_on(question.database, Server):
             return FleetSection(live_servers(using=question.database))
         return None
 

@@ -17,7 +17,18 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from ..aliases import outbox_alias
-from ..capability import BAD, WARNING, Doors, Figure, Loop, Problem, ProblemKind, Section, Subject
+from ..capability import (
+    BAD,
+    WARNING,
+    Doors,
+    Figure,
+    Loop,
+    Problem,
+    ProblemKind,
+    Section,
+    Subject,
+    is_on,
+)
 from ..exceptions import InvalidArgument
 from ..models.counting import shown_count
 from ..monitoring.diagnosis import counted, problem_of
@@ -147,9 +158,9 @@ class PreparedDoors(Doors):
         return {"prepared": [PreparedEvent]}
 
     def read(self, question: Question) -> PreparedSection | None:
-        if not question.wants("prepared"):
-            return None
         using = question.database
+        if not question.wants("prepared") or not is_on(using, PreparedEvent):
+            return None
         facts = prepared_status(using=using)
         return PreparedSection(facts, decisions(using=using) if facts else Decisions())
 
@@ -171,7 +182,8 @@ class PreparedDoors(Doors):
         }
 
     def removals(self, using: str) -> Mapping[str, Callable[..., int]]:
-        return {"prepared": partial(prune, "prepared", using)}
+        found = {"prepared": partial(prune, "prepared", using)}
+        return found if is_on(using, PreparedEvent) else {}
 
     def routes(self) -> list[URLPattern]:
         """Return the addresses that senders call, and ``check``, which keepers call."""
@@ -189,7 +201,8 @@ class PreparedDoors(Doors):
         ]
 
     def loops(self, using: str, *, only: str | None) -> Mapping[str, Loop]:
-        return {"prepared": Loop(partial(ask_here, using))}
+        found = {"prepared": Loop(partial(ask_here, using))}
+        return found if is_on(using, PreparedEvent) else {}
 
 
 def _senders_alias() -> NoReturn:

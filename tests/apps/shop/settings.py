@@ -35,3 +35,6 @@ if "SHOP_SINK" in os.environ:
     OUTBOX["SINK"] = {"outbox_event": ("/nowhere", 1)}
 if {"outbox_app", "outbox_app.django_tasks"} <= set(APPS):
     TASKS = {"default": {"BACKEND": "outbox_app.django_tasks.OutboxBackend"}}
+if "SHOP_JOBS_ELSEWHERE" in os.environ:
+    DATABASES["jobs"] = _sqlite(f"{os.environ['SQLITE_FILE']}-jobs")
+    DATABASE_ROUTERS = ["tests.apps.shop.routers.JobsAlone"]
