@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from .settings import DATABASES, DEFAULT_AUTO_FIELD, OUTBOX, SECRET_KEY, USE_TZ
+from .settings import DATABASES, DEFAULT_AUTO_FIELD, SECRET_KEY, USE_TZ
 
-__all__ = ["DEFAULT_AUTO_FIELD", "OUTBOX", "SECRET_KEY", "USE_TZ"]
+__all__ = ["DEFAULT_AUTO_FIELD", "SECRET_KEY", "USE_TZ"]
 INSTALLED_APPS = os.environ["BENCHMARK_APPS"].split(",")
 DATABASES = {
     "default": {**DATABASES["default"], "NAME": f"peer_{INSTALLED_APPS[-1].replace('.', '_')}"}

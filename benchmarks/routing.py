@@ -125,11 +125,10 @@ def be_server(address: str, leads: list[str]) -> None:
 
 def configure(**given: Any) -> None:
     from django.conf import settings
-
-    from outbox_app.conf import outbox_settings
+    from django.core.signals import setting_changed
 
     settings.OUTBOX = {**settings.OUTBOX, **given}
-    outbox_settings.cache_clear()
+    setting_changed.send(None, setting="OUTBOX", value=settings.OUTBOX, enter=True)
 
 
 def keys(name: str) -> list[dict[str, str]]:

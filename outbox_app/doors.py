@@ -57,6 +57,11 @@ KINDS = {
         "%(count)s further database cannot be read, or has no outbox tables.",
         "%(count)s further databases cannot be read, or have no outbox tables.", "n"),
         _("The figures lack what it holds: make it available, or migrate it.")),
+    "unmigrated": ProblemKind(
+        105, WARNING, ngettext_lazy(
+        "%(count)s installed app has no tables yet.",
+        "%(count)s installed apps have no tables yet.", "n"),
+        _("Run manage.py migrate. The figures lack what they hold.")),
     "max_age": ProblemKind(
         80, BAD, _("The oldest ready job is %(age)s s old; the limit is %(limit)s s."),
         _("Start more drainers, or find out what slows them down.")),

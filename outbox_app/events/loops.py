@@ -16,6 +16,7 @@ from ..retention.run import retain_here
 from ..supervisor import LoopThread, join, start
 from ..text import get_logger
 from .log.registry import sinks
+from .models import Subscription
 from .sink import Sink
 from .subscriptions.run import run_here
 from .subscriptions.runner import ANSWER_SECONDS
@@ -40,7 +41,7 @@ def loops(only: str | None) -> dict[str, Loop]:
 
 
 def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
-    prepare_process(chosen[0].using, answer_seconds=ANSWER_SECONDS)
+    prepare_process(chosen[0].using, Subscription, answer_seconds=ANSWER_SECONDS)
     return run_here(chosen, once=once, listen=listen, interval=None, batch_size=None)
 
 

@@ -102,7 +102,7 @@ def prune_events(
             raise refused[0]
         return removed
     archived = open_archive(archive, table) if archive else None
-    require_migrated(alias)
+    require_migrated(alias, Subscription)
     if table not in connections[alias].introspection.table_names():
         return 0
     for name in _not_begun(chosen, alias):

@@ -64,6 +64,7 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
         *_of_transactions(status),
         *(problem for each in status.sections.values() for problem in each.problems(on)),
         problem_of("database", [Subject(alias, why) for alias, why in status.away.items()]),
+        problem_of("unmigrated", [Subject(app, run) for app, run in status.unmigrated.items()]),
     ]
     # A count of 0 is a problem only for a kind that has a text for it.
     found = [each for each in looked_for if each.values.get("n") != 0 or each.kind.none]

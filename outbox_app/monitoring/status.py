@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
 import django.db
 from django.apps import apps
+from django.db import OperationalError, ProgrammingError, connections, transaction
 
 from ..aliases import outbox_alias
-from ..capability import Figure, Section, all_doors
+from ..capability import Capability, Figure, Section, capabilities, is_on
 from ..database.clock import DatabaseNow
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
@@ -59,6 +61,8 @@ class Question:
     parts: Collection[str] | None
     #: Aliases beside the outbox's that cannot be read, and why.
     away: dict[str, str] = field(default_factory=dict)
+    #: Labels of apps whose tables are not there, and what to run.
+    unmigrated: dict[str, str] = field(default_factory=dict)
     #: Transactions that may have written to a table that was read, by table.
     in_flight: dict[str, LongTransactions] = field(default_factory=dict)
 
@@ -108,6 +112,8 @@ class OutboxStatus:
     sections: dict[str, Section] = field(default_factory=dict)
     #: Aliases beside the outbox's that cannot be read, and why. What they hold is left out.
     away: dict[str, str] = field(default_factory=dict)
+    #: Labels of installed apps whose tables are not there, and what to run.
+    unmigrated: dict[str, str] = field(default_factory=dict)
 
     @property
     def alive(self) -> list[DrainerStatus]:
@@ -173,7 +179,7 @@ def outbox_status(
         question.in_flight.update(open_writers(StagedJob, using=jobs))
     if question.wants("dead"):
         facts["dead"] = dead_matrix(using=jobs)
-    read = ((doors.name, doors.read(question)) for doors in all_doors())
+    read = ((app.doors.name, _section(app, question)) for app in capabilities())
     sections = {name: section for name, section in read if section}
     if question.wants("history"):
         facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs)}
@@ -187,8 +193,24 @@ def outbox_status(
         sections=sections,
         in_flight=question.in_flight,
         away=question.away,
+        unmigrated=question.unmigrated,
         **facts,
     )
+
+
+def _section(app: Capability, question: Question) -> Section | None:
+    """Return what an app has read. An app whose tables are not there yet hides no other facts."""
+    using = question.using or question.database
+    whole = connections[using].in_atomic_block  # of a request: PostgreSQL refuses what follows
+    try:
+        with transaction.atomic(using=using) if whole else nullcontext():
+            return app.doors.read(question)
+    except (OperationalError, ProgrammingError):
+        ours = {model._meta.db_table for model in app.get_models() if is_on(using, model)}
+        if app.name == "outbox_app" or ours <= {*connections[using].introspection.table_names()}:
+            raise
+        question.unmigrated[app.label] = f"Run: manage.py migrate {app.label} --database {using}"
+        return None
 
 
 def _stages(using: str) -> bool:

@@ -20,6 +20,7 @@ from ..process.foreground import (
 )
 from ..text import get_logger
 from .checking_back import CheckBack
+from .models import PreparedEvent
 
 logger = get_logger("outbox_app.prepared")
 
@@ -38,7 +39,7 @@ def run(
     """
     require_at_least(processes=(processes, 1), interval=(interval, 0.01))
     using = using or outbox_alias()
-    prepare_process(using)
+    prepare_process(using, PreparedEvent)
     work = partial(ask_here, using, interval=interval, once=once)
     return run_workers(work, count=processes, restart=not once)
 

@@ -19,9 +19,11 @@ from contextvars import ContextVar
 from typing import Any
 
 from django.db import connections
+from django.db.models import Model
 
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
+from ..models import StagedJob
 from ..text import Write, get_logger, per_second
 from .loop import ProcessLoop, require_no_transaction
 from .preflight import require_alias, require_migrated, require_sessions
@@ -81,15 +83,20 @@ def require_at_least(**least: tuple[float | None, float]) -> None:
             raise InvalidArgument(f"{option} must be at least {minimum}; got {value}.")
 
 
-def prepare_process(using: str, *, answer_seconds: float | None = None) -> None:
-    """Set the timeouts of a database, and refuse one in which no work is possible."""
+def prepare_process(using: str, *models: type[Model], answer_seconds: float | None = None) -> None:
+    """Set the timeouts of a database, and refuse one in which no work is possible.
+
+    It needs the tables of jobs, and of these models.
+    """
     require_alias(using)
     require_no_transaction(using)
     # Until there is work to finish: process 1 has no default handlers. Those of run_together stay.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         stop_on_signals(sys.exit)
     set_timeouts(using, answer_seconds=answer_seconds)
-    require_migrated(using)
+    needed: tuple[type[Model], ...] = (StagedJob, *models)
+    for model in needed:
+        require_migrated(using, model)
     require_sessions(using)
 
 

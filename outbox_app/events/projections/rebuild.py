@@ -82,7 +82,7 @@ def rebuildable(name: str) -> Projection:
             "the rows of the view cannot be deleted and inserted again. Point at the objects that "
             "the rows describe, or store the key in a plain column."
         )
-    require_migrated(using)
+    require_migrated(using, Subscription)
     return projection
 
 

@@ -24,6 +24,7 @@ from ...process.foreground import (
 )
 from ...text import get_logger
 from ..exceptions import UnknownSubscription
+from ..models import Subscription
 from .runner import ANSWER_SECONDS, Runner
 from .subscriber import Subscriber, all_subscribers, subscriber_named
 
@@ -56,7 +57,7 @@ def run(
     faults = [] if names else [each.fault for each in all_subscribers() if each.fault]
     for fault in faults:
         logger.warning("Subscription left out reason=%s", fault)
-    prepare_process(chosen[0].using, answer_seconds=ANSWER_SECONDS)
+    prepare_process(chosen[0].using, Subscription, answer_seconds=ANSWER_SECONDS)
     work = partial(
         run_here, chosen, once=once, beside=beside, interval=interval, batch_size=batch_size
     )

@@ -1,7 +1,7 @@
 """Deletes old rows, oldest first, in small transactions. Run it once a day.
 
-Exit codes: 0 done; 2 wrong arguments, or it cannot be determined which rows are still needed (a
-restored database, a damaged archive). Rows of other tables are still removed.
+Exit codes: 0 done; 2 wrong arguments, or it cannot be determined which rows are still needed
+(as after a restore). Rows of other tables are still removed.
 """
 
 from __future__ import annotations

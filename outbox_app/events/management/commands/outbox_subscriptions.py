@@ -47,7 +47,7 @@ from ....models.counting import LISTED
 from ....process.preflight import require_migrated
 from ....text import one_line
 from ...aliases import log_alias
-from ...models import Event, Gap
+from ...models import Event, Gap, Subscription
 from ...subscriptions import control, counting
 from ...subscriptions.lag import SubscriptionLag, in_flight, lags
 from ...subscriptions.skips import discard_stream, skip_event, skip_gap
@@ -99,7 +99,7 @@ class Command(OutboxCommand):
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
         name = options.get("name")
         using = database or (control.alias_of(name) if name else log_alias(Event))
-        require_migrated(using)
+        require_migrated(using, Subscription)
         getattr(self, f"_{action.replace('-', '_')}")(using=using, **options)
 
     def _list(self, *, name: str | None, using: str, json: bool, **_: Any) -> None:

@@ -93,7 +93,7 @@ class Command(OutboxCommand):
         if not options.get("reason", "-").strip():
             raise InvalidArgument("--reason is empty. Say why: the reason is kept with the events.")
         using = database or outbox_alias()
-        require_migrated(using)
+        require_migrated(using, PreparedEvent)
         getattr(self, f"_{action}")(using=using, **options)
 
     def _list(self, *, using: str, sender: str | None, state: str | None, **options: Any) -> None:
