@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -99,7 +100,9 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
             isinstance(pattern, str) and pattern and mode in MODES
             for pattern, mode in value.items()
         )
-        return None if fits else "a dictionary of patterns, each with 'stage', 'send' or 'shadow'"
+        modes = MODES if apps.is_installed("outbox_app.shadow") else MODES[:2]
+        known = " or ".join(map(repr, modes))
+        return None if fits else f"a dictionary of patterns, each with {known}"
     if name == "ADMIN_DATABASES":
         fits = isinstance(value, tuple | list) and all(each in list(connections) for each in value)
         return None if fits else f"a tuple of aliases: {', '.join(map(repr, connections))}"

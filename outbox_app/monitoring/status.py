@@ -19,7 +19,7 @@ from django.apps import apps
 from django.db import OperationalError, ProgrammingError, connections, transaction
 
 from ..aliases import outbox_alias
-from ..capability import Capability, Figure, Section, capabilities, is_on
+from ..capability import Doors, Figure, Section, all_doors, capabilities, is_on
 from ..database.clock import DatabaseNow
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
@@ -179,7 +179,7 @@ def outbox_status(
         question.in_flight.update(open_writers(StagedJob, using=jobs))
     if question.wants("dead"):
         facts["dead"] = dead_matrix(using=jobs)
-    read = ((app.doors.name, _section(app, question)) for app in capabilities())
+    read = ((doors.name, _section(doors, question)) for doors in all_doors())
     sections = {name: section for name, section in read if section}
     if question.wants("history"):
         facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs)}
@@ -198,16 +198,17 @@ def outbox_status(
     )
 
 
-def _section(app: Capability, question: Question) -> Section | None:
+def _section(doors: Doors, question: Question) -> Section | None:
     """Return what an app has read. An app whose tables are not there yet hides no other facts."""
     using = question.using or question.database
     whole = connections[using].in_atomic_block  # of a request: PostgreSQL refuses what follows
     try:
         with transaction.atomic(using=using) if whole else nullcontext():
-            return app.doors.read(question)
+            return doors.read(question)
     except (OperationalError, ProgrammingError):
+        [app] = [each for each in capabilities() if each.doors is doors]
         ours = {model._meta.db_table for model in app.get_models() if is_on(using, model)}
-        if app.name == "outbox_app" or ours <= {*connections[using].introspection.table_names()}:
+        if ours <= {*connections[using].introspection.table_names()}:
             raise
         question.unmigrated[app.label] = f"Run: manage.py migrate {app.label} --database {using}"
         return None

@@ -185,8 +185,9 @@ class TestSQLite:
     @pytest.mark.parametrize("command", ["drain_outbox", "run_subscriptions"])
     def test_the_commands_warn(self, alias, plain, command, caplog):
         subscriber("one")(lambda events: None)
-        with plain().cursor() as cursor:  # the commands look whether it is there
-            cursor.execute("CREATE TABLE outbox_stagedjob (id integer)")
+        with plain().cursor() as cursor:  # the commands look whether they are there
+            for table in ("stagedjob", "subscription"):
+                cursor.execute(f"CREATE TABLE outbox_{table} (id integer)")
         call_command(command, "--once", database=alias, skip_checks=True)
         [line] = [text for text in caplog.messages if text.startswith("The database options")]
         assert "SQLite database 'default'" in line
