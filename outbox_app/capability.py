@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.apps import AppConfig, apps
+from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -247,6 +248,9 @@ class Doors:
     def postpone(self, jobs: Iterable[StagedJob], moment: Any, *, using: str) -> None:
         """Follow jobs that get another time, in its transaction: requeued or rescheduled ones."""
 
+    #: The module that records the calls of shadow mode.
+    recorder: Any = None
+
     def chores(self, holder: LeaseHolder) -> Iterable[Callable[[], None]]:
         """Return what a drainer calls at each turn, beside draining. It raises nothing."""
         return ()
@@ -282,6 +286,8 @@ class Capability(AppConfig):
     def import_models(self) -> None:
         if self.missing:  # Django and the admin find no module in it, so that ``check`` can run
             self.module = ModuleType(self.name)
+            # Without its models ``makemigrations`` would write that they are deleted.
+            settings.MIGRATION_MODULES = {**settings.MIGRATION_MODULES, self.label: None}
         super().import_models()
 
     def ready(self) -> None:
@@ -336,8 +342,13 @@ def check_needs(**kwargs: Any) -> list[checks.CheckMessage]:
 
 
 def is_on(alias: str, model: type[Model]) -> bool:
-    """Return whether the routers allow the table of an app there: an app may be elsewhere."""
-    return router.allow_migrate_model(alias, model)
+    """Return whether an app has its table there: routers may place it on another alias than jobs.
+
+    Where they allow no table of jobs either, they say nothing: such an alias is migrated by another
+    one, with another user of the database, or past a pooler.
+    """
+    allow, jobs = router.allow_migrate_model, apps.get_model("outbox_app.StagedJob")
+    return allow(alias, model) or not allow(alias, jobs)
 
 
 def capabilities() -> list[Capability]:

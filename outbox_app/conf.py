@@ -153,27 +153,27 @@ def read(keys: type[T]) -> T:
     Raises:
         ImproperlyConfigured: ``OUTBOX`` is no dictionary, or has a key that no installed app has.
     """
-    found: T = _read(keys)  # type: ignore[arg-type]
+    found: T = _read(keys, apps.apps_ready)  # type: ignore[arg-type]
     return found
 
 
 @lru_cache
-def _read(keys: Any) -> Any:
+def _read(keys: Any, is_ready: bool) -> Any:
     values: Any = getattr(settings, "OUTBOX", {})
     if not isinstance(values, dict):
         raise ImproperlyConfigured(
             f"The setting OUTBOX must be a dictionary; it is {type(values).__name__}."
         )
-    if apps.apps_ready:
-        _refuse_unknown(values)
+    _refuse_unknown(values, is_ready)
     names = {each.name for each in fields(keys)}
     return keys(**{name: value for name, value in values.items() if name in names})
 
 
-def _refuse_unknown(values: dict[str, Any]) -> None:
+def _refuse_unknown(values: dict[str, Any], is_ready: bool) -> None:
+    """Before the apps are ready it is unknown which of them are installed: all keys are known."""
     known = [each.name for each in fields(OutboxSettings)]
     for app, names in KEYS_OF_APPS.items():
-        if apps.is_installed(app):
+        if not is_ready or apps.is_installed(app):
             known += names
         elif strange := sorted(values.keys() & names):
             raise ImproperlyConfigured(
@@ -189,7 +189,8 @@ def _refuse_unknown(values: dict[str, Any]) -> None:
 
 def outbox_settings() -> OutboxSettings:
     """Return the settings of jobs."""
-    return read(OutboxSettings)
+    found: OutboxSettings = _read(OutboxSettings, apps.apps_ready)  # on the way of each job
+    return found
 
 
 @receiver(setting_changed, dispatch_uid="outbox_app.conf")

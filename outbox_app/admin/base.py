@@ -27,6 +27,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from ..aliases import chosen, outbox_alias
+from ..capability import is_on
 from ..conf import outbox_settings
 from ..models import counting
 from ..text import shown
@@ -67,7 +68,8 @@ class DatabaseAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return the view, made to use the outbox that the page's address names."""
 
         def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            offered = list(dict.fromkeys([outbox_alias(), *outbox_settings().ADMIN_DATABASES]))
+            others = [each for each in outbox_settings().ADMIN_DATABASES if is_on(each, self.model)]
+            offered = list(dict.fromkeys([outbox_alias(), *others]))
             if len(offered) < 2 or not self.admin_site.has_permission(request):
                 return view(request, *args, **kwargs)
             aliases = {*request.GET.getlist(DATABASE), *request.POST.getlist(DATABASE)}

@@ -16,7 +16,7 @@ from typing import Any
 
 import django.db
 from django.apps import apps
-from django.db import OperationalError, ProgrammingError, connections, transaction
+from django.db import OperationalError, ProgrammingError, connections, router, transaction
 
 from ..aliases import outbox_alias
 from ..capability import Doors, Figure, Section, all_doors, capabilities, is_on
@@ -207,11 +207,14 @@ def _section(doors: Doors, question: Question) -> Section | None:
             return doors.read(question)
     except (OperationalError, ProgrammingError):
         [app] = [each for each in capabilities() if each.doors is doors]
-        ours = {model._meta.db_table for model in app.get_models() if is_on(using, model)}
-        if ours <= {*connections[using].introspection.table_names()}:
-            raise
-        question.unmigrated[app.label] = f"Run: manage.py migrate {app.label} --database {using}"
-        return None
+        for model in app.get_models():
+            alias = question.using or router.db_for_read(model)
+            tables = connections[alias].introspection.table_names()
+            if is_on(alias, model) and model._meta.db_table not in tables:
+                run = f"Run: manage.py migrate {app.label} --database {alias}"
+                question.unmigrated[app.label] = run
+                return None
+        raise
 
 
 def _stages(using: str) -> bool:

@@ -11,9 +11,3 @@ class ShadowConfig(capability.Capability):
     name = "outbox_app.shadow"
     label = "outbox_shadow"
     verbose_name = _("Outbox: shadow mode")
-
-    def start(self) -> None:
-        from ..jobs.staging.modes import provide_shadow
-        from . import producer
-
-        provide_shadow(producer)

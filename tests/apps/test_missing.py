@@ -135,3 +135,13 @@ def test_a_command_names_the_line_without_a_traceback(tmp_path: Path) -> None:
         "CommandError: INSTALLED_APPS does not have outbox_app.pipeline. Add "
         '"outbox_app.pipeline", to INSTALLED_APPS, and run manage.py migrate.\n'
     )
+
+
+def test_no_migration_deletes_the_models_of_an_app_that_is_off(tmp_path: Path) -> None:
+    done = manage(
+        *("makemigrations", "--dry-run", "--skip-checks"),
+        apps="core entities prepared",
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "No changes detected" in done.stdout

@@ -47,9 +47,16 @@ HELD: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str
         "2 events and 1 stream, which nobody else has. Dump or archive the events",
     ),
     "outbox_prepared": (
-        [("PreparedEvent", prepared()), ("PreparedEvent", prepared(state="undecided"))],
-        [("PreparedEvent", prepared(state="confirmed"))],
-        "2 prepared events, which nobody else has. Let manage.py run_prepared ask",
+        [
+            ("PreparedEvent", prepared()),
+            ("PreparedEvent", prepared(state="undecided")),
+            ("Fence", {"event_id": uuid4(), "outcome": "committed"}),
+        ],
+        [
+            ("PreparedEvent", prepared(state="confirmed")),
+            ("Fence", {"event_id": uuid4(), "outcome": "rolled_back"}),
+        ],
+        "2 prepared events and 1 fence, which nobody else has. Let manage.py run_prepared ask",
     ),
     "outbox_entities": (
         [

@@ -213,3 +213,13 @@ def test_the_core_knows_the_keys_of_each_app():
     assert {name: sorted(keys) for name, keys in found.items()} == {
         name: sorted(keys) for name, keys in KEYS_OF_APPS.items()
     }
+
+
+def test_before_the_apps_are_ready_the_keys_of_all_apps_are_known(settings, monkeypatch):
+    settings.OUTBOX = {"PAGE_SIZE": 7}
+    monkeypatch.setattr(apps, "apps_ready", False)
+    monkeypatch.setattr(apps, "is_installed", None)
+    assert outbox_settings().BATCH_SIZE == 1000
+    settings.OUTBOX = {"BATCHSIZE": 5}
+    with pytest.raises(ImproperlyConfigured, match="has no key 'BATCHSIZE'"):
+        outbox_settings()

@@ -14,19 +14,11 @@ from typing import Any, Literal, get_args
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ...capability import lines_to_add
+from ...capability import all_doors, lines_to_add
 from ...conf import outbox_settings
 
 Mode = Literal["stage", "send", "shadow"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-#: The module that records the calls of shadow mode. Its app sets it when Django is ready.
-_shadow: Any = None
-
-
-def provide_shadow(module: Any) -> None:
-    """Set the module of shadow mode."""
-    global _shadow
-    _shadow = module
 
 
 def shadow_mode() -> Any:
@@ -35,12 +27,13 @@ def shadow_mode() -> Any:
     Raises:
         ImproperlyConfigured: Its app is not installed.
     """
-    if _shadow is None:
-        raise ImproperlyConfigured(
-            "A task has the mode 'shadow', and INSTALLED_APPS does not have outbox_app.shadow. "
-            + lines_to_add(["outbox_app.shadow"])
-        )
-    return _shadow
+    for doors in all_doors():
+        if doors.recorder:
+            return doors.recorder
+    raise ImproperlyConfigured(
+        "A task has the mode 'shadow', and INSTALLED_APPS does not have outbox_app.shadow. "
+        + lines_to_add(["outbox_app.shadow"])
+    )
 
 
 def mode_of(app: Any, name: str, args: Any = None, kwargs: Any = None) -> Mode:

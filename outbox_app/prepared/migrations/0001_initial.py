@@ -188,7 +188,12 @@ class Migration(migrations.Migration):
             },
         ),
         KeepRows(
-            {"PreparedEvent": {"state__in": ["prepared", "undecided"]}},
-            "Let manage.py run_prepared ask their senders, or decide by manage.py outbox_prepared.",
+            {
+                "PreparedEvent": {"state__in": ["prepared", "undecided"]},
+                "Fence": {"outcome": "committed"},
+            },
+            "Let manage.py run_prepared ask their senders, or decide by manage.py outbox_prepared. "
+            "Keep fences until no keeper may ask about them: without its fence, a transaction that "
+            "has committed counts as rolled back.",
         ),
     ]

@@ -38,3 +38,4 @@ if {"outbox_app", "outbox_app.django_tasks"} <= set(APPS):
 if "SHOP_JOBS_ELSEWHERE" in os.environ:
     DATABASES["jobs"] = _sqlite(f"{os.environ['SQLITE_FILE']}-jobs")
     DATABASE_ROUTERS = ["tests.apps.shop.routers.JobsAlone"]
+    OUTBOX["ADMIN_DATABASES"] = ("jobs",)
