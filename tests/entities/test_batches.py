@@ -283,9 +283,7 @@ def test_the_time_limit_of_a_task_ends_it(alias, monkeypatch, point):
 
 
 @commits
-def test_without_return_exceptions_the_first_error_is_raised_after_all_have_been_executed(
-    alias, account, rows
-):
+def test_without_return_exceptions_the_first_error_is_raised_after_all_calls(alias, account, rows):
     commands = [
         Command("a", "withdraw", {"amount": 1}, command_id="x"),
         Command("a", "withdraw", {"amount": 2}, command_id="x"),

@@ -158,7 +158,7 @@ def test_routes_outlive_a_connection(alias, redis_url, make_named_app, book, bur
     jobs.assert_exact(but=[bad])
 
 
-def test_an_exchange_of_the_configuration_is_known_to_a_drainer_that_has_declared_no_queue_of_it(
+def test_a_drainer_knows_a_configured_exchange_of_which_it_has_declared_no_queue(
     alias, redis_url, make_named_app, book
 ):
     app, jobs = make_named_app(redis_url), book(alias)
