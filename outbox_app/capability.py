@@ -59,7 +59,7 @@ class Loop(NamedTuple):
 class Figure:
     """A figure, for each place that shows it. A place for which it has no name leaves it out."""
 
-    #: A number, or numbers by label; for JSON alone anything. None: nobody has measured it.
+    #: A number, or numbers by label; for JSON alone anything. None: it was not measured.
     value: Any
     #: Name of its metric: a counter if it ends in ``_total``, otherwise a gauge.
     metric: str = ""

@@ -1,4 +1,4 @@
-"""Removing an app: ``migrate LABEL zero`` refuses while its tables have rows that nobody else has.
+"""Removing an app: ``migrate LABEL zero`` refuses while its tables have rows found nowhere else.
 
 The operation is the last one of a migration, so it is the first one of its way back, and nothing
 has changed when it refuses. ``--fake`` and ``sqlmigrate`` do not ask it.
@@ -61,7 +61,7 @@ class KeepRows(Operation):
         if found:
             raise CommandError(
                 f"The tables of {app_label} on {connection.alias!r} stay as they are: they hold "
-                f"{' and '.join(found)}, which nobody else has. {self.advice} To lose the rows, "
+                f"{' and '.join(found)}, found nowhere else. {self.advice} To lose the rows, "
                 f"delete them ({' '.join(tables)}), and repeat the command."
             )
 

@@ -1,4 +1,4 @@
-"""``migrate LABEL zero`` refuses while tables have rows that nobody else has."""
+"""``migrate LABEL zero`` refuses while tables have rows that exist nowhere else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HELD: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str
     "outbox_app": (
         [("DeadJob", DEAD)],
         [("InboxEntry", {"job_id": "1", "task": "t"})],
-        "1 dead job, which nobody else has. Let manage.py drain_outbox --once send",
+        "1 dead job, found nowhere else. Let manage.py drain_outbox --once send",
     ),
     "outbox_events": (
         [
@@ -44,7 +44,7 @@ HELD: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str
             ("StreamHead", {"log": "outbox_event", "stream": "a", "version": 2}),
         ],
         [],
-        "2 events and 1 stream, which nobody else has. Dump or archive the events",
+        "2 events and 1 stream, found nowhere else. Dump or archive the events",
     ),
     "outbox_prepared": (
         [
@@ -56,7 +56,7 @@ HELD: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str
             ("PreparedEvent", prepared(state="confirmed")),
             ("Fence", {"event_id": uuid4(), "outcome": "rolled_back"}),
         ],
-        "2 prepared events and 1 fence, which nobody else has. Let manage.py run_prepared ask",
+        "2 prepared events and 1 fence, found nowhere else. Let manage.py run_prepared ask",
     ),
     "outbox_entities": (
         [
@@ -66,12 +66,12 @@ HELD: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str
             )
         ],
         [],
-        "1 pruned command, which nobody else has. Without its row",
+        "1 pruned command, found nowhere else. Without its row",
     ),
     "outbox_django_tasks": (
         [("TaskResult", result("READY"))],
         [("TaskResult", result("SUCCESSFUL"))],
-        "1 task result, which nobody else has. Let workers run",
+        "1 task result, found nowhere else. Let workers run",
     ),
 }
 
@@ -165,7 +165,7 @@ def test_at_the_command_line(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert refused.stderr == (
         "CommandError: The tables of outbox_app on 'default' stay as they are: they hold 1 staged "
-        "job, which nobody else has. Let manage.py drain_outbox --once send staged jobs; requeue "
+        "job, found nowhere else. Let manage.py drain_outbox --once send staged jobs; requeue "
         "or discard dead jobs by manage.py outbox_dead. To lose the rows, delete them (DELETE FROM "
         "outbox_stagedjob;), and repeat the command.\n"
     )
