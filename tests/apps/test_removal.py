@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import date
 from io import StringIO
 from pathlib import Path
@@ -15,10 +16,19 @@ from django.db import connections
 from django.db.migrations.loader import MigrationLoader
 from django.utils import timezone
 
+from outbox_app.database import transactions
 from outbox_app.models.removal import KeepRows
 from tests.apps.processes import manage, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def migrations_end() -> Iterator[None]:
+    """A ``migrate`` that refuses has begun, and does not end: its process would."""
+    yield
+    for alias in connections:
+        transactions._end(using=alias)
 
 
 def prepared(**columns: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
   drain_outbox   sends committed jobs to the broker
   outbox_prune   removes rows whose retention is over, once an hour: inbox, incidents, counters, and
                  those of other installed apps whose setting names an age
-  run_…          the same as the commands of other installed apps whose names begin with run_
+  run_*          the same as the commands of other installed apps whose names begin with run_
 
 For one server, or a few. Run two on different hosts, and one takes over from the other. When one
 part is too slow, run its own command beside this one: they share the work by the same leases.
