@@ -111,6 +111,9 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
         away = SQLite(nowhere, alias="nowhere")  # which Django lets a test connect to
         monkeypatch.setattr(connections._connections, "away", away, raising=False)
 
+    def unmigrated():
+        monkeypatch.setattr(Gap._meta, "db_table", "outbox_not_yet")
+
     def not_working(**columns):
         staged(2)
         drainers.update(**columns)
@@ -134,6 +137,7 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
         "gaps": gap,
         "sink": sink,
         "database": database,
+        "unmigrated": unmigrated,
         "no_check_back": lambda: prepared(next_check_at=DatabaseNow()),
         "undecided": lambda: prepared(state="undecided"),
         "sender_silent": lambda: prepared(unreachable=3, last_answer="OSError: away"),
