@@ -18,7 +18,7 @@ import django.db
 from django.apps import apps
 from django.db import OperationalError, ProgrammingError, connections, router, transaction
 
-from ..aliases import outbox_alias
+from ..aliases import chosen_alias, outbox_alias
 from ..capability import Doors, Figure, Section, all_doors, capabilities, is_on
 from ..database.clock import DatabaseNow
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
@@ -208,7 +208,7 @@ def _section(doors: Doors, question: Question) -> Section | None:
     except (OperationalError, ProgrammingError):
         [app] = [each for each in capabilities() if each.doors is doors]
         for model in app.get_models():
-            alias = question.using or router.db_for_read(model)
+            alias = question.using or chosen_alias() or router.db_for_write(model)
             tables = connections[alias].introspection.table_names()
             if is_on(alias, model) and model._meta.db_table not in tables:
                 run = f"Run: manage.py migrate {app.label} --database {alias}"
