@@ -41,32 +41,6 @@ CANCEL = BulkAction(
     outcome=ngettext_lazy("%d staged job was cancelled.", "%d staged jobs were cancelled."),
     destroys=True,
 )
-RELEASE = BulkAction(
-    "release_selected",
-    "release_stagedjob",
-    _("Release held jobs now"),
-    _("Release the job now"),
-    _(
-        "The time until which the jobs are held is removed: they leave with the next batches, and "
-        "a worker runs them when it receives them. Jobs that are not held do not change."
-    ),
-    run_for=lambda rows, reason, **options: staged.release_for(rows, **options),
-    outcome=ngettext_lazy("%d held job was released.", "%d held jobs were released."),
-)
-BURY = BulkAction(
-    "bury_selected",
-    "bury_stagedjob",
-    _("Move staged jobs to dead"),
-    _("Move the job to dead"),
-    _(
-        "The jobs do not leave; they wait among the dead jobs, with your reason, until they are "
-        "requeued or discarded. A job that a drainer is publishing at this moment is sent all the "
-        "same, and may then be both published and dead: check before you requeue it. If dead jobs "
-        "block their ordering key, the later jobs of the key die after them."
-    ),
-    run_for=staged.move_to_dead_for,
-    outcome=ngettext_lazy("%d job was moved to dead.", "%d jobs were moved to dead."),
-)
 
 
 @admin.register(StagedJob)
@@ -81,7 +55,7 @@ class StagedJobAdmin(JobAdmin):
     ]
     sortable_by = ["id"]
     payload_permission = "outbox_app.view_payload_stagedjob"
-    bulk_actions = (CANCEL, RELEASE, BURY)
+    bulk_actions = (CANCEL,)
     blocked_reason = column(_("what it waits for"), lambda job: blocked_reason(job))
     fieldsets = [
         (None, {"fields": ["blocked_reason", "task", "task_id", "queue", "ordering_key", "app",

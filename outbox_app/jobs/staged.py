@@ -1,19 +1,15 @@
-"""Staged jobs: code cancels or reschedules one job, a person decides on many.
+"""Staged jobs: code cancels or reschedules one job, a person cancels many.
 
 ``cancel`` and ``reschedule`` change one job, in the transaction of the caller. A person cancels
-jobs, releases them before their time, or moves them to dead: in batches, each a transaction of its
-own. Each change requires that the row still exists: if a drainer and a person want a row at the
-same moment, one of them gets it. A drainer that is publishing a job finishes, as no message can be
-taken back. If that job is moved to dead meanwhile, a dead row stays although the job was published:
-nothing is lost, and requeueing it is recorded as an incident, as always.
+jobs in batches, each a transaction of its own. Each change requires that the row still exists: if a
+drainer and a person want a row at the same moment, one of them gets it. A drainer that is
+publishing a job finishes, as no message can be taken back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from functools import partial
-from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -25,20 +21,19 @@ from django.utils.timezone import is_naive
 from ..aliases import outbox_alias
 from ..capability import all_doors
 from ..database.clock import DatabaseNow, due_at
-from ..database.encoding import replaced, unstorable
+from ..database.encoding import unstorable
 from ..database.lock_wait import atomic_with_lock_wait
 from ..database.transactions import after_commit, is_atomic, lacks_autocommit
 from ..exceptions import InvalidJob, NotAtomic
 from ..models import DeadJob, StagedJob, counting
 from ..process.wakeup import JOBS, wake_after_commit
-from ..signals import job_dead
-from ..text import get_logger, storable
+from ..text import get_logger
 from .bulk import BulkResult, Moment, run_for
 from .drain.batch import apps_with_rows
 from .drain.dead_rows import LOCK_SECONDS
 from .immediate import leave_out
 from .message import Message
-from .staging.insert import chunk_bytes, chunks, shard_of_job
+from .staging.insert import shard_of_job
 from .staging.producer import held_until
 from .staging.sending import celery_app
 from .staging.validation import check_eta
@@ -47,8 +42,6 @@ logger = get_logger("outbox_app.staged")
 
 #: Batches follow the order of this column.
 ORDER = "id"
-#: The ``error`` of a job that a person moved to dead: there is no exception class.
-MOVED = "moved by a person"
 #: The most jobs of one task id that a query returns.
 FEW = 1000
 
@@ -167,47 +160,26 @@ def _of_task(task_id: str, ordering_key: str, using: str) -> list[StagedJob]:
     return list(rows.order_by("id"))
 
 
-def cancel_for(jobs: QuerySet[StagedJob], **options: Any) -> BulkResult:
+def cancel_for(
+    jobs: QuerySet[StagedJob], *, until: int, asked: Moment, by: str = "", **options: Any
+) -> BulkResult:
     """Delete staged jobs: none of them leaves, except one that a drainer is publishing.
 
-    ``options`` are ``until``, ``asked``, ``by`` and those of ``bulk.run_for``, as for dead jobs.
+    ``options`` are those of ``bulk.run_for``, as for dead jobs.
     """
-    return _run(jobs, _cancel, "Staged jobs cancelled", **options)
-
-
-def release_for(jobs: QuerySet[StagedJob], **options: Any) -> BulkResult:
-    """Remove the ``eta`` of held jobs, so that they leave now and run when they arrive."""
-    return _run(jobs.filter(available_at__isnull=False), _release, "Held jobs released", **options)
-
-
-def move_to_dead_for(
-    jobs: QuerySet[StagedJob], *, reason: str, by: str = "", **options: Any
-) -> BulkResult:
-    act = partial(_move_to_dead, reason=storable(f"{reason} ({by})" if by else reason))
-    return _run(jobs, act, "Staged jobs moved to dead", by=by, **options)
-
-
-def _run(
-    jobs: QuerySet[StagedJob],
-    act: Callable[..., int],
-    what: str,
-    *,
-    until: int,
-    asked: Moment,
-    by: str = "",
-    **options: Any,
-) -> BulkResult:
     # Filter by time, too: the database may have lost rows and given their ids to other jobs.
     rows = StagedJob.objects.using(jobs.db).filter(staged_at__lte=asked)
 
-    # ``act`` reads before its transaction: inside it MariaDB may refuse to change rows that others
-    # have deleted since they were read (1020).
-    def act_on(ids: list[int]) -> int:
-        return act(rows, rows.filter(pk__in=ids).order_by("id"))
+    def act(ids: list[int]) -> int:
+        # Read before the transaction: inside it MariaDB may refuse to change rows that others have
+        # deleted since they were read (1020).
+        found = list(rows.filter(pk__in=ids).order_by("id").only("pk"))
+        with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
+            return len(_taken(rows, found))
 
-    found = run_for(jobs, act_on, order=ORDER, until=until, **options)
+    found = run_for(jobs, act, order=ORDER, until=until, **options)
     if found.done:
-        logger.warning(what + " database=%s jobs=%d by=%s", jobs.db, found.done, by)
+        logger.warning("Staged jobs cancelled database=%s jobs=%d by=%s", jobs.db, found.done, by)
     return found
 
 
@@ -237,36 +209,6 @@ def _named(part: QuerySet[StagedJob], task_id: str, column: str) -> set[int]:
     return set(part.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])
 
 
-def _cancel(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
-    found = list(jobs.only("pk"))
-    with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
-        return len(_taken(rows, found))
-
-
-def _release(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
-    released, found = 0, list(jobs)
-    with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
-        for job in found:
-            # Not job.save(): a row that is gone by now stays gone.
-            held = rows.filter(pk=job.pk, available_at__gt=DatabaseNow())
-            envelope = _with_eta(job.envelope, None)
-            released += held.update(available_at=DatabaseNow(), envelope=envelope)
-        wake_after_commit(rows.db, JOBS)
-    return released
-
-
-def _move_to_dead(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob], *, reason: str) -> int:
-    found, reason = list(jobs), replaced(reason, using=rows.db)
-    with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
-        dead = [job.as_dead(error=MOVED, reason=reason) for job in _taken(rows, found)]
-        limit = chunk_bytes(dead, using=rows.db)
-        for chunk in chunks(dead, rows=len(dead), bytes=limit, size=attrgetter("size")):
-            DeadJob.objects.using(rows.db).bulk_create(chunk)
-    for each in dead:
-        job_dead.send_robust(DeadJob, using=rows.db, dead=each)
-    return len(dead)
-
-
 def _taken(rows: QuerySet[Any], jobs: Iterable[Any]) -> list[Any]:
     """Delete rows; return those that still existed.
 
@@ -276,8 +218,7 @@ def _taken(rows: QuerySet[Any], jobs: Iterable[Any]) -> list[Any]:
     return [job for job in jobs if rows.filter(pk=job.pk)._raw_delete(rows.db)]
 
 
-def _with_eta(envelope: str, eta: str | None) -> str:
-    """Return the envelope with another ``eta``; with None the job runs when it arrives."""
+def _with_eta(envelope: str, eta: str) -> str:
     try:
         message = Message.loads(envelope)
         message.headers["eta"] = eta

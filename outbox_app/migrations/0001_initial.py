@@ -276,8 +276,6 @@ class Migration(migrations.Migration):
                 "db_table": "outbox_stagedjob",
                 "permissions": [
                     ("cancel_stagedjob", "Can cancel staged jobs"),
-                    ("release_stagedjob", "Can release held jobs"),
-                    ("bury_stagedjob", "Can move staged jobs to dead"),
                     ("view_payload_stagedjob", "Can see the messages of staged jobs"),
                 ],
                 "indexes": [

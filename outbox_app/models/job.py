@@ -85,8 +85,6 @@ class StagedJob(JobMessage):
         verbose_name_plural = _("staged jobs")
         permissions = [
             ("cancel_stagedjob", _("Can cancel staged jobs")),
-            ("release_stagedjob", _("Can release held jobs")),
-            ("bury_stagedjob", _("Can move staged jobs to dead")),
             ("view_payload_stagedjob", _("Can see the messages of staged jobs")),
         ]
         indexes = [
@@ -113,7 +111,7 @@ class DeadJob(JobMessage):
     died_at = models.DateTimeField(_("died at"), db_default=DatabaseNow(), db_index=True)
     #: The class of the exception: the part of the reason by which rows are grouped.
     error = CharField(_("error"), max_length=255)
-    #: The message of the exception, or what the person wrote who moved the job.
+    #: The message of the exception.
     reason = TextField(_("reason"))
 
     class Meta:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 import pytest
@@ -12,11 +11,9 @@ from outbox_app.admin import filters
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import bulk, staged
-from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.staging.insert import shard_of_job
-from outbox_app.models import DeadJob, Lease, Process, StagedJob, counting
-from outbox_app.signals import job_dead
+from outbox_app.models import Lease, Process, StagedJob, counting
 from tests import tasks
 from tests.jobs.dead.rows import message, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold
@@ -129,64 +126,14 @@ def test_cancel(alias, superuser):
     assert left(alias) == [other.task_id]
 
 
-def test_release(alias, superuser):
-    eta = "2099-01-02T03:04:05+00:00"
-    envelope = message(headers={"task": "t", "id": "x", "eta": eta, "lang": "py"})
-    held, other, ready = staged_jobs(3, using=alias, envelope=envelope)
-    hold(alias, held, days=5)
-    hold(alias, other, days=5)
-    _, answer = decide(superuser, "release_selected", held, ready)
-    assert said(answer) == ["1 held job was released."]
-    rows = {row.pk: row for row in StagedJob.objects.using(alias)}
-    assert [*StagedJob.objects.using(alias).due()] == [rows[held.pk]]
-    assert rows[ready.pk].available_at is None
-    headers = json.loads(rows[held.pk].envelope)["headers"]
-    assert headers == {"task": "t", "id": "x", "eta": None, "lang": "py"}
-    assert rows[ready.pk].envelope == rows[other.pk].envelope == envelope
-
-
-@pytest.mark.parametrize("envelope", ["nonsense", "[]", "null", '{"headers": 5}', '{"a": 1}'])
-def test_a_damaged_job_is_released_as_it_is(alias, superuser, envelope):
-    [job] = staged_jobs(using=alias, envelope=envelope)
-    hold(alias, job, days=5)
-    decide(superuser, "release_selected", job)
-    row = StagedJob.objects.using(alias).due().get()
-    assert row.envelope == envelope
-
-
-def test_move_to_dead_and_back(alias, superuser):
-    job, other = staged_jobs(2, using=alias, ordering_key="k")
-    before = {row.pk: row.copied() for row in StagedJob.objects.using(alias)}
-    heard = []
-    job_dead.connect(lambda **given: heard.append(given), weak=False, dispatch_uid="heard")
-    try:
-        _, answer = decide(superuser, "bury_selected", job, reason="wrong <i>price")
-    finally:
-        job_dead.disconnect(dispatch_uid="heard")
-    assert said(answer) == ["1 job was moved to dead."]
-    assert left(alias) == [other.task_id]
-    row = DeadJob.objects.using(alias).get()
-    assert row.copied() == before[job.pk]
-    assert (row.staged_id, row.error) == (job.pk, "moved by a person")
-    assert row.staged_at is not None
-    assert row.reason == "wrong <i>price (<b>superuser</b>)"
-    assert [(each["using"], each["dead"].staged_id) for each in heard] == [(alias, job.pk)]
-    assert requeue_dead(DeadJob.objects.using(alias).filter(error=staged.MOVED)).done == 1
-    assert left(alias) == sorted([job.task_id, other.task_id])
-
-
 @pytest.mark.parametrize("after", ["look", "read"])
-@pytest.mark.parametrize("action", ["cancel_selected", "release_selected", "bury_selected"])
-def test_a_row_that_a_drainer_takes_meanwhile_is_the_drainers(
-    alias, superuser, monkeypatch, action, after
-):
-    """It goes between a look for it, or its row, and the deed: it is not counted, and not dead."""
+def test_a_row_that_a_drainer_takes_meanwhile_is_the_drainers(alias, superuser, monkeypatch, after):
+    """It goes between a look for it, or its row, and the deed: it is not counted."""
     job, other = staged_jobs(2, using=alias)
     hold(alias, job, days=5)
     hold(alias, other, days=5)
-    question = superuser.post(STAGED, selection(action, job, other))
-    deed = "_with_eta" if action == "release_selected" else "_taken"
-    module, name = (bulk, "_look") if after == "look" else (staged, deed)
+    question = superuser.post(STAGED, selection("cancel_selected", job, other))
+    module, name = (bulk, "_look") if after == "look" else (staged, "_taken")
     inner = getattr(module, name)
 
     def lose():
@@ -206,31 +153,12 @@ def test_a_row_that_a_drainer_takes_meanwhile_is_the_drainers(
     monkeypatch.setattr(module, name, look_then_lose if after == "look" else read_and_lose)
     form = {**hidden(question), "confirmed": "yes", "reason": "why"}
     assert said(superuser.post(STAGED, form))[-1].startswith("1 ")
-    assert job.task_id not in left(alias)
-    dead = DeadJob.objects.using(alias).values_list("task_id", flat=True)
-    assert list(dead) == ([other.task_id] if action == "bury_selected" else [])
-
-
-def test_a_job_that_is_not_moved_whole_stays(alias, superuser, monkeypatch):
-    """DELETE and INSERT are one transaction."""
-    [job] = staged_jobs(using=alias)
-
-    def fail(*args, **kwargs):
-        raise MemoryError
-
-    question = superuser.post(STAGED, selection("bury_selected", job))
-    monkeypatch.setattr("django.db.models.query.QuerySet.bulk_create", fail)
-    with pytest.raises(MemoryError):
-        superuser.post(STAGED, {**hidden(question), "confirmed": "yes", "reason": "why"})
-    monkeypatch.undo()
-    assert left(alias) == [job.task_id]
-    assert not DeadJob.objects.using(alias).exists()
+    assert left(alias) == []
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("decide", ["cancel", "bury"])
-def test_a_job_that_a_drainer_has_in_hand_leaves_all_the_same(alias, make_app, decide):
-    """The drainer finds nothing to delete then, and does not mind. What was moved stays dead."""
+def test_a_job_that_a_drainer_has_in_hand_leaves_all_the_same(alias, make_app):
+    """The drainer finds nothing to delete then, and does not mind."""
     task = make_app().task(name="note")(tasks.note)
     with transaction.atomic(using=alias):
         task.delay("", 1)
@@ -238,12 +166,7 @@ def test_a_job_that_a_drainer_has_in_hand_leaves_all_the_same(alias, make_app, d
 
     def act():
         jobs = StagedJob.objects.using(alias).all()
-        if decide == "cancel":
-            done.append(staged.cancel_for(jobs, until=10**9, asked=DatabaseNow()).done)
-        else:
-            done.append(
-                staged.move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why").done
-            )
+        done.append(staged.cancel_for(jobs, until=10**9, asked=DatabaseNow()).done)
 
     set_failpoint("published_not_deleted", act)
     try:
@@ -253,22 +176,3 @@ def test_a_job_that_a_drainer_has_in_hand_leaves_all_the_same(alias, make_app, d
     assert done[0] == 1
     assert len(received(task.app)) == 1
     assert not StagedJob.objects.using(alias).exists()
-    assert DeadJob.objects.using(alias).count() == (1 if decide == "bury" else 0)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_released_job_leaves_and_runs_now(alias, make_app):
-    task = make_app().task(name="note")(tasks.note)
-    with transaction.atomic(using=alias):
-        task.apply_async(("", 1), countdown=86400)
-    Drain(using=alias).run(once=True)
-    [job] = StagedJob.objects.using(alias).all()
-    assert (
-        staged.release_for(
-            StagedJob.objects.using(alias).all(), until=job.pk, asked=DatabaseNow()
-        ).done
-        == 1
-    )
-    Drain(using=alias).run(once=True)
-    [message] = received(task.app)
-    assert message.headers["eta"] is None

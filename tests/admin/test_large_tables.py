@@ -56,7 +56,7 @@ LISTS = [
 ]  # fmt: skip
 #: Lists and the decisions that are asked about on them.
 QUESTIONS = [
-    (STAGED, ("cancel_selected", "release_selected", "bury_selected")),
+    (STAGED, ("cancel_selected",)),
     (DEAD, ("requeue_selected", "discard_selected")),
 ]
 

@@ -33,14 +33,12 @@ from .pages import (
 
 LOGIN, OK, FORBIDDEN = 302, 200, 403
 #: Roles that may look at everything.
-SEEING = ("viewer", "requeuer", "discarder", "canceller", "releaser", "burier", "superuser")
+SEEING = ("viewer", "requeuer", "discarder", "canceller", "superuser")
 #: What each decision takes: the role that has it.
 DECIDING = {
     "requeue": "requeuer",
     "discard": "discarder",
     "cancel": "canceller",
-    "release": "releaser",
-    "bury": "burier",
 }
 
 
@@ -91,8 +89,6 @@ def test_jobs_are_decided_on_by_those_who_may(log_in, role, action):
     allowed = role in (DECIDING[action], "superuser")
     of_dead = action in ("requeue", "discard")
     [job] = dead_jobs(using="default") if of_dead else staged_jobs(using="default")
-    if action == "release":
-        hold("default", job, minutes=5)
     before = content()
     url = DEAD if of_dead else STAGED
     form = {"until": job.pk, "confirmed": "yes", "reason": "why"}
@@ -128,8 +124,6 @@ def test_nothing_is_decided_without_a_csrf_token(log_in, action):
     client = log_in("superuser", enforce_csrf_checks=True)
     of_dead = action in ("requeue", "discard")
     [job] = dead_jobs(using="default") if of_dead else staged_jobs(using="default")
-    if action == "release":
-        hold("default", job, minutes=5)
     url = DEAD if of_dead else STAGED
     form = selection(f"{action}_selected", job, until=job.pk, confirmed="yes", reason="why")
     before = content()

@@ -91,13 +91,8 @@ def die_often(task: str, count: int) -> None:
     )  # fmt: skip
 
 
-def hold_order_anew() -> str:
-    """Stage a real job of the shop for much later; return its task id."""
-    return _order_anew(countdown=7200)
-
-
 def kill_order_anew() -> str:
-    """Have such a job die before it leaves; return its task id."""
+    """Have a real job of the shop die before it leaves; return its task id."""
     with transaction.atomic():
         task_id = _order_anew()
         row = StagedJob.objects.get(task_id=task_id)
@@ -107,12 +102,12 @@ def kill_order_anew() -> str:
     return task_id
 
 
-def _order_anew(**options: Any) -> str:
+def _order_anew() -> str:
     from example_project.shop.models import Stock
     from example_project.shop.tasks import reorder
 
     with transaction.atomic():
-        return str(reorder.apply_async((Stock.objects.first().pk,), **options).id)
+        return str(reorder.delay(Stock.objects.first().pk).id)
 
 
 def sweep() -> None:

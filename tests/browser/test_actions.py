@@ -59,14 +59,6 @@ def test_a_requeued_job_is_executed(project: Project, page: Page) -> None:
     project.ask(data.wait_for, "shop.Execution", task_id=task_id, state="SUCCESS")
 
 
-def test_a_released_job_is_executed_now(project: Project, page: Page) -> None:
-    task_id = project.ask(data.hold_order_anew)
-    decide(page, "stagedjob", "release_selected", task_id, reason="they are waiting")
-    said(page, "1 held job was released.")
-    project.ask(data.wait_for, "shop.Execution", task_id=task_id, state="SUCCESS")
-    assert logged(project, "they are waiting")
-
-
 def test_a_discarded_job_is_gone(project: Project, page: Page) -> None:
     job = project.ask(data.die, "browser.discard", task_id="discard-me")
     decide(page, "deadjob", "discard_selected", "discard-me", reason="of no use")
@@ -81,14 +73,6 @@ def test_a_cancelled_job_never_leaves(project: Project, page: Page) -> None:
     said(page, "1 staged job was cancelled.")
     assert not project.ask(data.rows, STAGED, "pk", pk=job)
     assert logged(project, "ordered twice")
-
-
-def test_a_job_is_moved_to_dead_with_a_reason(project: Project, page: Page) -> None:
-    project.ask(data.hold, "browser.bury", task_id="bury-me")
-    decide(page, "stagedjob", "bury_selected", "bury-me", reason="the address is wrong")
-    said(page, "1 job was moved to dead.")
-    [reason] = project.ask(data.rows, DEAD, "reason", task_id="bury-me")
-    assert "the address is wrong" in reason
 
 
 def test_from_the_page_of_a_row(project: Project, page: Page) -> None:

@@ -86,11 +86,7 @@ MATRIX: dict[str, Row] = {
 #: Which permission offers which action of a list.
 ACTIONS = {
     "deadjob": {"requeue_selected": "requeue_deadjob", "discard_selected": "discard_deadjob"},
-    "stagedjob": {
-        "cancel_selected": "cancel_stagedjob",
-        "release_selected": "release_stagedjob",
-        "bury_selected": "bury_stagedjob",
-    },
+    "stagedjob": {"cancel_selected": "cancel_stagedjob"},
     "gap": {"skip_selected": "skip_gap"},
     "server": {"drain_selected": "change_server", "weight_selected": "change_server"},
     "parkedstream": {

@@ -11,12 +11,11 @@ from asgiref.sync import async_to_sync
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.utils import timezone
 
-from outbox_app.database.clock import DatabaseNow
 from outbox_app.django_tasks.models import RUN_TASK, TaskResult
 from outbox_app.exceptions import InvalidJob, NotAtomic
 from outbox_app.jobs.dead import requeue_dead
 from outbox_app.jobs.message import Message
-from outbox_app.jobs.staged import cancel, move_to_dead_for
+from outbox_app.jobs.staged import cancel
 from outbox_app.models import DeadJob, StagedJob
 from outbox_app.testing import assert_staged
 from tests.django_tasks import declared
@@ -165,8 +164,8 @@ def test_a_task_that_is_to_run_later_is_held(alias: str) -> None:
     assert add.get_result(result.id).task.run_after == due
     assert TaskResult.objects.using(alias).get().kept_from == due
 
-    jobs = StagedJob.objects.using(alias).all()
-    move_to_dead_for(jobs, until=job.pk, asked=DatabaseNow(), reason="not yet")
+    job.as_dead(error="E", reason="not yet").save(using=alias)
+    job.delete()
     requeue_dead(DeadJob.objects.using(alias).all())
     assert StagedJob.objects.using(alias).get().available_at == due
     assert TaskResult.objects.using(alias).get().kept_from == due

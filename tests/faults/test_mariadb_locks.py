@@ -126,13 +126,9 @@ def test_rows_are_deleted_without_a_look_at_others(alias, make_app):
     connections[alias].close()
 
 
-def decide(what, **options):
-    def on_all(rows, app, last):
-        decided = getattr(staged, what)
-        found = decided(rows.all(), until=last.pk, asked=DatabaseNow(), **options)
-        return found.error or found.done
-
-    return on_all
+def cancel_all(rows, app, last):
+    found = staged.cancel_for(rows.all(), until=last.pk, asked=DatabaseNow())
+    return found.error or found.done
 
 
 def bury(rows, app, last):
@@ -152,9 +148,7 @@ def reschedule(rows, app, last):
 @pytest.mark.parametrize(
     ("decision", "outcome"),
     [
-        pytest.param(decide("cancel_for"), 2, id="cancel_for"),
-        pytest.param(decide("release_for"), 2, id="release_for"),
-        pytest.param(decide("move_to_dead_for", reason="x"), 2, id="move_to_dead_for"),
+        pytest.param(cancel_all, 2, id="cancel_for"),
         pytest.param(bury, None, id="bury"),
         pytest.param(cancel, False, id="cancel"),
         pytest.param(reschedule, False, id="reschedule"),

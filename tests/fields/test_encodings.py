@@ -11,7 +11,6 @@ from django.utils import timezone
 
 from outbox_app import cancel, reschedule, stage
 from outbox_app.checks.databases import check_databases
-from outbox_app.database.clock import DatabaseNow
 from outbox_app.database.encoding import replaced, unstorable
 from outbox_app.entities import Rejected
 from outbox_app.entities.exceptions import InvalidCommand
@@ -22,7 +21,7 @@ from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.skips import skip_gap
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.exceptions import InvalidJob
-from outbox_app.jobs.staged import move_to_dead_for
+from outbox_app.jobs.drain.dead_rows import move_to_dead
 from outbox_app.models import DeadJob, StagedJob
 from outbox_app.prepared import operations, prepare
 from outbox_app.prepared.exceptions import InvalidPrepared
@@ -191,7 +190,7 @@ def test_a_prepared_event_is_refused(alias, texts):
 
 @ON_POSTGRES
 def test_an_error_is_stored_with_escapes(alias, texts, make_app):
-    """A handler's, and a reason that a person has written."""
+    """A handler's, and that of a job that cannot be sent."""
     _, bad = texts
 
     @subscriber("fails")
@@ -206,8 +205,7 @@ def test_an_error_is_stored_with_escapes(alias, texts, make_app):
     cursor = Cursor.objects.using(alias).get()
     assert escape in cursor.error
     assert escape in cursor.failed_event["traceback"]
-    jobs = StagedJob.objects.using(alias).all()
-    move_to_dead_for(jobs, until=jobs.get().pk, asked=DatabaseNow(), reason=bad)
+    move_to_dead(StagedJob.objects.using(alias).get(), ValueError(bad), using=alias)
     assert escape in DeadJob.objects.using(alias).get().reason
 
 

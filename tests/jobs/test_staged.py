@@ -20,7 +20,7 @@ from outbox_app.exceptions import InvalidJob
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import Drain, backlog
 from outbox_app.jobs.dead import requeue_dead
-from outbox_app.jobs.staged import move_to_dead_for, release_for
+from outbox_app.jobs.staged import cancel_for
 from outbox_app.models import DeadJob, StagedJob, counting
 from tests import tasks
 from tests.jobs.drain.test_main_path import received
@@ -58,6 +58,12 @@ def rows(alias):
     return list(StagedJob.objects.using(alias).order_by("id"))
 
 
+def die(alias):
+    for job in rows(alias):
+        job.as_dead(error="E", reason="why").save(using=alias)
+        job.delete()
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"countdown": 86400}, {"ordering_key": "k"}], ids=["ready", "held", "key"]
 )
@@ -85,22 +91,6 @@ def test_its_key_finds_a_job_in_a_long_backlog(alias, staged, revoked, monkeypat
     early, *_ = [staged(ordering_key="k", **options) for _ in range(4)]
     assert cancel(early, using=alias, ordering_key="k")
     assert early not in [job.task_id for job in rows(alias)]
-
-
-def test_a_job_that_cannot_be_moved_to_dead_stays(alias, staged, monkeypatch):
-    kept, jobs = staged(), StagedJob.objects.using(alias).all()
-    monkeypatch.setattr(StagedJob, "as_dead", lambda job, **_: DeadJob(nonsense=1))
-    result = move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why")
-    assert isinstance(result.error, TypeError)
-    assert [job.task_id for job in rows(alias)] == [kept]
-
-
-def test_large_jobs_that_exceed_the_servers_packet_together_are_moved(alias, task):
-    for _ in range(3):
-        with transaction.atomic(using=alias):
-            task.apply_async(("x" * 7_000_000, 1))
-    jobs = StagedJob.objects.using(alias).all()
-    assert move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why").done == 3
 
 
 def test_what_has_left_is_revoked(alias, staged, revoked, task, monkeypatch):
@@ -207,6 +197,16 @@ def test_a_held_job_waits_for_its_new_time(alias, staged, task):
     assert received(task.app) == []
 
 
+@pytest.mark.any_database
+@pytest.mark.parametrize("envelope", ["nonsense", "[]", "null", '{"headers": 5}', '{"a": 1}'])
+def test_a_damaged_job_is_rescheduled_as_it_is(alias, staged, envelope):
+    """The drain reports it."""
+    id = staged(countdown=86400)
+    StagedJob.objects.using(alias).update(envelope=envelope)
+    assert reschedule(id, eta=timezone.now(), using=alias)
+    assert StagedJob.objects.using(alias).due().get().envelope == envelope
+
+
 def test_a_time_that_is_near_lets_it_leave(alias, staged, task):
     id = staged(countdown=86400)
     soon = timezone.now() + timedelta(seconds=60)
@@ -242,14 +242,10 @@ def test_a_job_that_its_own_process_publishes_is_not_put_off(alias, staged):
 
 
 def test_the_drainers_are_woken_after_the_commit(alias, staged):
-    id, released = staged(countdown=86400), staged(countdown=86400)
+    id = staged(countdown=86400)
     woken = 1 if connections[alias].vendor == "postgresql" else 0
     with transaction.atomic(using=alias):
         assert reschedule(id, eta=timezone.now() + timedelta(seconds=60), using=alias)
-        assert len(connections[alias].run_on_commit) == woken
-    with transaction.atomic(using=alias):
-        jobs = StagedJob.objects.using(alias).filter(task_id=released)
-        assert release_for(jobs, until=10**9, asked=DatabaseNow()).done == 1
         assert len(connections[alias].run_on_commit) == woken
 
 
@@ -259,16 +255,11 @@ def test_a_job_whose_time_has_come_is_not_put_off(alias, staged):
     assert not reschedule(id, eta=timezone.now() + DAY, using=alias)
 
 
-@pytest.mark.parametrize("by", ["a person", "the project"])
-def test_a_job_that_leaves_before_its_time_is_late_from_that_moment_on(alias, staged, by):
+def test_a_job_that_leaves_before_its_time_is_late_from_that_moment_on(alias, staged):
     """It would be reported as waiting since it was staged, days ago."""
-    id, jobs = staged(countdown=10 * 86400), StagedJob.objects.using(alias).all()
-    jobs.update(staged_at=DatabaseNow() - 7 * DAY)
-    if by == "a person":
-        assert release_for(jobs, until=10**9, asked=DatabaseNow()).done == 1
-        assert release_for(jobs, until=10**9, asked=DatabaseNow()).done == 0
-    else:
-        assert reschedule(id, eta=timezone.now(), using=alias)
+    id = staged(countdown=10 * 86400)
+    StagedJob.objects.using(alias).update(staged_at=DatabaseNow() - 7 * DAY)
+    assert reschedule(id, eta=timezone.now(), using=alias)
     assert backlog(using=alias).oldest_seconds < 60
     assert Drain(using=alias).run(once=True).done == 1
 
@@ -277,8 +268,7 @@ def test_a_held_job_that_comes_back_from_the_dead_is_held_again(alias, staged):
     """Redis would deliver it again and again to workers that hold it for so long."""
     staged(countdown=86400), staged(countdown=60), staged()
     before = rows(alias)
-    jobs = StagedJob.objects.using(alias).all()
-    move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="not before I say so")
+    die(alias)
     assert requeue_dead(DeadJob.objects.using(alias).all()).done == 3
     after = rows(alias)
     assert [job.task_id for job in after] == [job.task_id for job in before]
@@ -291,9 +281,9 @@ def test_a_held_job_that_comes_back_from_the_dead_is_held_again(alias, staged):
 def test_a_person_waits_shortly_for_a_transaction_that_cancels(alias, staged, task, is_dead):
     """A web server would end the page of the admin, which could not say why."""
     job = staged(countdown=86400)
-    jobs, decide = StagedJob.objects.using(alias).all(), release_for
+    jobs, decide = StagedJob.objects.using(alias).all(), cancel_for
     if is_dead:
-        move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why")
+        die(alias)
         jobs, decide = DeadJob.objects.using(alias).all(), requeue_dead
     found = []
 
@@ -313,8 +303,7 @@ def test_a_person_waits_shortly_for_a_transaction_that_cancels(alias, staged, ta
 def test_a_dead_job_is_taken_back(alias, staged, revoked, task):
     """A person who requeues the others would send it."""
     taken, other = staged(), staged()
-    jobs = StagedJob.objects.using(alias).all()
-    move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why")
+    die(alias)
     assert cancel(taken, using=alias, app=task.app)
     assert revoked == [taken]
     assert not cancel(taken, using=alias, app=task.app)

@@ -33,7 +33,7 @@ def move_to_dead(
     """
     # By its task id as well: see ``batch.delete``.
     staged = StagedJob.objects.using(using).filter(pk=row.id, task_id=row.task_id)
-    found = staged.first()  # before the transaction: see ``staged._run``
+    found = staged.first()  # before the transaction: see ``staged.cancel_for``
     skips = not waits and connections[using].features.has_select_for_update_skip_locked
     with atomic_with_lock_wait(LOCK_SECONDS, using=using):
         if skips and not staged.select_for_update(skip_locked=True).values_list("pk"):

@@ -159,16 +159,13 @@ def test_a_decision_on_dead_jobs_is_about_those_that_were_there(alias, note, dec
     assert act(jobs, until=10**9, asked=_now(alias)).done == 1
 
 
-@pytest.mark.parametrize("decide", ["cancel_for", "move_to_dead_for", "release_for"])
-def test_a_decision_on_staged_jobs_is_about_those_that_were_there(alias, note, decide):
+def test_a_decision_on_staged_jobs_is_about_those_that_were_there(alias, note):
     asked = _now(alias)
     stage(note, alias, ["word"], countdown=86400)
     jobs = StagedJob.objects.using(alias).all()
-    options = {"reason": "why"} if decide == "move_to_dead_for" else {}
-    act = getattr(staged, decide)
-    assert act(jobs, until=10**9, asked=asked, **options).done == 0
+    assert staged.cancel_for(jobs, until=10**9, asked=asked).done == 0
     assert jobs.held().count() == 1
-    assert act(jobs, until=10**9, asked=_now(alias), **options).done == 1
+    assert staged.cancel_for(jobs, until=10**9, asked=_now(alias)).done == 1
 
 
 @pytest.mark.parametrize("decide", ["requeue", "discard"])
