@@ -7,7 +7,7 @@
     ├── Undeliverable: UnknownApp, Unroutable, KeyBlocked
     └── SentInTransaction, UnsafeCallback, CallbackFailed, StillStaged, InvalidArgument,
         NotMigrated, UnfitSession, BrokerUnavailable, UnsafeBroker, LeaseLost, InboxError,
-        StatementRefused, TransactionEnded
+        TransactionEnded
 
 An error that refuses a job or an event is raised before any statement that could break the
 transaction. A command that ends with an error prints its message and exits with its ``returncode``.
@@ -109,10 +109,6 @@ class KeyBlocked(Undeliverable):
 
 class InboxError(OutboxError):
     """An idempotent task's id or result cannot be stored, so its effects are not committed."""
-
-
-class StatementRefused(OutboxError):
-    """A statement would have ended the transaction of a handler or task. It was not executed."""
 
 
 class TransactionEnded(OutboxError):

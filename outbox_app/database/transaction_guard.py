@@ -1,55 +1,28 @@
-"""``guarded``: runs code of the project inside a transaction of ours, which it must not end.
+"""``guarded``: runs code of the project inside a transaction of ours, and notices if it ended it.
 
 A handler's effects are committed with its cursor, an idempotent task's with its job id. A COMMIT in
-between, or a statement that commits by itself (DDL on MySQL), would commit some effects without the
-rest. So such statements are refused, not executed. Commits by a procedure or by the driver's own
-connection bypass this check. They are noticed at the end, because a savepoint that was made at the
-start is gone. They cannot be undone then, only reported: ``TransactionEnded``.
+between, or a statement that commits by itself (DDL on MySQL), commits some effects without the
+rest. That is noticed at the end, because a savepoint that was made at the start is gone, whatever
+ended the transaction: a statement, a procedure, the driver's own connection. It cannot be undone
+then, only reported: ``TransactionEnded``. One case is not told apart: on MySQL and MariaDB, a
+deadlock after the code has ended its transaction.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import django.db
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections
 
-from ..exceptions import OutboxError, StatementRefused, TransactionEnded
+from ..exceptions import OutboxError, TransactionEnded
 from .lock_wait import codes_of, sqlstate
 
-_COMMENT = r"--[^\n]*|/\*(?!M?!).*?\*/"
-#: Quoted text, in which a semicolon does not end a statement.
-_QUOTED = (
-    r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`"
-    r"|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$"
-)
-_MYSQL_QUOTED = r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`[^`]*`"
-_PARTS = {
-    vendor: re.compile(f"(?P<comment>{comment})|(?:{quoted})|(?P<end>;)", re.DOTALL)
-    for vendor, comment, quoted in (
-        ("mysql", rf"{_COMMENT}|#[^\n]*|/\*M?!\d*|\*/", _MYSQL_QUOTED),
-        ("", _COMMENT, _QUOTED),
-    )
-}
-_ENDS = re.compile(
-    r"[\s(]*(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION|XA"
-    r"|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO)|SET\b.*\bAUTOCOMMIT)\b",
-    re.IGNORECASE | re.DOTALL,
-)
-#: Statements that commit by themselves, as the manuals of MySQL and MariaDB list them.
-_COMMITS = re.compile(
-    r"[\s(]*(?:(?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|RENAME|TRUNCATE"
-    r"|GRANT|REVOKE|SET\s+PASSWORD|INSTALL|UNINSTALL|IMPORT\s+TABLE|LOCK\s+TABLES?|UNLOCK\s+TABLES?"
-    r"|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:(?:LOCAL|NO_WRITE_TO_BINLOG)\s+)?(?:TABLE|VIEW)"
-    r"|CACHE\s+INDEX|LOAD\s+INDEX|FLUSH|RESET|CHANGE|START|STOP|BACKUP|CLONE|SHUTDOWN|RESTART)\b",
-    re.IGNORECASE,
-)
 #: Errors with which MySQL rolls back the whole transaction.
 _UNDONE = {1020, 1205, 1213}
 #: Errors of a savepoint that no longer exists.
@@ -125,101 +98,59 @@ def after_the_commit(log: Callable[[Exception], object], *, using: str) -> Itera
         raise
 
 
-def refusing_commits(what: str, *, using: str) -> AbstractContextManager[None]:
-    """Refuse statements that end the open transaction. Executes none of its own."""
-    return connections[using].execute_wrapper(_Refusal(what))
-
-
 @contextmanager
 def guarded(what: str, *, using: str) -> Iterator[None]:
     """Run code of the project inside the open transaction, which it cannot end unnoticed.
 
-    ``StatementRefused`` is raised in the code, by the statement. ``TransactionEnded`` means that
-    the code ended it all the same: its effects so far may be committed, without the cursor or job
-    id. ``SwallowedError`` means that the code caught an error that had undone the transaction, and
-    ``ConnectionClosed`` that it closed the connection. Drivers tell neither: asked for the
-    savepoint, some say that the connection is lost, and others that an error came before.
+    ``TransactionEnded`` means that the code ended it: its effects so far may be committed, without
+    the cursor or job id. ``SwallowedError`` means that the code caught an error that had undone the
+    transaction, and ``ConnectionClosed`` that it closed the connection. Drivers tell neither: asked
+    for the savepoint, some say that the connection is lost, and others that an error came before.
     """
     connection = connections[using]
     driver, savepoint = connection.connection, connection.savepoint()
-    refusal = _Refusal(what)
-    try:
-        with connection.execute_wrapper(refusal):
-            yield
-    except BaseException as error:
+    undone = False
+
+    def note_undone(execute: Any, *arguments: Any) -> Any:
+        nonlocal undone
+        try:
+            return execute(*arguments)
+        except django.db.Error as error:
+            undone |= _undoes(error)
+            raise
+
+    def is_gone() -> bool:
+        # Not by its release: after an error PostgreSQL refuses that, though the savepoint is there.
         broken, connection.needs_rollback = connection.needs_rollback, False
         failure = _failure(connection.savepoint_rollback, savepoint)
         connection.needs_rollback = broken
-        if _is_gone(failure) and not (refusal.undone or _undoes(error)):
+        return _is_gone(failure) and not undone
+
+    watch = connection.execute_wrapper(note_undone) if connection.vendor == "mysql" else None
+    try:
+        with watch or nullcontext():
+            yield
+    except BaseException as error:
+        undone |= connection.vendor == "mysql" and _undoes(error)
+        if is_gone():
             raise TransactionEnded(_ended(what)) from error
         if isinstance(error, django.db.Error):  # it may say only that statements are refused
             require_same(driver, connection, what)
         raise
     require_same(driver, connection, what)
     failure = _failure(connection.savepoint_commit, savepoint)
-    if _is_gone(failure) and not refusal.undone:
+    if failure is None:
+        return
+    if is_gone():
         raise TransactionEnded(_ended(what)) from failure
     if isinstance(failure, LOST) and not _is_gone(failure):
         raise failure
-    if failure is not None and sqlstate(failure) in _TOOK_TOO_LONG:
+    if sqlstate(failure) in _TOOK_TOO_LONG:
         raise django.db.OperationalError(*failure.args) from failure
-    if failure is not None:
-        raise SwallowedError(
-            f"{what} caught an error of the database that had rolled back its transaction. Put "
-            "the statement that may fail into atomic()."
-        ) from failure
-
-
-class _Refusal:
-    """The wrapper around each statement of Django's connection."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        #: Whether the database has rolled back the transaction, as after a deadlock on MySQL.
-        self.undone = False
-
-    def __call__(
-        self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any
-    ) -> Any:
-        connection = context["connection"]
-        if statement := ending(sql, connection):
-            raise StatementRefused(
-                f"{self.what} may not execute {statement!r:.80}: it would end the transaction that "
-                "commits its effects together with their position or job id. The statement was "
-                "not executed. Execute it outside, for example in a task of its own."
-            )
-        try:
-            return execute(sql, params, many, context)
-        except django.db.Error as error:
-            self.undone |= connection.vendor == "mysql" and _undoes(error)
-            raise
-
-
-def ending(sql: Any, connection: Any) -> str:
-    """Return the first statement of an SQL text that ends a transaction; empty if none does."""
-    if isinstance(sql, bytes):
-        sql = sql.decode(errors="replace")
-    elif not isinstance(sql, str):  # composed by psycopg
-        sql = sql.as_string(connection.connection)
-    mysql = connection.vendor == "mysql"
-    for statement in _statements(sql, "mysql" if mysql else ""):
-        if _ENDS.match(statement) or (mysql and _COMMITS.match(statement)):
-            return statement.strip()
-    return ""
-
-
-def _statements(sql: str, vendor: str) -> list[str]:
-    if not any(mark in sql for mark in (";", "--", "/*", "#")):  # nearly always
-        return [sql]
-    statements, at = [""], 0
-    for part in _PARTS[vendor].finditer(sql):
-        if part["comment"] or part["end"]:
-            statements[-1] += sql[at : part.start()] + " "
-            at = part.end()
-        if part["end"]:
-            statements.append("")
-    statements[-1] += sql[at:]
-    return statements
+    raise SwallowedError(
+        f"{what} caught an error of the database that had rolled back its transaction. Put "
+        "the statement that may fail into atomic()."
+    ) from failure
 
 
 def require_same(driver: Any, connection: Any, what: str) -> None:
@@ -259,6 +190,8 @@ def _undoes(error: BaseException) -> bool:
 
 def _ended(what: str) -> str:
     return (
-        f"{what} ended its transaction, by a procedure or by the driver's own connection. What it "
-        "had written before may be committed; what it wrote afterwards is not."
+        f"{what} ended its transaction: by COMMIT, ROLLBACK or BEGIN, by a statement that commits "
+        "by itself (as CREATE TABLE on MySQL and MariaDB), by a procedure, or by the driver's own "
+        "connection. What it has written may be committed in part. Execute such a statement "
+        "elsewhere, for example in a task of its own."
     )

@@ -5,7 +5,7 @@
     OutboxError
     ├── EntityError: InvalidCommand, UnknownEntity, CommandIdConflict, EntityContended,
     │   CommandTimeout, Overloaded, DamagedEntity, WrittenByCommands, AnswerGone: AnswerArchived
-    └── OutcomeUnknown
+    └── OutcomeUnknown, StatementRefused
 """
 
 from __future__ import annotations
@@ -71,3 +71,7 @@ class AnswerArchived(AnswerGone):
 
 class OutcomeUnknown(OutboxError):
     """The command may or may not be committed. Repeat it with the same command id."""
+
+
+class StatementRefused(OutboxError):
+    """A command queried a database without ``atomic=True``, or another one: not executed."""

@@ -31,11 +31,11 @@ from ..events.exceptions import InvalidEvent
 from ..events.log.newevent import CheckedEvent, NewEvent, canonical, checked, require_storable
 from ..events.log.publish import publish_checked, require_log
 from ..events.models import EventLog
-from ..exceptions import NotAtomic, StatementRefused
+from ..exceptions import NotAtomic
 from ..jobs.staging.detector import watching_callbacks
 from ..jobs.staging.insert import StagedBatch, collect_in
 from .declaration import CommandSpec, Rejected, TypeSpec
-from .exceptions import InvalidCommand
+from .exceptions import InvalidCommand, StatementRefused
 from .request import Call, Rejection
 
 

@@ -17,13 +17,14 @@ from outbox_app.entities.exceptions import (
     CommandIdConflict,
     DamagedEntity,
     InvalidCommand,
+    StatementRefused,
     UnknownEntity,
     WrittenByCommands,
 )
 from outbox_app.events import ANY, NO_STREAM, publish
 from outbox_app.events.exceptions import VersionConflict
 from outbox_app.events.models import StreamHead
-from outbox_app.exceptions import InvalidArgument, NotAtomic, StatementRefused
+from outbox_app.exceptions import InvalidArgument, NotAtomic
 from tests.entities.models import Account, AccountVersion, Stock
 from tests.mysql import is_mysql
 

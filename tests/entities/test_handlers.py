@@ -14,11 +14,12 @@ from outbox_app.entities import Command, Rejected, command, rule
 from outbox_app.entities import transaction as entity_transaction
 from outbox_app.entities.batch import Moved
 from outbox_app.entities.declaration import spec_of
-from outbox_app.entities.exceptions import InvalidCommand
+from outbox_app.entities.exceptions import InvalidCommand, StatementRefused
 from outbox_app.events.exceptions import InvalidEvent
-from outbox_app.exceptions import CallbackFailed, StatementRefused, UnsafeCallback
+from outbox_app.exceptions import CallbackFailed, TransactionEnded, UnsafeCallback
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.staging import detector
+from tests.database.endings import each_ending, end
 from tests.entities.models import Account
 from tests.jobs.inbox.worker import deliver
 
@@ -157,6 +158,24 @@ def test_another_database_is_refused_and_not_left_half_open(declare, settings, o
         Account.execute("a", "look", command_id="x")
     assert connections[other].connection is None
     assert Account.objects.using(other).count() == 0
+
+
+@commits
+@each_ending
+def test_a_handler_that_ends_its_transaction_gets_no_answer(
+    account, ask, rows, declare, alias, way
+):
+    before = rows()
+
+    def finish(self):
+        end(way, alias)
+
+    declare(finish, atomic=True)
+    with pytest.raises(
+        TransactionEnded, match=r"The command Account\.finish ended its transaction"
+    ):
+        ask("finish", command_id="x")
+    assert rows() == before
 
 
 @commits

@@ -18,7 +18,7 @@ from django.db.models import OuterRef, Subquery
 
 from ...database.callbacks import keep_callbacks_apart
 from ...database.lock_wait import atomic_with_lock_wait
-from ...database.transaction_guard import after_the_commit
+from ...database.transaction_guard import after_the_commit, guarded
 from ...failpoints import failpoint
 from ...text import get_logger
 from ..log.filter import EventFilter
@@ -48,7 +48,9 @@ def receive(
         only = EventFilter(each.topics, each.types)
         ids = [event.message_id for event in events if only.matches(event.topic, event.type)]
         if ids and projection.inline:
-            ProjectionTable(projection, using=using).apply(list(pending_events(each, sender, ids)))
+            with guarded(f"The projection {each.name!r}", using=using):
+                pending = list(pending_events(each, sender, ids))
+                ProjectionTable(projection, using=using).apply(pending)
         elif ids:
             transaction.on_commit(partial(_push, each, sender, ids), using=using)
 
@@ -85,7 +87,8 @@ def _push(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> N
         failpoint("push")
         pending = list(pending_events(subscriber, log, ids))
         with atomic_with_lock_wait(LOCK_WAIT, using=subscriber.using):
-            ProjectionTable(projection, using=subscriber.using).apply(pending)
+            with guarded(f"The projection {subscriber.name!r}", using=subscriber.using):
+                ProjectionTable(projection, using=subscriber.using).apply(pending)
             of = f"the projection {subscriber.name!r}"
             after = keep_callbacks_apart(subscriber.using, of=of)
         for limit in after.limits:

@@ -22,6 +22,7 @@ from django.db import connections, models, transaction
 from django.db.models import Exists, OuterRef
 
 from ...database.lock_wait import atomic_with_lock_wait, is_conflict
+from ...database.transaction_guard import guarded
 from ...failpoints import failpoint
 from ...process.preflight import require_migrated
 from ...text import Write, error_text, get_logger, one_line
@@ -197,7 +198,8 @@ class Rebuild:
             while more:
                 before = states[index]
                 found, page = self._read(reader, before)
-                with transaction.atomic(using=self.using):
+                what = f"The projection {self.name!r}"
+                with transaction.atomic(using=self.using), guarded(what, using=self.using):
                     self.view.apply([PendingEvent(event) for event in found])
                 failpoint("rebuild_page")
                 states[index] = page.state

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import IntegrityError, connections, models, transaction
 
-from ...database.transaction_guard import refusing_commits
 from ...database.upsert import PLAIN, array_type, upsert
 from ...failpoints import failpoint
 from ...jobs.staging.insert import CHUNK_BYTES, chunks
@@ -78,8 +77,7 @@ class ProjectionTable:
         for attempt in range(1, ATTEMPTS + 1):
             before = self._read([key for key in keys if attempt > 1 or key not in begin])
             failpoint("view_read")
-            with refusing_commits(f"Projection {self.projection.name!r}", using=self.using):
-                after = self.fold(before, keyed)
+            after = self.fold(before, keyed)
             new = [row for key, row in after.items() if row is not None and key not in before]
             changed = [row for key, row in after.items() if row is not None and key in before]
             gone = [key for key, row in after.items() if row is None and key in before]

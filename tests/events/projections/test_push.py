@@ -14,6 +14,7 @@ from outbox_app.events.models import Cursor, Event
 from outbox_app.events.projections import push
 from outbox_app.failpoints import set_failpoint
 from tests import forking
+from tests.database.endings import each_ending, end
 from tests.events.log.own_log.models import Visit
 from tests.events.projections.declared import StatusOf, declare
 from tests.events.projections.models import Status
@@ -148,6 +149,20 @@ def test_a_lost_push_is_logged_and_repaired(alias, published, run, status, no_pu
     assert status() == {"a": ("1 2 3", 3), "b": ("1 2", 2)}
     published("a", "b")
     assert status() == {"a": ("1 2 3 4", 4), "b": ("1 2 3", 3)}
+
+
+@each_ending
+def test_a_push_that_ends_its_transaction_is_left_to_the_pull(
+    alias, published, run, status, way, caplog
+):
+    ends = declare(StatusOf, "status", push=True, logs=[Event])
+    ends.apply = lambda self, event, row: end(way, alias) or StatusOf.apply(self, event, row)
+    published("a")
+    assert "The projection 'status' ended its transaction" in caplog.text
+    assert status() == ({"a": ("1", 1)} if alias == "default" else {})  # SQLite is in autocommit
+    ends.apply = StatusOf.apply
+    run("status")
+    assert status()["a"][0] == "1"
 
 
 @pytest.mark.parametrize("kind", ["push", "inline"])

@@ -21,8 +21,10 @@ from outbox_app.events.projections.shadow_table import shadow_table
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
+from outbox_app.exceptions import TransactionEnded
 from outbox_app.failpoints import set_failpoint
 from tests import forking
+from tests.database.endings import each_ending, end
 from tests.events.log.sessions import Session, execute
 from tests.events.projections.declared import SoldOf, StatusOf, declare
 from tests.events.projections.models import Pointed, Sold, Status
@@ -305,6 +307,24 @@ def test_events_that_cannot_be_replayed_leave_the_view(alias, published, run, st
     published("b")
     assert run("status") == 1
     assert status()["b"][0] == "1 2 3 4"
+
+
+@each_ending
+def test_a_view_that_ends_the_transaction_is_not_taken_over(alias, published, run, status, way):
+    ends = declare(StatusOf, "status")
+    published("a", "b")
+    run("status")
+    published("b")
+
+    def apply(self, event, row):
+        end(way, alias)
+        return StatusOf.apply(self, event, row)
+
+    ends.apply = apply
+    with pytest.raises((RebuildFailed, TransactionEnded), match="'status' ended its transaction"):
+        rebuild("status")
+    assert tables_left(alias) == []
+    assert {s: path for s, (path, _) in status().items()} == {"a": "1", "b": "1"}
 
 
 def test_an_event_at_which_the_view_failed_is_over(alias, published, run):

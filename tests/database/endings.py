@@ -1,0 +1,31 @@
+"""Ways to end a transaction from inside: ``end(way, alias)`` does, ``each_ending`` tries all."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections
+
+#: A statement that commits by itself on MariaDB, and changes nothing.
+DDL = "DROP TABLE IF EXISTS outbox_never"
+PROCEDURE = "BEGIN NOT ATOMIC COMMIT; END"
+
+EACH = [
+    pytest.param(alias, way, id=f"{name}-{word}")
+    for alias, name in (("default", "sqlite"), ("postgres", "postgres"), ("mariadb", "mariadb"))
+    for word, way in (
+        ("commit", "COMMIT"),
+        ("driver", ""),
+        *([("ddl", DDL), ("procedure", PROCEDURE)] if alias == "mariadb" else []),
+    )
+]
+#: Goes above a test that takes ``alias`` and ``way``.
+each_ending = pytest.mark.parametrize(("alias", "way"), EACH, indirect=["alias"])
+
+
+def end(way: str, alias: str) -> None:
+    """Execute the statement ``way``, or let the driver commit."""
+    if not way:
+        connections[alias].connection.commit()
+        return
+    with connections[alias].cursor() as cursor:
+        cursor.execute(way)
