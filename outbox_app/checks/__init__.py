@@ -13,7 +13,7 @@ from types import ModuleType
 from django.core import checks
 from django.core.checks import Tags
 
-from .aliases import check_autocommit, check_business, check_connections, check_zones
+from .aliases import check_autocommit, check_business, check_zones
 from .apps import check_apps
 from .brokers import check_brokers, check_transports
 from .databases import (
@@ -40,7 +40,7 @@ ALWAYS = (
     check_keys,
 )
 #: These matter in production, and hardly on a developer's machine.
-DEPLOY = (check_business, check_connections, check_sqlite, check_brokers)
+DEPLOY = (check_business, check_sqlite, check_brokers)
 #: These open connections.
 DATABASE = (check_databases,)
 DEPLOY_DATABASE = (check_sessions, check_servers)

@@ -1,4 +1,4 @@
-"""Where jobs are staged, where the project's models are written, and how connections are kept.
+"""Where jobs are staged, where the project's models are written, and in which zone times are.
 
 The checks read settings, routers and models, and query no database. They cannot predict a router
 that decides by the instance, or by a value of the thread: silence the messages that such a router
@@ -79,19 +79,3 @@ def check_zones(**kwargs: Any) -> list[CheckMessage]:
 def _aliases() -> list[str]:
     found = {alias for doors in all_doors() for alias in doors.aliases()}
     return sorted(found.intersection(connections))
-
-
-def check_connections(**kwargs: Any) -> list[CheckMessage]:
-    return [
-        Warning(
-            f"Connections to {alias!r} are kept without limit (CONN_MAX_AGE is None) and are never "
-            "checked: after the database restarts, or a firewall drops them, requests and tasks "
-            "fail until each connection has been replaced.",
-            hint="DATABASES[…]['CONN_HEALTH_CHECKS'] = True",
-            id="outbox.W024",
-        )
-        for alias in sorted(written_aliases())
-        if connections[alias].vendor != "sqlite"
-        and connections.settings[alias]["CONN_MAX_AGE"] is None
-        and not connections.settings[alias]["CONN_HEALTH_CHECKS"]
-    ]

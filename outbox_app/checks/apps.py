@@ -24,9 +24,6 @@ from ..jobs.staging.modes import MODES, deciding_pattern, own_mode
 from ..jobs.staging.sending import active_apps, staging_apps
 from .messages import listed
 
-#: Serializers that kombu accepts only if accept_content names them.
-INSECURE = {"pickle", "yaml"}
-
 
 def check_apps(**kwargs: Any) -> list[CheckMessage]:
     apps = staging_apps()
@@ -152,13 +149,6 @@ def _check_content(app: Celery) -> Iterator[CheckMessage]:
             f"workers refuse: accept_content is {_listed(accepted)}.",
             hint="Change the tasks' serializer, or the workers' accept_content.",
             id="outbox.W003",
-        )
-    if insecure := accepted & INSECURE:
-        yield Warning(
-            f"The workers of Celery app {app.main!r} accept {_listed(insecure)}: anyone who can "
-            "write to the broker or to the outbox tables can run code in these workers.",
-            hint=f"Remove {_listed(insecure)} from accept_content, and use json.",
-            id="outbox.W004",
         )
 
 

@@ -1,7 +1,7 @@
 """Broker settings that lose jobs, run them twice, or let a process hang: checked before a deploy.
 
 The checks read settings only; ``servers`` asks the servers. The settings concern plain Celery: a
-send outside transactions, a worker's ``retry()``, the workers' acknowledgements. The drainer's own
+send outside transactions, a worker's ``retry()``. The drainer's own
 connection has timeouts and confirms, even if the project's options turn them off.
 """
 
@@ -13,14 +13,12 @@ from typing import Any
 
 from celery import Celery
 from django.core.checks import CheckMessage, Error, Warning
-from kombu import Queue
 
 from ..conf import outbox_settings
 from ..jobs.drain.misconfiguration import LIBRARY_MISSING, unusable, without_batches
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import staging_apps
 from .apps import configuration_error
-from .messages import listed
 
 #: By driver, transport options without which it waits without limit, and values for them.
 UNBOUNDED = {
@@ -44,8 +42,8 @@ def check_brokers(**kwargs: Any) -> Iterator[CheckMessage]:
             load_tasks(app)
         yield from _check_timeouts(app, transport)
         if transport.driver_type == "amqp":
-            yield from (*_check_confirms(app, transport), *_check_queues(app))
-        yield from (*_check_visibility(app, transport), *_check_acknowledgement(app))
+            yield from _check_confirms(app, transport)
+        yield from _check_visibility(app, transport)
 
 
 def check_transports(**kwargs: Any) -> Iterator[CheckMessage]:
@@ -106,26 +104,6 @@ def _check_confirms(app: Celery, transport: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _check_queues(app: Celery) -> Iterator[CheckMessage]:
-    queues = app.amqp.queues.values()
-    classic = sorted(queue.name for queue in queues if _is_classic(queue))
-    if classic:
-        yield Warning(
-            f"Queues of Celery app {app.main!r} are declared without a queue type, or as classic: "
-            f"{listed(classic)}. A classic queue is on one node, and is lost with it.",
-            hint='Declare them with {"x-queue-type": "quorum"}: task_default_queue_type, or '
-            "queue_arguments in task_queues. (An existing queue keeps its type.) "
-            "Silence this if the virtual host makes quorum queues by default.",
-            id="outbox.W019",
-        )
-
-
-def _is_classic(queue: Queue) -> bool:
-    if queue.auto_delete:
-        return False  # a queue for current consumers only: a quorum queue cannot auto-delete
-    return (queue.queue_arguments or {}).get("x-queue-type") not in ("quorum", "stream")
-
-
 def _check_visibility(app: Celery, transport: Any) -> Iterator[CheckMessage]:
     if transport.driver_type not in VISIBILITY:
         return
@@ -149,20 +127,6 @@ def _check_visibility(app: Celery, transport: Any) -> Iterator[CheckMessage]:
         hint=f'Set "visibility_timeout": {needed:.8g} or more in broker_transport_options.',
         id="outbox.W020",
     )
-
-
-def _check_acknowledgement(app: Celery) -> Iterator[CheckMessage]:
-    own = _own_tasks(app)
-    early = sorted(name for name, task in own.items() if not task.acks_late)
-    if early or not (own or app.conf.task_acks_late):
-        yield Warning(
-            f"Workers of Celery app {app.main!r} acknowledge jobs before they execute them"
-            f"{': ' + listed(early) if early else ''}. A worker that dies then loses the jobs "
-            "that it has begun.",
-            hint="Set task_acks_late = True and task_reject_on_worker_lost = True, and make tasks "
-            "idempotent: docs/howto/idempotent-tasks.md. Silence this if these jobs may be lost.",
-            id="outbox.W021",
-        )
 
 
 def _own_tasks(app: Celery) -> dict[str, Any]:

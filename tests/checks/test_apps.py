@@ -91,13 +91,6 @@ def test_serializer_of_one_task(make_app):
     assert [message.id for message in messages_of(app)] == ["outbox.W003"]
 
 
-@pytest.mark.parametrize("accepted", ["pickle", "yaml", "application/x-python-serialize"])
-def test_insecure_content_is_accepted(make_app, accepted):
-    app = make_app(accept_content=["application/json", accepted])
-    [message] = messages_of(app)
-    assert message.id == "outbox.W004"
-
-
 def test_attribute_that_is_no_mode(make_app):
     app = make_app()
     app.task(name="ping", outbox=False, shared=False)(tasks.add)
