@@ -196,7 +196,7 @@ class Doors:
     empty: Section | None = None
     #: Names of its counters, which the processes write to the table of statistics.
     counters: Collection[str] = ()
-    #: Further names in that table, which STATISTICS_RETENTION_HOURS does not remove.
+    #: Further names in that table, which are not removed with the counters.
     statistics: Collection[str] = ()
     #: Whether checks of its own look at the engines of the tables of ``models()`` on MySQL.
     checks_engines = False

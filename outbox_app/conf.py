@@ -100,14 +100,8 @@ class OutboxSettings:
     DETECT: Literal["log", "warn", "raise"] | None = None
     #: Largest message that is staged, in bytes (body and headers).
     MAX_MESSAGE_BYTES: int = 16 * 1024 * 1024
-    #: A message larger than this is staged with a warning in the log, in bytes.
-    WARN_MESSAGE_BYTES: int = 256 * 1024
     #: Jobs due later than this stay in the table until they are due, in seconds.
     HOLD_HORIZON: float = 300.0
-    #: An ``eta`` further away than this is refused, in seconds.
-    MAX_ETA: float = 366 * 86400.0
-    #: Refuse task names that the loaded Celery app does not know.
-    STRICT_TASK_NAMES: bool = False
     #: Seconds between two polls of an idle drainer. None: 1 where commits wake it, else 0.1.
     INTERVAL: float | None = None
     #: Rows read, published and deleted at once.
@@ -138,8 +132,6 @@ class OutboxSettings:
     INBOX_RETENTION_DAYS: int = 30
     #: Days for which incidents are kept.
     INCIDENT_RETENTION_DAYS: int = 30
-    #: Hours for which the counters of drainers and subscriptions are kept.
-    STATISTICS_RETENTION_HOURS: int = 48
     #: The admin masks the values of keys whose names contain one of these, for every user.
     SENSITIVE_KEYS: tuple[str, ...] = (
         *("password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie"),

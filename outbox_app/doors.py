@@ -20,7 +20,7 @@ from .capability import BAD, WARNING, Doors, Loop, ProblemKind
 from .conf import OutboxSettings
 from .jobs.drain.run import drain_here
 from .models import DeadJob, InboxEntry, Incident, StagedJob, Statistic
-from .process.counters import NAMES, by_name
+from .process.counters import KEPT_DAYS, NAMES, by_name
 from .retention.rows import Kept, prune
 from .retention.run import Retention, retain_here
 
@@ -147,9 +147,7 @@ class CoreDoors(Doors):
                 Incident, "created_at", outbox_alias, "INCIDENT_RETENTION_DAYS", incidents
             ),
             "counters": Kept(
-                *(Statistic, "minute", outbox_alias, "STATISTICS_RETENTION_HOURS", counters),
-                unit="hours",
-                parts=_by_name,
+                *(Statistic, "minute", outbox_alias, KEPT_DAYS, counters), parts=_by_name
             ),
         }
 

@@ -3,7 +3,7 @@
 ::
 
     OutboxError
-    ├── StagingRefused: NotAtomic, InvalidJob, UnknownTask
+    ├── StagingRefused: NotAtomic, InvalidJob
     ├── Undeliverable: UnknownApp, Unroutable, KeyBlocked
     └── SentInTransaction, UnsafeCallback, CallbackFailed, StillStaged, InvalidArgument,
         NotMigrated, UnfitSession, BrokerUnavailable, UnsafeBroker, LeaseLost, InboxError,
@@ -33,10 +33,6 @@ class NotAtomic(StagingRefused):
 
 class InvalidJob(StagingRefused, ValueError):
     """A field of the job could never be sent."""
-
-
-class UnknownTask(StagingRefused, LookupError):
-    """Strict mode is on and the Celery app has no task of this name."""
 
 
 class SentInTransaction(OutboxError):

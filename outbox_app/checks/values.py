@@ -24,7 +24,7 @@ from ..jobs.staging.modes import MODES
 from ..process.lease import TRUST
 
 #: The largest integer, by the unit at the end of a setting's name. Others have no limit.
-MOST = {"DAYS": MAX_DAYS, "HOURS": 24 * MAX_DAYS}
+MOST = {"DAYS": MAX_DAYS}
 #: The largest number of seconds, thirty years: far larger ones overflow Python's times.
 MOST_SECONDS = 10**9
 #: The least value of a number, if it is not just "above 0".

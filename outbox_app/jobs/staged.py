@@ -126,7 +126,7 @@ def reschedule(
         Whether the job was held. False: it runs at its old time, has run, or is dead.
 
     Raises:
-        InvalidJob: The time is further away than MAX_ETA, or has no time zone; or no job can have
+        InvalidJob: The time is further away than 366 days, or has no time zone; or no job can have
             this id.
     """
     using = using or outbox_alias()

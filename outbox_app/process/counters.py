@@ -32,7 +32,6 @@ from django.db.models import QuerySet
 from django.utils.timezone import is_aware
 
 from ..capability import all_doors
-from ..conf import outbox_settings
 from ..database.clock import stored
 from ..database.lock_wait import atomic_with_lock_wait
 from ..database.transaction_guard import after_the_commit
@@ -76,6 +75,8 @@ KEPT_SHARED = 10
 TOP = 10
 #: Seconds for which a write waits for a lock. A drainer must not lose its lease over a figure.
 LOCK_WAIT = 1
+#: Days for which counters are kept.
+KEPT_DAYS = 2
 #: How many rows a drainer removes by one DELETE, and about how many in a minute.
 PRUNE_BATCH, PRUNE_MOST = 1000, 10_000
 #: A drainer prunes when a sample is older than the retention by this time.
@@ -247,7 +248,7 @@ def write_shared(using: str, samples: Callable[[], Mapping[str, float]] = dict[s
 
 
 def prune_if_worth_it(now: datetime, *, using: str) -> int:
-    before = now - timedelta(hours=outbox_settings().STATISTICS_RETENTION_HOURS)
+    before = now - timedelta(days=KEPT_DAYS)
     rows, removed = Statistic.objects.using(using), 0
     if not rows.filter(name=NEWEST_ID, minute__lt=before - PRUNE_WORTH).exists():
         return 0

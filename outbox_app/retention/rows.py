@@ -52,11 +52,10 @@ class Kept:
     #: The time by which a row is old. Rows without one are kept.
     column: str
     alias: Callable[[], str]
-    #: The setting that has the retention, and its unit.
-    setting: str
+    #: The retention in days, or the setting that has it.
+    days: str | int
     #: What the option of ``outbox_prune`` removes, in words.
     help: str
-    unit: str = "days"
     #: ``parts(rows, before, dry_run=…)``: the rows in parts, each to be removed in its own order.
     parts: Callable[..., Iterable[Any]] = _whole
     #: ``bound(time)``: the least value of the column that is not old at a time.
@@ -103,22 +102,22 @@ def prune(
     age = kept_for(kind, older_than)
     check_arguments(using, age, batch_size, older_than=older_than)
     require_migrated(using, kept.model)
-    if older_than is not None and kept.unit == "hours":
-        age *= 24
     rows: Any = kept.model._default_manager.using(using).order_by(kept.column)
     batches: Batches = ()
     if now := database_time(rows):
-        before = now - timedelta(**{kept.unit: age})
+        before = now - timedelta(days=age)
         parts = kept.parts(rows, before, dry_run=dry_run)
         bound = kept.bound(before)
         batches = _batches(parts, kept.column, bound, batch_size, dry_run=dry_run)
-    return remove(kind, batches, f"{age}{kept.unit[0]}", using=using, dry_run=dry_run, write=write)
+    return remove(kind, batches, f"{age}d", using=using, dry_run=dry_run, write=write)
 
 
 def kept_for(kind: str, older_than: int | None) -> int:
     """Return the age from which on rows of a kind are removed. Raises ``InvalidArgument``."""
-    name = all_kept()[kind].setting
-    age: int | None = setting(name) if older_than is None else older_than
+    name = all_kept()[kind].days
+    if older_than is not None:
+        return older_than
+    age: int | None = name if isinstance(name, int) else setting(name)
     if age is None:
         raise InvalidArgument(
             f"Rows of the kind {kind!r} are never removed: OUTBOX[{name!r}] is None. Set it, or "

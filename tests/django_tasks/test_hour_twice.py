@@ -18,6 +18,7 @@ from django.utils import timezone
 from outbox_app import reschedule
 from outbox_app.checks.databases import check_databases
 from outbox_app.jobs.dead import requeue_dead
+from outbox_app.jobs.staging import validation
 from outbox_app.models import DeadJob, StagedJob
 from tests import tasks
 from tests.django_tasks.declared import add
@@ -39,10 +40,11 @@ BACK = back()
 
 
 @pytest.fixture
-def berlin(alias, settings):
+def berlin(alias, settings, monkeypatch):
     """The project, and the sessions of the database, are in Berlin. The server knows the zone."""
     settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Berlin"
-    settings.OUTBOX = {**settings.OUTBOX, "MAX_ETA": 400 * 86400, "DATABASE": alias}
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+    monkeypatch.setattr(validation, "MAX_ETA", timedelta(days=400))
     connections[alias].close()  # PostgreSQL's session gets the zone of the settings
     if alias != "mariadb":
         yield

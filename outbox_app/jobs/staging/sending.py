@@ -117,7 +117,7 @@ class StagingMixin:
         Raises:
             NotAtomic: A transaction is open, but not on the outbox's alias; or none is open and the
                 setting OUTSIDE refuses that.
-            InvalidJob, UnknownTask: The job could never be sent. The transaction stays usable.
+            InvalidJob: The job could never be sent. The transaction stays usable.
         """
         by_name = dict(zip(_AFTER_ARGUMENTS, args[2:], strict=False))
         args, options = args[:2], dict(**by_name, **options)
@@ -184,7 +184,7 @@ class StagingMixin:
 
     def _check(self, name: str, options: dict[str, Any]) -> None:
         app: Any = self
-        validation.check_task(name, app)
+        validation.check_name("task name", name)
         task_id = options.get("task_id")
         validation.check_headers(options.get("headers"), name=name, task_id=task_id, app=app)
 

@@ -50,7 +50,7 @@ def stage(
 
     Raises:
         NotAtomic: No transaction is open on ``using``, and the setting OUTSIDE is not "stage".
-        InvalidJob, UnknownTask: The job could never be sent. The transaction stays usable.
+        InvalidJob: The job could never be sent. The transaction stays usable.
     """
     using = using or outbox_alias()
     require_atomic("stage()", using=using)
@@ -86,7 +86,7 @@ def stage_many(
         How many signatures were staged.
 
     Raises:
-        NotAtomic, InvalidJob, UnknownTask: As for ``stage``. No job of the call is staged then.
+        NotAtomic, InvalidJob: As for ``stage``. No job of the call is staged then.
     """
     if isinstance(jobs, Mapping | str):  # a signature is one; the words in it would name tasks
         raise InvalidJob(f"stage_many() takes a list of signatures; got {jobs!r:.60}. Use stage().")

@@ -19,9 +19,8 @@ from celery import Celery
 from kombu.utils import json
 
 from ...conf import outbox_settings
-from ...exceptions import InvalidJob, UnknownTask
+from ...exceptions import InvalidJob
 from ...text import get_logger
-from .declarations import task_named
 
 if TYPE_CHECKING:
     from ...models import StagedJob
@@ -33,6 +32,10 @@ logger = get_logger("outbox_app.staging")
 MAX_NAME_BYTES = 255
 #: The width of the column, in characters; ids are not names, and AMQP's limit is counted in bytes.
 MAX_ID_LENGTH = 255
+#: An ``eta`` further away than this is refused: it is a mistake of units, or of the year.
+MAX_ETA = timedelta(days=366)
+#: A message larger than this is staged with a warning in the log, in bytes.
+LARGE = 256 * 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -109,23 +112,10 @@ def speaks_amqp(app: Celery) -> bool:
     return bool(connection.transport.driver_type == "amqp")
 
 
-def check_task(name: str, app: Celery) -> None:
-    """Refuse a task that the app does not know, in strict mode; this may import its modules."""
-    check_name("task name", name)
-    ready: bool = app.finalized  # type: ignore[attr-defined]
-    if outbox_settings().STRICT_TASK_NAMES and ready and task_named(name, app) == name:
-        raise UnknownTask(
-            f"The Celery app {app.main!r} has no task {name!r}. Import its module, correct the "
-            "name, or turn OUTBOX['STRICT_TASK_NAMES'] off."
-        )
-
-
 def check_eta(eta: datetime | None) -> None:
-    limit = outbox_settings().MAX_ETA
-    if eta is not None and eta - datetime.now(UTC) > timedelta(seconds=limit):
+    if eta is not None and eta - datetime.now(UTC) > MAX_ETA:
         raise InvalidJob(
-            f"eta {eta.isoformat()} is further away than {limit:.0f} seconds "
-            "(OUTBOX['MAX_ETA']). Stage the job later, or raise the setting."
+            f"eta {eta.isoformat()} is further away than {MAX_ETA.days} days. Stage the job later."
         )
 
 
@@ -161,7 +151,7 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
     if job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
     check_size(job)
-    if job.size > outbox_settings().WARN_MESSAGE_BYTES:
+    if job.size > LARGE:
         logger.warning(
             "Large job staged task=%s task_id=%s bytes=%d", job.task, job.task_id, job.size
         )

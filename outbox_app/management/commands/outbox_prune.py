@@ -22,8 +22,9 @@ class Command(OutboxCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
         for name, kept in all_kept().items():
-            days = setting(kept.setting)
-            add(f"--{name}", action="store_true", help=f"{kept.help} ({kept.setting} is {days})")
+            days = kept.days if isinstance(kept.days, int) else setting(kept.days)
+            age = f"older than {days} days" if kept.days == days else f"{kept.days} is {days}"
+            add(f"--{name}", action="store_true", help=f"{kept.help} ({age})")
         for doors in all_doors():
             doors.prune_arguments(add)
         age = "remove rows that are older, at least 1 (default: the setting of the kind)"

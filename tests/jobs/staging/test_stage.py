@@ -8,12 +8,11 @@ import celery
 import pytest
 from celery import Celery, chain, chord, group, shared_task
 from celery.result import GroupResult
-from celery.signals import import_modules
 from django.db import transaction
 from django.utils import timezone
 
 from outbox_app import stage, stage_many
-from outbox_app.exceptions import InvalidJob, NotAtomic, UnknownTask
+from outbox_app.exceptions import InvalidJob, NotAtomic
 from outbox_app.models import StagedJob
 from tests.jobs.staging import tasks
 
@@ -182,32 +181,3 @@ def test_eager_tasks_run_at_once(alias, app, add, staged):
         assert stage(add, (1, 2)).get() == 3
         assert stage(group(add.s(1, 1), add.s(2, 2))).get() == [2, 4]
     assert not staged()
-
-
-@on_sqlite
-def test_unknown_tasks_are_refused_in_strict_mode(alias, app, add, staged, settings):
-    settings.OUTBOX = {**settings.OUTBOX, "STRICT_TASK_NAMES": True}
-    app.finalize()
-    with transaction.atomic(using=alias):
-        with pytest.raises(UnknownTask, match=r"has no task 'misspelt'.*STRICT_TASK_NAMES"):
-            stage("misspelt", app=app)
-        with pytest.raises(UnknownTask):
-            app.send_task("misspelt")
-        stage("add", (1, 1), app=app)
-    assert staged() == [[1, 1]]
-
-
-@on_sqlite
-def test_strict_mode_knows_a_task_whose_module_was_not_imported(alias, app, staged, settings):
-    """As in a web process that calls tasks by name only: autodiscovery had not run."""
-    settings.OUTBOX = {**settings.OUTBOX, "STRICT_TASK_NAMES": True}
-
-    def discover(**kwargs):
-        app.task(name="found", shared=False)(tasks.add)
-
-    import_modules.connect(discover, sender=app)
-    with transaction.atomic(using=alias):
-        app.send_task("found", (1, 1))
-        with pytest.raises(UnknownTask):
-            app.send_task("misspelt")
-    assert staged() == [[1, 1]]
