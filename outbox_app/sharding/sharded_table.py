@@ -1,9 +1,8 @@
-"""Splits a table into partitions of its database, in a migration, while the table is in use.
+"""Splits a table into partitions of its database, in a migration.
 
-The rows are copied into a new table, as ``table_copy`` describes, which then takes the table's
-name. Writers wait only while triggers are created and while the tables are swapped, at most two
-seconds each time. If the migration is killed at any point, the table of that name has every row.
-Migrate again: the next run removes leftovers and starts over, or finds the table split.
+An empty table is split at once. The rows of a full one are copied, and nobody can use the table
+meanwhile. If the migration is killed at any point, the table is either as it was or split: migrate
+again.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from ..exceptions import InvalidArgument
 from ..ids import SnowflakeField
 from ..ids.generator import SHARDS
 from .partitions import MOST_SHARDS, MysqlPartitions, Partitions, PostgresPartitions
-from .table_copy import only_run
 
 
 class TableOperation(Operation):
-    """Changes the table of a model in steps that it commits; does nothing on SQLite."""
+    """Changes the table of a model, in transactions of its own; does nothing on SQLite."""
 
     atomic = False
     reduces_to_sql = False
@@ -53,10 +51,9 @@ class TableOperation(Operation):
             return
         if connection.in_atomic_block:
             raise InvalidArgument(
-                f"{type(self).__name__} commits as it goes: give its migration atomic = False."
+                f"{type(self).__name__} has its own transaction: give its migration atomic = False."
             )
-        with only_run(connection, model._meta.db_table):
-            step(model, connection)
+        step(model, connection)
 
 
 class ShardedTable(TableOperation):
@@ -88,11 +85,10 @@ class ShardedTable(TableOperation):
     def forwards(self, model: Any, connection: Any) -> None:
         kind = {"postgresql": PostgresPartitions, "mysql": MysqlPartitions}[connection.vendor]
         partitions = kind(model, field_of(model, self.by), self.shards, connection)
-        partitions.sweep()
-        if not partitions.is_split():
-            self._check(model, partitions)
-            partitions.make()
-            partitions.sweep()
+        with partitions.alone():
+            if not partitions.is_split():
+                self._check(model, partitions)
+                partitions.split()
 
     def _check(self, model: Any, partitions: Partitions) -> None:
         """Refuse a split that would break something; note the unique indexes that become plain."""
@@ -136,7 +132,7 @@ def field_of(model: Any, name: str) -> Any:
     elif fields[name].null:
         text = f"{label}.{name} may be null: a table is split, and looked up, by NOT NULL columns."
     elif isinstance(model._meta.pk, models.CompositePrimaryKey):
-        text = f"{label} has a primary key of several columns; rows are copied by a single one."
+        text = f"{label} has a primary key of several columns; a table is split that has one."
     else:
         return fields[name]
     raise InvalidArgument(text)

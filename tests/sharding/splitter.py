@@ -1,4 +1,4 @@
-"""Splits the table of the tests' orders, killed at each point, and makes an index of its keys.
+"""Splits the table of the tests' orders, and makes an index of its keys, killed at each statement.
 
 Run as ``python -m tests.sharding.splitter ALIAS``; each run is a child that is forked from here.
 """
@@ -15,8 +15,6 @@ from django.db import connections, models
 from django.db.models import F, Q
 
 SHARDS = 4
-POINTS = ("split_created", "split_watched", "split_copied", "split_synced")
-LAST = {"postgres": ["split_swapped"], "mariadb": ["split_mirrored", "split_swapped"]}
 
 
 def order_model():
@@ -45,35 +43,42 @@ def order_model():
 
 
 def main(alias: str) -> None:
-    from outbox_app.failpoints import set_failpoint
-    from outbox_app.sharding import KeyIndex, ShardedTable, table_copy
+    from outbox_app.sharding import KeyIndex, ShardedTable
     from tests.splitting import run_operation
 
-    table_copy.BATCH, table_copy.FEW = 300, 30
     order = order_model()
-    steps = [
-        (ShardedTable("Order", by="shop", shards=SHARDS, giving_up=["number"]), LAST[alias]),
-        (KeyIndex("Order", key="number", by="shop"), []),
-    ]
-    for operation, last in steps:
-        for point in (*POINTS, *last, None):
+    rows = order._default_manager.using(alias)
+    expected = list(rows.order_by("pk").values_list())
+    for operation in (
+        ShardedTable("Order", by="shop", shards=SHARDS, giving_up=["number"]),
+        KeyIndex("Order", key="number", by="shop"),
+    ):
+        kills, status = 0, signal.SIGKILL
+        while status == signal.SIGKILL:
+            connections.close_all()
             if not (child := os.fork()):
-                if point:
-                    passes = iter(range(2 if point == "split_copied" else 1, 0, -1))
+                left = iter(range(kills + 1, 0, -1))
 
-                    def kill(left=passes):
-                        if next(left) == 1:
-                            os.kill(os.getpid(), signal.SIGKILL)
+                def kill(execute, *args, left=left):
+                    if next(left, None) == 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return execute(*args)
 
-                    set_failpoint(point, kill)
-                run_operation(operation, order, alias)
+                with connections[alias].execute_wrapper(kill):
+                    run_operation(operation, order, alias)
                 connections.close_all()
                 os._exit(0)
             _, status = os.waitpid(child, 0)
-            expected = signal.SIGKILL if point else 0
-            if status != expected:
-                sys.exit(f"{operation.describe()} at {point}: {status}")
-            print(operation.describe(), point, flush=True)
+            kills += status == signal.SIGKILL
+            # All rows are there, and each can be written.
+            if list(rows.order_by("pk").values_list()) != expected:
+                sys.exit(f"{operation.describe()} at {kills}: rows are missing")
+            rows.create(shop="new", number="new", place=1)
+            rows.filter(number="new").update(shop="newer", number="newer")
+            rows.filter(number="newer").delete()
+        if status:
+            sys.exit(f"{operation.describe()} at {kills}: {status}")
+        print(operation.describe(), kills, flush=True)
 
 
 if __name__ == "__main__":
