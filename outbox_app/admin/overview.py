@@ -37,7 +37,7 @@ from .blocking import blocking
 from .charts import job_charts
 from .dead import matrix_table
 from .masking import masked_line
-from .staged import flows_table, held_table
+from .staged import held_table
 from .tables import Table
 
 #: Seconds between two refreshes of an open page.
@@ -108,7 +108,6 @@ def _tables(
     if "dead" in parts:
         yield matrix_table(site, facts.dead)
     if "jobs" in parts:
-        yield flows_table(facts.database)
         yield held_table(site, facts.held)
     for section in facts.sections.values():
         yield from section.tables(site, partial(may_view, request))

@@ -15,18 +15,13 @@ from ..jobs import staged
 from ..jobs.drain import status
 from ..jobs.drain.status import Held
 from ..models import StagedJob, counting
-from ..monitoring import series
-from ..monitoring.figures import number
-from ..text import duration, one_line, shown
+from ..text import duration, shown
 from .actions import BulkAction
 from .base import address, column
 from .filters import StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
 from .masking import masked_line
-from .tables import WORDS, Group, Table
-
-#: How many tasks, and how many queues, are shown.
-FLOWS = 10
+from .tables import Group, Table
 
 CANCEL = BulkAction(
     "cancel_selected",
@@ -95,23 +90,6 @@ def blocked_reason(job: StagedJob) -> str:
     if owner.drainer.trouble:
         return gettext("%(drainer)s, which owns its shard, is in trouble: %(trouble)s") % values
     return gettext("Nothing. %(drainer)s will take it in one of its next batches.") % values
-
-
-def flows_table(using: str) -> Table:
-    """Return by task and by queue how many jobs are ready, and how many leave per minute."""
-    waiting, leaving = status.ready_by(using=using), series.published_by(using=using)
-    groups = []
-    for dimension, heading in (("task", gettext("Task")), ("queue", gettext("Queue"))):
-        ready, rates = waiting[dimension], leaving[dimension]
-        names = sorted({*ready, *rates}, key=lambda name: (-ready[name], -rates.get(name, 0)))
-        rows = [
-            (one_line(name, 100) or "-", ready[name], number(rates.get(name, 0.0)))
-            for name in names[:FLOWS]
-        ]
-        columns = {heading: WORDS, gettext("Ready"): "", gettext("Published per minute"): ""}
-        groups.append(Group(columns, rows))
-    words = gettext("Ready: of the newest %(sample)d rows. Published: of the last five minutes.")
-    return Table(gettext("By task and by queue"), groups, note=words % {"sample": status.SAMPLE})
 
 
 def held_table(site: str, held: Held) -> Table:

@@ -8,8 +8,8 @@ BATCH_SIZE, COMMIT_TIME = "command_batch_size", "command_commit_time"
 #: server that does not lead their entity.
 ROUTED, ROUTE = "routed_commands", "route"
 PASSED, ELSEWHERE = "passed_on", "elsewhere"
-#: The entities with the most commands in a process; how many commands wait in it (a sample).
-HOTTEST, ENTITY, WAITING = "hottest_entities", "entity", "commands_waiting"
+#: How many commands wait in a process (a sample).
+WAITING = "commands_waiting"
 
 #: All of them.
-NAMES = (COMMANDS, REJECTED, CONFLICTS, ROUTED, BATCH_SIZE, COMMIT_TIME, HOTTEST, WAITING)
+NAMES = (COMMANDS, REJECTED, CONFLICTS, ROUTED, BATCH_SIZE, COMMIT_TIME, WAITING)

@@ -1,4 +1,4 @@
-"""Counts the commands that this process answers, by minute: how many, how fast, on which entities.
+"""Counts the commands that this process answers, by minute: how many, and how fast.
 
 Counting costs a batch no statement: a batch reads the database's clock anyway, which gives the
 minute. Commands in a caller's transaction are counted when it commits. The counters are written
@@ -31,8 +31,6 @@ SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 SIZE_LABELS = (*map(str, SIZES), "+Inf")
 #: How many codes of rejections a process tells apart in a minute; the others are "other".
 CODES, OTHER = 20, "other"
-#: The most entities that a process tells apart in a minute.
-KNOWN = 1000
 
 
 def count(batch: Batch | None, *, conflicts: int, seconds: float | None = None) -> None:
@@ -72,7 +70,7 @@ def _figures(batch: Batch) -> Callable[[counters.Minute], None]:
     answers: list[Any] = [step.answer for step in batch.steps if step.rejected]
     codes = Counter(each.rejected.code for each in answers)
     routes = Counter(step.route for step in batch.steps if step.route)
-    entity, size = f"{batch.entity._meta.label}:{batch.id}", len(batch.steps)
+    size = len(batch.steps)
 
     def add(minute: counters.Minute) -> None:
         minute.add(names.COMMANDS, size)
@@ -83,11 +81,6 @@ def _figures(batch: Batch) -> Callable[[counters.Minute], None]:
             known = [label for name, _, label in minute.values if name == names.REJECTED]
             label = code if code in known or len(known) < CODES else OTHER
             minute.add(names.REJECTED, count, dimension=names.CODE, label=label)
-        top = minute.tops[names.HOTTEST, names.ENTITY]
-        top[entity] += size
-        if len(top) > KNOWN:
-            most = dict(top.most_common(KNOWN // 10))
-            minute.tops[names.HOTTEST, names.ENTITY] = Counter(most)
 
     return add
 

@@ -62,8 +62,7 @@ class EntitiesSection(Section):
     def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
         from .tables import entities
 
-        types = {each._meta.label for each in entity_types() if may_view(each)}
-        yield entities(self.commands, types)
+        yield entities(self.commands)
 
 
 class EntitiesDoors(Doors):

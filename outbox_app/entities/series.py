@@ -18,8 +18,8 @@ from ..process import counters
 from . import counters as names
 from .counting import SIZE_LABELS
 
-#: The most entities, and the most codes of rejections, that are listed.
-HOTTEST, LISTED = 10, 50
+#: The most codes of rejections that are listed.
+LISTED = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,6 @@ class Commands:
     #: In the last minutes: p50 and p95 of commands per batch, and of seconds per transaction.
     batch_size: tuple[float | None, ...] = (None, None)
     commit_seconds: tuple[float | None, ...] = (None, None)
-    #: The entities with the most commands in the last minutes, by type and id.
-    hottest: dict[str, float] = field(default_factory=dict)
     #: Commands that wait, by the last sample of each process that wrote one lately.
     waiting: float = 0.0
     #: Commands of routed types in the last full minute: passed on by another server; executed by a
@@ -64,7 +62,6 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
         rejected={code: n for code, n in lately[names.REJECTED].most_common(LISTED) if n},
         batch_size=tuple(size and math.ceil(size) for size in sizes),
         commit_seconds=percentiles(found[names.COMMIT_TIME], counters.BUCKETS, 0.5, 0.95),
-        hottest=dict(found[names.HOTTEST].most_common(HOTTEST)),
         waiting=waiting.total(),
         passed_on=lately[names.ROUTED][names.PASSED],
         elsewhere=lately[names.ROUTED][names.ELSEWHERE],

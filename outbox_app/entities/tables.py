@@ -1,12 +1,9 @@
 """The table of entities on the overview.
 
-The figures are of all types. Of the busiest entities only those are listed whose types this person
-may view.
+The figures are of all types.
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 from django.utils.translation import gettext as _
 
@@ -15,8 +12,7 @@ from ..monitoring.figures import number
 from .series import Commands
 
 
-def entities(commands: Commands, types: Collection[str]) -> Table:
-    """Return the figures of commands; of the busiest entities, only those of the given types."""
+def entities(commands: Commands) -> Table:
     sizes = ", ".join("-" if each is None else number(each) for each in commands.batch_size)
     times = durations(commands.commit_seconds)
     figures = [
@@ -26,13 +22,9 @@ def entities(commands: Commands, types: Collection[str]) -> Table:
         (_("Commands per batch, p50 and p95"), sizes),
         (_("Time of a batch's transaction, p50 and p95"), times),
     ]
-    hottest = {
-        name: count for name, count in commands.hottest.items() if name.partition(":")[0] in types
-    }
     groups = [
         pairs(_("Figure"), _("Value"), figures),
         pairs(_("Code of rejections"), _("Per minute"), numbers(commands.rejected)),
-        pairs(_("Most commands"), _("Last 5 minutes"), numbers(hottest)),
     ]
     if commands.passed_on or commands.elsewhere:
         figures += [

@@ -101,16 +101,6 @@ def rates(*, using: str) -> dict[str, float]:
     return {source: total / (1 + (now - current) / MINUTE) for source, total in found}
 
 
-def published_by(*, using: str, minutes: int = 5) -> dict[str, dict[str, float]]:
-    """Return the jobs published per minute in the last full minutes, by "task" and by "queue"."""
-    first, current = last_minutes(using, minutes + 1)
-    rows = rows_of(using, [counters.PUBLISHED_BY], first, current - MINUTE).order_by("label")
-    found: dict[str, dict[str, float]] = {counters.TASK: {}, counters.QUEUE: {}}
-    for dimension, label, total in rows.values_list("dimension", "label").annotate(Sum("value")):
-        found.setdefault(dimension, {})[label] = total / minutes
-    return found
-
-
 def delays(*, using: str, minutes: int = 5) -> Delays:
     """Return how long the jobs of the last minutes took, the current minute included."""
     rows = rows_of(using, [counters.DELAY], *last_minutes(using, minutes)).order_by("label")

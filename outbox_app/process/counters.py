@@ -17,7 +17,6 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -43,8 +42,6 @@ from .lease import LeaseHolder
 
 #: Jobs that the broker has accepted in a minute, and jobs that were moved to dead.
 PUBLISHED, DEAD = "published", "dead"
-#: Jobs that the broker has accepted in a minute, for the tasks and queues with the most jobs.
-PUBLISHED_BY, TASK, QUEUE = "published_by", "task", "queue"
 #: Jobs that were published immediately after their commit.
 IMMEDIATE = "immediate"
 #: Jobs of a minute by their delay, from staging, or the end of their hold, to their acceptance by
@@ -55,7 +52,7 @@ READ_ID = "read_id"
 #: Samples: ready rows, up to a limit; the highest known id.
 READY, NEWEST_ID = "ready", "newest_id"
 #: The counters of jobs. Each capability has its own (``Doors.counters``).
-NAMES = (PUBLISHED, PUBLISHED_BY, DEAD, IMMEDIATE, DELAY, READ_ID, READY, NEWEST_ID)
+NAMES = (PUBLISHED, DEAD, IMMEDIATE, DELAY, READ_ID, READY, NEWEST_ID)
 
 #: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has the longer delays.
 EDGES = (
@@ -71,8 +68,6 @@ EVERY = 10.0
 KEPT = 60
 #: The same for shared counters, of which there may be one for each of many tenants.
 KEPT_SHARED = 10
-#: How many entities, tasks and queues a process writes for each minute.
-TOP = 10
 #: Seconds for which a write waits for a lock. A drainer must not lose its lease over a figure.
 LOCK_WAIT = 1
 #: Days for which counters are kept.
@@ -94,8 +89,6 @@ class Minute:
         self.values: dict[Key, float] = {}
         #: The keys of the values that have changed since the last write.
         self.changed: set[Key] = set()
-        #: Counts by label for a name and a dimension. A write puts the highest into the values.
-        self.tops: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
 
     def add(self, name: str, value: float, *, dimension: str = "", label: str = "") -> None:
         if value:
@@ -164,10 +157,6 @@ class Counters:
         if connections[self.using].in_atomic_block:
             return
         with self.lock:
-            for minute in self.changed():
-                for (name, dimension), counts in minute.tops.items():
-                    for label, count in counts.most_common(TOP):
-                        minute.put(name, count, dimension=dimension, label=label)
             taken = [
                 (minute, key, minute.values[key])
                 for minute in self.changed()

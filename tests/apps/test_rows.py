@@ -39,7 +39,7 @@ OVERVIEW = [
     *("Subscriptions behind", "Open gaps", "Undecided"),
     *("Ready jobs, last hour", "Jobs per minute, last hour"),
     *("Ready jobs, last day", "Jobs per minute, last day", "Events per minute, last hour"),
-    *("What blocks", "Drainers", "Dead jobs", "By task and by queue"),
+    *("What blocks", "Drainers", "Dead jobs"),
     *("Held jobs, by when they are due", "Subscriptions", "Open gaps", "Entities"),
     *("Prepared events", "Latest incidents"),
 ]

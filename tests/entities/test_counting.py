@@ -61,8 +61,6 @@ def test_what_is_counted(alias, account, ask, written):
         "rejected_commands exists": 1,
         "command_batch_size 1": 5,
         "command_batch_size 10": 1,
-        "hottest_entities entities.Account:a": 11,
-        "hottest_entities entities.Account:b": 1,
         "commands_waiting": 0,
     }
     ask("withdraw", {"amount": 1})
@@ -176,17 +174,12 @@ def test_labels_are_bounded(alias, account, ask, written, declare, one_minute, m
 
     declare(refuse, creates=True)
     monkeypatch.setattr(counting, "CODES", 3)
-    monkeypatch.setattr(counters, "TOP", 2)
-    monkeypatch.setattr(counting, "KNOWN", 20)
     for number in range(30):
         ask("withdraw", {"amount": 0})
         ask("refuse", {"code": f"code{number % 6}"}, id=f"e{number}")
     found = written()
     codes = {key.split()[-1]: n for key, n in found.items() if "rejected" in key}
     assert codes == {"code0": 5, "code1": 5, "code2": 5, "other": 15}
-    hottest = {key.split()[-1]: n for key, n in found.items() if "hottest" in key}
-    assert hottest.pop("entities.Account:a") == 31
-    assert len(hottest) == 1
 
 
 def test_a_write_that_fails_costs_no_answer(alias, account, ask, monkeypatch, caplog):

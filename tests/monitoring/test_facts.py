@@ -280,9 +280,6 @@ def test_commands(alias, monkeypatch):
             figure(alias, commands.BATCH_SIZE, count, dimension="le", label=label, source=source)
         for label, count in (("0.005", 50), ("0.01", 45), ("+Inf", 5)):
             figure(alias, commands.COMMIT_TIME, count, dimension="le", label=label, source=source)
-    for number in range(12):
-        figure(alias, commands.HOTTEST, number, ago=3, dimension="entity", label=f"A:{number:02}")
-    figure(alias, commands.HOTTEST, 90, dimension="entity", label="A:01", source="two")
     figure(alias, commands.WAITING, 3, ago=0, source="two")
 
     found = outbox_status().sections["entities"].commands
@@ -290,8 +287,6 @@ def test_commands(alias, monkeypatch):
     assert (found.recorded, found.conflicts, found.rejected) == (60, 4, {"balance": 8})
     assert found.batch_size == (1, 750)
     assert found.commit_seconds == (0.005, 0.01)
-    assert list(found.hottest.items())[:2] == [("A:01", 91), ("A:11", 11)]
-    assert len(found.hottest) == entities_series.HOTTEST
     assert found.waiting == 73
     assert "entities" not in outbox_status(parts=()).sections
 

@@ -56,9 +56,7 @@ def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
     drainer(host="web-3", trouble="away")
     Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)
     monkeypatch.setattr(series, "delays", lambda using: series.Delays(0.1, 0.5, 2.0))
-    told = entities_series.Commands(
-        60, 3, {"balance": 9, "": 1}, (1, 20), (0.002, 0.04), {"a": 9}, 5, 8, 4
-    )
+    told = entities_series.Commands(60, 3, {"balance": 9, "": 1}, (1, 20), (0.002, 0.04), 5, 8, 4)
     monkeypatch.setattr(entities_series, "commands", lambda aliases: told)
     prepared = {"decide_by": DatabaseNow(), "unreachable": 3, "last_answer": "OSError: away"}
     for sender in ("alias:billing", "alias:shop"):

@@ -58,8 +58,6 @@ class DrainCounters(Counters):
         delays = Counter(BUCKETS[bisect_left(EDGES, row.waited + since)] for row in rows)
         for label, count in delays.items():
             minute.add(counters.DELAY, count, dimension=counters.LE, label=label)
-        minute.tops[counters.PUBLISHED_BY, counters.TASK].update(row.task for row in rows)
-        minute.tops[counters.PUBLISHED_BY, counters.QUEUE].update(row.queue for row in rows)
         minute.add(counters.PUBLISHED, len(rows))
         self._highest_id = max(self._highest_id, *(row.id for row in rows))
         minute.put(counters.READ_ID, self._highest_id)

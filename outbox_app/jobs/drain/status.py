@@ -9,22 +9,18 @@ apart. The figures are read one after the other, not at one moment.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import Count, OuterRef, QuerySet, Subquery
+from django.db.models import OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
 from ...conf import SHARDS
 from ...database.clock import DatabaseNow
 from ...models import Incident, Lease, Process, StagedJob, counting
 from .batch import apps_with_rows
-
-#: In how many of the newest rows ready jobs are counted by task and queue.
-SAMPLE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +77,6 @@ def backlog(*, using: str) -> Backlog:
     age = oldest_seconds(apps, using=using)
     ready = by_shard(StagedJob.objects.using(using).ready(), apps)
     return Backlog(rows=counting.counted(ready), oldest_seconds=age)
-
-
-def ready_by(*, using: str) -> dict[str, Counter[str]]:
-    """Return the ready jobs among the newest SAMPLE rows, by "task" and by "queue"."""
-    newest, _ = counting.newest(StagedJob.objects.using(using), limit=SAMPLE)
-    ready = newest.filter(available_at=None).order_by()
-    found: dict[str, Counter[str]] = {"task": Counter(), "queue": Counter()}
-    counts = ready.values_list("task", "queue").annotate(count=Count("*"))
-    for task, queue, count in counts:
-        found["task"][task] += count
-        found["queue"][queue] += count
-    return found
 
 
 def held(*, using: str) -> Held:

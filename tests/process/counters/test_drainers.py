@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import pytest
 from django.db import OperationalError, connections, transaction
-from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -74,8 +73,6 @@ def test_a_run_leaves_what_it_did(alias, make_app, broker, request):
     rows = Statistic.objects.using(alias).exclude(name="delay").order_by("-minute")
     found = {row.name: row.value for row in rows}
     assert (found["ready"], found["newest_id"]) == (29, last)
-    by = rows.filter(name="published_by").values_list("dimension").annotate(Sum("value"))
-    assert dict(by.order_by()) == {"task": 28, "queue": 28}
     assert 0 < found["read_id"] <= last
     sources = Statistic.objects.using(alias).values_list("source", flat=True).distinct()
     assert list(sources) == [str(drain.holder.id)]
