@@ -1,24 +1,14 @@
-"""Peers that exchange messages with this service: their keys, rows and clocks.
-
-Rows of the table are read on the alias of the outbox only, if its database is among those being
-checked. ``migrate`` checks before it makes tables and columns: a table that cannot be read is not
-checked.
-"""
+"""Peers that exchange messages with this service: their fields, and their keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import Any
 
-import django.db
 from django.core.checks import CheckMessage, Error, Warning
 
-from ..aliases import outbox_alias
-from .clocks import wrong_clocks
 from .conf import door_settings
-from .models import Peer
-from .peers import FIELDS, SIGNS, VERIFIES, peer_faults, valid_keys
+from .peers import SIGNS, VERIFIES, Peer, peer_faults, valid_keys
 
 HINT = "docs/reference/door.md lists the fields of a peer."
 
@@ -33,31 +23,6 @@ def check_peers(**kwargs: Any) -> Iterator[CheckMessage]:
             yield from _check_keys(Peer(name=name, **fields))
 
 
-def check_peer_table(
-    databases: Sequence[str] | None = None, **kwargs: Any
-) -> Iterator[CheckMessage]:
-    using = outbox_alias()
-    if using in (databases or ()):
-        with suppress(django.db.Error):
-            yield from _check_rows(using)
-
-
-def _check_rows(using: str) -> Iterator[CheckMessage]:
-    for peer in Peer.objects.using(using):
-        faults = peer_faults(peer.name, {name: getattr(peer, name) for name in FIELDS})
-        for fault in faults:
-            yield Error(f"The peer {peer.name!r} {fault}.", hint=HINT, id="outbox.E045")
-        if not faults and peer.name not in door_settings().PEERS:
-            yield from _check_keys(peer)
-    for name, seconds in wrong_clocks(using=using).items():
-        yield Warning(
-            f"The clock of the peer {name!r} is off by {seconds:+d} seconds: its requests, or its "
-            "answers, are refused.",
-            hint="Set the clock of the peer, or of this host.",
-            id="outbox.W036",
-        )
-
-
 def _check_keys(peer: Peer) -> Iterator[CheckMessage]:
     for kinds, what in ((SIGNS, "sign messages to it"), (VERIFIES, "verify its messages")):
         if not any(valid_keys(peer, kinds)):
@@ -70,4 +35,3 @@ def _check_keys(peer: Peer) -> Iterator[CheckMessage]:
 
 
 ALWAYS = (check_peers,)
-DATABASE = (check_peer_table,)

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .exceptions import PeerUnavailable
 from .messages import JSON, PROBLEM, MessageRefused, media_type, parsed, written
-from .models import Peer
-from .peers import VERIFIES, Key, base_url, signing_key, valid_keys
+from .peers import VERIFIES, Key, Peer, base_url, signing_key, valid_keys
 
 if TYPE_CHECKING:
     from .signing import httpx2

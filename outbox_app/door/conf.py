@@ -14,7 +14,7 @@ class DoorSettings:
     """They have the defaults that the documentation names."""
 
     #: The services that prepare events here, or that keep events of this one, over HTTP: by name,
-    #: the fields of ``Peer``. An entry here takes precedence over the table.
+    #: the fields of ``Peer``.
     PEERS: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict,
         metadata={

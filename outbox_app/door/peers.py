@@ -1,12 +1,14 @@
-"""Registered peers, and their keys that are valid now.
+"""Peers: the services that call this one over HTTP, or that this one calls, and their valid keys.
 
-The setting ``PEERS`` takes precedence over the table. A key is found by its id. If two peers of the
-setting, or two of the table, have a key with the same id, neither key is accepted. A secret is read
-by its reference at each use, so replacing its file rotates the key. Needs no extra.
+They are registered in the setting ``PEERS``: only their addresses are called, and only their keys
+are accepted. A key is found by its id. If two peers have a key with the same id, neither key is
+accepted. A secret is read by its reference at each use, so replacing its file rotates the key.
+Needs no extra.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,11 +21,14 @@ from urllib.parse import urlsplit
 from django.db import connections
 from django.utils import timezone
 
-from ..aliases import outbox_alias
+from ..capability import require_app
 from .conf import door_settings
 from .exceptions import InvalidPeer
-from .models import Peer
 
+require_app("outbox_app.door")
+
+#: What a peer does: it prepares events and executes commands here; it keeps ours; or both.
+SENDER, KEEPER, BOTH = DIRECTIONS = "sender", "keeper", "both"
 #: The algorithm of each field of a key, the fields that sign, and the fields that verify.
 ALGORITHMS = {"public": "ed25519", "private": "ed25519", "secret": "hmac-sha256"}
 SIGNS, VERIFIES = ("private", "secret"), ("public", "secret")
@@ -33,8 +38,34 @@ SERVICE = "service"
 LIMITS = {"events": 500, "bytes": 4 * 1024 * 1024}
 #: The shortest secret: a shorter one would weaken HMAC-SHA256 (RFC 2104, section 3).
 SECRET_BYTES = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peer:
+    """A service that prepares events here, that keeps our prepared events, or both."""
+
+    #: A name has no colon, because a colon marks a sender that is a database alias.
+    name: str = ""
+    direction: str = ""
+    #: The URL of the peer's door, to which "prepared/" or "check" is appended.
+    address: str = ""
+    #: The alias of the database with the fences of the events that the peer keeps.
+    database: str = "default"
+    #: A key has an "id", one of "public", "private" and "secret", and is valid "from" and "until".
+    #: It names an environment variable or a file, and holds no secret.
+    keys: Sequence[Mapping[str, Any]] = ()
+    #: Patterns for what the peer may prepare: event types, their topics, and tasks of jobs.
+    types: Sequence[str] = ()
+    topics: Sequence[str] = ()
+    jobs: Sequence[str] = ()
+    #: Patterns for the commands that the peer may execute, such as "bank.account.withdraw".
+    commands: Sequence[str] = ()
+    #: The limits of one request: "events" and "bytes".
+    limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
 #: The fields of a peer in the setting, where its name is the key.
-FIELDS = [field.name for field in Peer._meta.fields if field.name not in ("id", "name")]
+FIELDS = [each.name for each in dataclasses.fields(Peer) if each.name != "name"]
 
 
 class Key(NamedTuple):
@@ -61,33 +92,29 @@ class Key(NamedTuple):
 
 def peer_named(name: str, direction: str) -> Peer:
     """Return a registered peer. Raises ``InvalidPeer``."""
-    for peers in _sources(direction):
-        if name in peers:
-            return peers[name]
-    known = ", ".join(repr(name) for peers in _sources(direction) for name in peers) or "none"
+    peers = _peers(direction)
+    if name in peers:
+        return peers[name]
+    known = ", ".join(map(repr, peers)) or "none"
     raise InvalidPeer(
         f"There is no {direction} {name!r} among the peers. Known: {known}. Register it in "
-        'OUTBOX["PEERS"], or in the table of peers.'
+        'OUTBOX["PEERS"].'
     )
 
 
 def peer_of_key(id: Any, direction: str) -> tuple[Peer, Key] | None:
     """Return the peer and its valid key with this id, or None unless exactly one peer has it."""
-    for peers in _sources(direction):
-        pairs = [(p, key) for p in peers.values() for key in valid_keys(p, VERIFIES)]
-        if found := [pair for pair in pairs if pair[1].id == id]:
-            return found[0] if len(found) == 1 else None
-    return None
+    pairs = [(p, key) for p in _peers(direction).values() for key in valid_keys(p, VERIFIES)]
+    found = [pair for pair in pairs if pair[1].id == id]
+    return found[0] if len(found) == 1 else None
 
 
-def _sources(direction: str) -> Iterator[dict[str, Peer]]:
-    """Yield the peers of the setting, then those of the table: the first need no query."""
-    fitting = (direction, Peer.Direction.BOTH)
-    configured = door_settings().PEERS
-    names = [name for name, fields in configured.items() if fields.get("direction") in fitting]
-    yield {name: Peer(name=name, **configured[name]) for name in names}
-    rows = Peer.objects.using(outbox_alias()).filter(direction__in=fitting)
-    yield {peer.name: peer for peer in rows if peer.name not in configured}
+def _peers(direction: str) -> dict[str, Peer]:
+    registered = door_settings().PEERS.items()
+    fitting = {
+        name: each for name, each in registered if each.get("direction") in (direction, BOTH)
+    }
+    return {name: Peer(name=name, **each) for name, each in fitting.items()}
 
 
 def base_url(peer: Peer, address: str | None = None) -> str:
@@ -158,8 +185,8 @@ def peer_faults(name: Any, settings: Any) -> list[str]:
     if unknown := sorted(set(map(str, settings)) - set(FIELDS)):
         return [f"has no field {', '.join(map(repr, unknown))}; there are {', '.join(FIELDS)}"]
     faults = []
-    if settings.get("direction") not in Peer.Direction.values:
-        faults.append(f"needs one of the directions {', '.join(map(repr, Peer.Direction.values))}")
+    if settings.get("direction") not in DIRECTIONS:
+        faults.append(f"needs one of the directions {', '.join(map(repr, DIRECTIONS))}")
     address = settings.get("address")
     if (fault := address_fault(address)) and not service_of(Peer(address=str(address))):
         faults.append(f"has an address that {fault}")

@@ -30,11 +30,10 @@ from ..text import get_logger
 from . import messages, peers
 from .exceptions import InvalidPeer
 from .messages import MessageRefused
-from .models import Peer
+from .peers import Peer
 
 logger = get_logger("outbox_app.door")
 
-SENDER, KEEPER = Peer.Direction.SENDER, Peer.Direction.KEEPER
 SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")  # of ``Outbox-Seconds-Left``
 #: The status and the content of an answer. The content of an error extends its problem document.
 Reply = tuple[int, Any]

@@ -59,7 +59,7 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
 def forward(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
     """Let the leader answer the calls. A call that it does not answer gets ``NotForwarded``."""
     from ..door import client, peers
-    from ..door.models import Peer
+    from ..door.peers import BOTH
     from ..fleet import topology
 
     asked = [
@@ -70,7 +70,7 @@ def forward(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
     for call in calls:  # from here on the leader may execute it
         call.answer, call.route, call.begun = NotForwarded(), ELSEWHERE, True
     try:
-        peer = peers.peer_named(fleet_settings().SERVICE, Peer.Direction.BOTH)
+        peer = peers.peer_named(fleet_settings().SERVICE, BOTH)
         status, content = client.call(
             *(peer, "POST", "routed", {"type": entity._meta.label_lower, "commands": asked}),
             address=leader,

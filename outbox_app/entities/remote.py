@@ -16,8 +16,7 @@ from django.utils.encoding import escape_uri_path
 
 from ..door import client
 from ..door.exceptions import PeerUnavailable
-from ..door.models import Peer
-from ..door.peers import LIMITS, peer_named, service_of
+from ..door.peers import KEEPER, LIMITS, Peer, peer_named, service_of
 from ..events.exceptions import VersionConflict
 from ..events.log.newevent import ANY, ExpectedVersion
 from ..fleet.cluster import Service
@@ -62,7 +61,7 @@ class CommandService(Service):
             id, command, arguments, command_id=command_id, expected_version=expected_version
         )
         request = Call(asked, deadline_after(timeout, self.deadline))
-        peer = peer_named(self.name, Peer.Direction.KEEPER)
+        peer = peer_named(self.name, KEEPER)
         outcome = _execute(self, peer, type, request)
         return raised(outcome) if raise_rejected else outcome
 

@@ -20,8 +20,8 @@ from django.utils import timezone, translation
 from ..database.transaction_guard import LOST
 from ..door import messages, peers
 from ..door.messages import MessageRefused
-from ..door.models import Peer
-from ..door.serving import SENDER, Reply, door, seconds_left
+from ..door.peers import SENDER, Peer
+from ..door.serving import Reply, door, seconds_left
 from ..events.exceptions import VersionConflict
 from ..events.log.newevent import ANY, NO_STREAM
 from ..exceptions import InvalidArgument, OutboxError

@@ -20,8 +20,7 @@ from typing import Any, get_args, get_type_hints
 from ..capability import require_app
 from ..door import client
 from ..door.exceptions import PeerUnavailable
-from ..door.models import Peer
-from ..door.peers import is_name, service_of
+from ..door.peers import Peer, is_name, service_of
 from ..exceptions import InvalidArgument
 from .balance import Balance, Failing
 from .conf import FleetSettings, fleet_settings

@@ -30,12 +30,11 @@ def check_fences(databases: Sequence[str] | None = None, **kwargs: Any) -> Itera
     """Report aliases that prepare events for a keeper of the setting, and have no fences."""
     if not (registered := door_settings().PEERS):
         return
-    from ..door.models import Peer
-    from ..door.peers import peer_faults
+    from ..door.peers import BOTH, KEEPER, Peer, peer_faults
 
     for name, fields in registered.items():
         peer = Peer() if peer_faults(name, fields) else Peer(name=name, **fields)
-        is_keeper = peer.direction in (Peer.Direction.KEEPER, Peer.Direction.BOTH)
+        is_keeper = peer.direction in (KEEPER, BOTH)
         if not is_keeper or peer.database not in (databases or ()):
             continue
         try:

@@ -90,11 +90,10 @@ def answer(name: str, *, write: Write = logger.info) -> Counter[str]:
     Returns:
         How many events were confirmed, cancelled, left open, and decided otherwise before.
     """
-    from ..door.models import Peer
-    from ..door.peers import peer_named
+    from ..door.peers import KEEPER, peer_named
     from .remote import HttpKeeper  # needs the extra door
 
-    using = peer_named(name, Peer.Direction.KEEPER).database
+    using = peer_named(name, KEEPER).database
     there = HttpKeeper(name, using)
     done = Counter(dict.fromkeys([*DECIDES.values(), keeper.CONTRADICTION, "open"], 0))
     while done["open"] <= MOST_SKIPPED and (found := there.open(skip=done["open"])):

@@ -16,8 +16,7 @@ from ..door import signing as signing  # without the extra this fails first
 from ..door.client import SECONDS
 from ..door.exceptions import InvalidPeer, PeerError, PeerUnavailable
 from ..door.messages import EVENTS, cloudevent, written, zoned
-from ..door.models import Peer
-from ..door.peers import limit, moment, peer_named
+from ..door.peers import KEEPER, SENDER, Peer, limit, moment, peer_named
 from ..fleet.cluster import call
 from ..jobs.staging.insert import chunks
 from .exceptions import InvalidPrepared, KeeperUnavailable
@@ -58,7 +57,7 @@ class HttpKeeper:
     def __init__(self, name: str, alias: str) -> None:
         self.name = name
         try:
-            self.peer = peer_named(name, Peer.Direction.KEEPER)
+            self.peer = peer_named(name, KEEPER)
         except InvalidPeer as error:
             raise InvalidPrepared(str(error)) from error
         if alias != self.peer.database:
@@ -135,7 +134,7 @@ class HttpKeeper:
 
 
 def ask_over_http(sender: str, questions: Sequence[Question]) -> dict[UUID, str]:
-    peer = peer_named(sender, Peer.Direction.SENDER)
+    peer = peer_named(sender, SENDER)
     sent = [
         {"id": str(id), "prepared_at": zoned(at), "stream": stream, "type": type}
         for id, at, stream, type in questions

@@ -14,8 +14,8 @@ from ..aliases import outbox_alias
 from ..database.clock import DatabaseNow, stored
 from ..door import messages, peers
 from ..door.messages import MessageRefused
-from ..door.models import Peer
-from ..door.serving import KEEPER, SENDER, Reply, door, seconds_left
+from ..door.peers import KEEPER, SENDER, Peer
+from ..door.serving import Reply, door, seconds_left
 from ..jobs.staging.insert import chunks
 from ..text import get_logger
 from . import keeper

@@ -5,19 +5,15 @@ from __future__ import annotations
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import OperationalError
-from django.urls import reverse
 
 from outbox_app.admin import DeadJobAdmin
 from outbox_app.checks.values import check_settings
-from outbox_app.door.models import Peer
 from outbox_app.models import DeadJob, StagedJob
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
-from ..door.test_admin import FIELDS
 from .pages import DEAD, OVERVIEW, STAGED, hidden, page, said, selection, text
 
 OTHER = "default"
-PEERS = reverse("admin:outbox_door_peer_changelist")
 
 pytestmark = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 
@@ -51,7 +47,8 @@ def test_a_list_shows_the_database_that_was_chosen(alias, superuser):
 
 
 def test_the_overview_too(alias, superuser):
-    staged_jobs(3, using=OTHER, task="shop.there")
+    staged_jobs(3, using=OTHER)
+    dead_jobs(3, using=OTHER, task="shop.there")
     assert "shop.there" in text(superuser.get(on(OVERVIEW, OTHER)))
     here, there = (text(superuser.get(on(OVERVIEW, using))) for using in (alias, OTHER))
     assert "shop.there" not in here
@@ -99,17 +96,6 @@ def test_a_form_that_names_no_database_changes_none(alias, superuser, said_by_fo
     assert answer["Location"] == on(DEAD, alias)
     assert "Nothing was done" in said(answer)[0]
     assert len(tasks(alias)) == 1
-
-
-def test_peers_are_written_where_their_form_was_shown(alias, superuser):
-    add = reverse("admin:outbox_door_peer_add")
-    assert superuser.get(on(PEERS, OTHER)).status_code == 200
-    assert f"Database: {alias} {OTHER}" in text(superuser.get(on(add, OTHER)))
-    superuser.get(on(PEERS, alias))
-    answer = superuser.post(on(add, OTHER), {**FIELDS, "database": OTHER})
-    assert answer.status_code == 302, text(answer)
-    assert Peer.objects.using(OTHER).filter(name=FIELDS["name"]).exists()
-    assert not Peer.objects.using(alias).exists()
 
 
 def test_a_database_that_is_away_is_not_chosen_for_ever(alias, superuser, monkeypatch):

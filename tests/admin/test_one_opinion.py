@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from outbox_app import views
 from outbox_app.capability import kinds
 from outbox_app.database.clock import DatabaseNow
-from outbox_app.door import clocks as of_door
 from outbox_app.events.models import Cursor, Event, EventLog, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions.subscriber import _subscribers
 from outbox_app.metrics import exposition
@@ -95,11 +94,6 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
             sender="alias:billing", event_id=uuid4(), decide_by=DatabaseNow(), **columns
         )
 
-    def clock():
-        Statistic.objects.using(alias).create(
-            source="door", minute=DatabaseNow(), name=of_door.PEER_CLOCK,
-            dimension=of_door.PEER, label="billing", value=-7200.0)  # fmt: skip
-
     def database():
         class Router:
             def db_for_write(self, model, **hints):
@@ -141,7 +135,6 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
         "no_check_back": lambda: prepared(next_check_at=DatabaseNow()),
         "undecided": lambda: prepared(state="undecided"),
         "sender_silent": lambda: prepared(unreachable=3, last_answer="OSError: away"),
-        "peer_clock": clock,
         "contradiction": lambda: (
             prepared(state="confirmed"),
             Incident.objects.using(alias).create(kind="contradiction", first_id=1, last_id=1),

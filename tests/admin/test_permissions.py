@@ -9,7 +9,6 @@ from django.contrib.admin.models import LogEntry
 from django.urls import get_resolver, reverse
 
 from outbox_app.django_tasks.models import TaskResult
-from outbox_app.door.models import Peer
 from outbox_app.events.models import Event, Gap, ParkedStream, Subscription
 from outbox_app.fleet.models import Server
 from outbox_app.models import DeadJob, Incident, Process, StagedJob, Statistic
@@ -177,7 +176,7 @@ def test_the_matrix_knows_every_address():
         if (inner.name or "").startswith("outbox_")
     }
     above = (StagedJob, DeadJob, Process, Server, Incident, TaskResult)
-    of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic, PreparedEvent, Peer)
+    of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic, PreparedEvent)
     models = [f"{m._meta.app_label}_{m._meta.model_name}" for m in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")
     assert names == {

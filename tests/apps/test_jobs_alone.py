@@ -73,7 +73,7 @@ def test_what_it_brings(row: dict[str, Any]) -> None:
     assert row["tables"] == [f"outbox_{name}" for name in TABLES]
     assert row["migrations"] == 1
     assert row["indexes"] == 10
-    assert row["permissions"] == 33
+    assert row["permissions"] == 31
     assert row["entries"] == {"outbox_app": ENTRIES}
     assert row["commands"] == COMMANDS
 

@@ -15,7 +15,6 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from outbox_app.django_tasks.models import TaskResult
-from outbox_app.door.models import Peer
 from outbox_app.events import publish
 from outbox_app.events.models import Event, Gap, Subscription
 from outbox_app.fleet.models import Server
@@ -107,7 +106,7 @@ def _log() -> None:
 
 
 def _in_doubt() -> None:
-    """An undecided event, one that was confirmed, a peer, a server, a task's result."""
+    """An undecided event, one that was confirmed, a server, a task's result."""
     for number, columns in enumerate((
         {"state": "confirmed", "decided_at": now() - 30 * MINUTE, "decided_by": "call"},
         {"state": "undecided", "asked": 290, "answered": 12, "unreachable": 278,
@@ -120,11 +119,6 @@ def _in_doubt() -> None:
             content={"data": {"total": 30}, "metadata": {}},
             decide_by=now() - 60 * MINUTE, **columns)  # fmt: skip
         PreparedEvent.objects.filter(pk=event.pk).update(prepared_at=now() - 1500 * MINUTE)
-    keys = [{"id": "shop-1", "private": "file:/run/secrets/shop-1.key"},
-            {"id": "billing-1", "public": "file:/etc/shop/billing-1.pub"}]  # fmt: skip
-    Peer.objects.create(
-        name="billing", direction="sender", address="https://billing.example/outbox/",
-        keys=keys, types=["invoice.*"])  # fmt: skip
     Server.objects.create(
         service="shop", address="https://shop-1.example/outbox/", node="shop-1:84",
         version="0.1.0", weight=60, lease_seconds=1e8)  # fmt: skip

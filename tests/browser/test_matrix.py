@@ -21,7 +21,6 @@ from django.urls import URLPattern, reverse
 from django.utils.timezone import now
 
 from outbox_app.django_tasks.models import TaskResult
-from outbox_app.door.models import Peer
 from outbox_app.events.models import Event, Gap, ParkedStream, Subscription
 from outbox_app.fleet.models import Server
 from outbox_app.models import DeadJob, Incident, Overview, Process, StagedJob, Statistic
@@ -36,7 +35,6 @@ MODELS = (
     Gap,
     Incident,
     ParkedStream,
-    Peer,
     PreparedEvent,
     Server,
     StagedJob,
@@ -79,9 +77,6 @@ MATRIX: dict[str, Row] = {
     "outbox_app_overview": Row("view_process", METHOD),
     "outbox_app_overview_changelist": Row("view_process", METHOD),
     # The one form there is.
-    "outbox_door_peer_add": Row("add_peer"),
-    "outbox_door_peer_delete": Row("delete_peer"),
-    "outbox_door_peer_change": Row("view_peer", FORBIDDEN, edit="change_peer"),
 }
 #: Which permission offers which action of a list.
 ACTIONS = {
@@ -146,7 +141,6 @@ def one_of_each() -> dict[str, Any]:
                            first=1, last=1),
         Statistic.objects.create(source="x", minute=now(), name="published", value=1),
         PreparedEvent.objects.create(sender="alias:billing", event_id=uuid4(), decide_by=now()),
-        Peer.objects.create(name="billing", direction="sender", address="https://a.example/"),
         Server.objects.create(service="shop", node="web-1:7", version="1", lease_seconds=10),
         TaskResult.objects.create(task_id="x", task="shop.tasks.pack", call="{}", status="READY",
                                   enqueued_at=now(), kept_from=now()),

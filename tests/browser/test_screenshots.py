@@ -83,8 +83,6 @@ PICTURES: dict[str, Any] = {
     "gap": lambda page: _row(page, "gap", "order-2001"),
     "prepared-events": lambda page: opened(page, list_of("preparedevent")),
     "prepared-event": lambda page: _row(page, "preparedevent", "invoice.paid"),
-    "peers": lambda page: opened(page, list_of("peer")),
-    "peer": lambda page: _row(page, "peer", "billing"),
     "servers": lambda page: opened(page, list_of("server")),
     "server": lambda page: _row(page, "server", "shop-1"),
     "task-results": lambda page: opened(page, list_of("taskresult")),

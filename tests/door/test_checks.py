@@ -1,4 +1,4 @@
-"""``check`` reports peers whose keys are not valid now, and rows that are not valid peers."""
+"""``check`` reports peers whose keys are not valid now, and senders without fences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
-from outbox_app.door.checks import check_peer_table, check_peers
-from outbox_app.door.models import Peer
+from outbox_app.door.checks import check_peers
 from outbox_app.prepared.checks import check_fences
 from outbox_app.prepared.models import Fence
 
@@ -39,20 +38,6 @@ def test_keys_that_are_not_valid(settings, keys, said):
     assert len(found) == len(said)
     for message, words in zip(found, said, strict=True):
         assert f"The peer 'billing' has no key that is valid now {words}" in message.msg
-
-
-@pytest.mark.django_db
-def test_rows_of_the_table(alias, settings):
-    peers = Peer.objects.using(alias)
-    peers.create(name="fine", **FIELDS)
-    peers.create(name="plain", **FIELDS | {"address": "http://billing.example/"})
-    peers.create(name="late", **FIELDS | {"keys": list(map(ended, BOTH))})
-    found = sorted((each.id, each.msg) for each in check_peer_table(databases=[alias]))
-    assert [id for id, _ in found] == ["outbox.E045", "outbox.W035", "outbox.W035"]
-    assert found[0][1] == "The peer 'plain' has an address that is not https."
-    settings.OUTBOX = {**settings.OUTBOX, "PEERS": {"late": FIELDS}}  # wins over the row
-    assert [each.id for each in check_peer_table(databases=[alias])] == ["outbox.E045"]
-    assert list(check_peer_table(databases=[])) == []
 
 
 @pytest.mark.django_db

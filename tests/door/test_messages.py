@@ -26,8 +26,7 @@ from django.utils import timezone
 
 from outbox_app.door.client import call
 from outbox_app.door.exceptions import InvalidPeer
-from outbox_app.door.models import Peer
-from outbox_app.door.peers import moment, peer_named
+from outbox_app.door.peers import Peer, moment, peer_named
 from outbox_app.events.models import Event
 from outbox_app.models import StagedJob
 from outbox_app.prepared import (

@@ -15,8 +15,7 @@ import pytest
 from django.core.handlers.wsgi import WSGIHandler
 
 from outbox_app.door import signing
-from outbox_app.door.models import Peer
-from outbox_app.door.peers import Key
+from outbox_app.door.peers import Key, Peer
 from tests.entities.models import Account
 from tests.fixtures.door import ROOT
 

@@ -16,7 +16,7 @@ from django.db import connection, connections
 from outbox_app import entities
 from outbox_app.door import client
 from outbox_app.door.exceptions import InvalidPeer, PeerUnavailable
-from outbox_app.door.models import Peer
+from outbox_app.door.peers import Peer
 from outbox_app.entities import CommandService
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.fleet import cluster, servers

@@ -18,8 +18,7 @@ import pytest
 from django.core.handlers.wsgi import WSGIHandler
 
 from outbox_app.door import client
-from outbox_app.door.models import Peer
-from outbox_app.door.peers import peer_named
+from outbox_app.door.peers import Peer, peer_named
 from outbox_app.entities import Command, forwarding, queue, service
 from outbox_app.entities.exceptions import OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
