@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Addresses of the published documentation (with a slash at the end), source and changes; empty
-#: until they are published. The checks, the package's metadata and its README link to them.
-URLS: dict[str, str] = {"Documentation": "", "Source": "", "Changes": ""}
-
 if not TYPE_CHECKING:  # so that type checkers report a name that does not exist
     __getattr__, __dir__, __all__ = lazy(
         __name__,

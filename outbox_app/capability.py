@@ -23,7 +23,6 @@ from django.db import router
 from django.dispatch import receiver
 from django.utils.functional import cached_property
 
-from . import URLS
 from .conf import read
 from .text import one_line
 
@@ -320,8 +319,7 @@ def require_app(name: str) -> None:
 def checks_page(room: str = "checks") -> str:
     """Return the page that lists the ids of the core, or of the capability in this room."""
     anchor = "" if room == "checks" else "#system-checks"
-    site = URLS["Documentation"]
-    return f"{site}reference/{room}.html{anchor}" if site else f"docs/reference/{room}.md{anchor}"
+    return f"docs/reference/{room}.md{anchor}"
 
 
 def needed(by: str, names: Sequence[str]) -> checks.Error:

@@ -1,7 +1,7 @@
 """How messages of checks are written: long lists are cut, and each message names a page.
 
-A hint ends with the page of the documentation that lists the checks of the app: its address, if it
-is published. Its rows link to the pages of their subjects.
+A hint ends with the page of the documentation that lists the checks of the app. Its rows link to
+the pages of their subjects.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.servers import processes
 from . import classes
 
 #: What the wheel is made of.
-_SOURCES = ("LICENSE", "README.md", "pyproject.toml", "pyspark_outbox.py", "setup.cfg", "setup.py")
+_SOURCES = ("LICENSE", "README.md", "pyproject.toml", "pyspark_outbox.py", "setup.cfg")
 
 Process = subprocess.Popen[bytes]
 

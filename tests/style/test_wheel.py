@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -13,9 +11,6 @@ from email import message_from_string
 from pathlib import Path
 
 import pytest
-
-import outbox_app
-from outbox_app.checks.messages import checks_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "outbox_app"
@@ -77,29 +72,3 @@ def test_it_installs_django_and_celery_only(wheel: zipfile.ZipFile) -> None:
         "Django>=5.2",
         "celery>=5.5",
     ]
-
-
-class TestAddresses:
-    """``outbox_app.URLS`` is the one place of them."""
-
-    URLS = {"Documentation": "https://docs.example/en/", "Changes": "https://docs.example/new/"}
-
-    def test_links_of_the_readme_work_where_it_stands_alone(self) -> None:
-        readme = runpy.run_path(str(ROOT / "setup.py"))["readme"]
-        assert readme({}) == (ROOT / "README.md").read_text()
-        text = readme(self.URLS)
-        links = re.findall(r"\]\(([^)]+)\)", text)
-        assert len(links) > 20
-        assert all(link.startswith("https://docs.example/") for link in links)
-        pages = {link.partition("#")[0] for link in links if ".html" in link}
-        for page in pages:
-            name = page.removeprefix(self.URLS["Documentation"]).replace(".html", ".md")
-            assert (ROOT / "docs" / name).exists(), page
-
-    def test_they_are_read_without_the_package(self) -> None:
-        assert runpy.run_path(str(ROOT / "setup.py"))["addresses"]() == outbox_app.URLS
-
-    def test_hints_of_checks_lead_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert checks_page() == "docs/reference/checks.md"
-        monkeypatch.setitem(outbox_app.URLS, "Documentation", self.URLS["Documentation"])
-        assert checks_page() == "https://docs.example/en/reference/checks.html"
