@@ -118,7 +118,7 @@ def _handle(subscriber: Subscriber, log: type[EventLog]) -> int:
     with transaction.atomic(using=using):
         events = [recorded(row) for row in rows if wanted.matches(row.topic, row.type)]
         if events:
-            call_handler(subscriber, events)
+            call_handler(subscriber, events, using=using)
             cursor.position = events[-1].id
             cursor.save(using=using, update_fields=["position"])
     return len(events)

@@ -40,9 +40,9 @@ class HandlingResult(NamedTuple):
     events: list[RecordedEvent] = []
 
 
-def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
+def call_handler(subscriber: Subscriber, events: list[RecordedEvent], *, using: str) -> None:
     """Call the handler inside the open transaction, which it cannot end unnoticed."""
-    name, using = subscriber.name, subscriber.using
+    name = subscriber.name
     what = f"The handler of {name!r}"
     with guarded(what, using=using), watching_callbacks(what, using=using):
         connection = connections[using]

@@ -76,7 +76,7 @@ class Partition:
         self.using = subscriber.using
         self.batch_size = self.batch_size or subscriber.batch_size or event_settings().PAGE_SIZE
         self.handled = self._failed = 0
-        self._handle = partial(call_handler, subscriber)
+        self._handle = partial(call_handler, subscriber, using=self.using)
         self.error = ""
         self.parking = Parking(subscriber, part, using=self.using)
         self.gaps = VersionGaps(self.parking, clock=self.clock)
@@ -104,12 +104,17 @@ class Partition:
     @property
     def pause(self) -> float | None:
         """Seconds after which it has to run again; None: only when there are new events."""
-        return self.resting or self.gaps.pause
+        return self.resting or (self.gaps.pause if self._holds else None)
 
     @property
     def revisions(self) -> dict[int, int]:
         """The revisions of the cursors that it holds, by their ids."""
         return {each.cursor.pk: each.cursor.revision for each in self.cursors}
+
+    @property
+    def _holds(self) -> bool:
+        """Whether streams may be held back. Otherwise no page enters gaps or parking."""
+        return self.gaps.active or bool(self.parking.parked)
 
     @property
     def unprepared(self) -> bool:
@@ -127,7 +132,7 @@ class Partition:
         if self.resting:
             return False
         try:
-            more = self._process_due()
+            more = self._holds and self._process_due()
             for at in list(self.cursors):
                 if self.resting or self.is_stopping():
                     return False
@@ -139,7 +144,7 @@ class Partition:
             if isinstance(error, CursorConflict):
                 return True
             raise
-        return more or self.gaps.pause == 0
+        return more or (self._holds and self.gaps.pause == 0)
 
     def store(self) -> None:
         """Store the places after empty pages, at the end of a run.
@@ -188,8 +193,10 @@ class Partition:
                 return
             found.append(LogCursor(reader, cursor, state))
             self._stored_at.setdefault(reader.table, self.clock())
-        self.parking.load(rows.parked)
-        self.gaps.load()
+        if rows.parked or self.parking.parked:
+            self.parking.load(rows.parked)
+        if self._holds:
+            self.gaps.load()
         self._id_gaps.load(rows.id_gaps)
         self.cursors = found
         self._connection = connections[self.using].connection
@@ -231,12 +238,13 @@ class Partition:
             shared = self.shared and self.shared.read(self, at, limit)
             read, page = shared or at.reader.read(at.state, limit)
             failpoint("page_read")
-            complete, missing = self.gaps.check(at.reader, at.state, read)
+            holds = self._holds
+            complete, missing = self.gaps.check(at.reader, at.state, read) if holds else (read, [])
         except LOST:
             raise
         except Exception as error:  # reading was refused, or a row was edited by hand
             return HandlingResult(error=error)
-        events, kept = self.gaps.wanted(complete), None
+        events, kept = self.gaps.wanted(complete) if self._holds else complete, None
         if skips := {_key(each): each for each in decided(at.cursor.failed_event)}:
             here = {(event.id, event.stream, event.version): event for event in events}
             if page.more:  # the events may come after this page, if others committed late
@@ -264,7 +272,8 @@ class Partition:
                     handled = self.parking.handle_each(events, handle, at.cursor)
                 elif events:
                     handle(events)
-                self.gaps.record(at.reader, at.state, complete, missing)
+                if self._holds:
+                    self.gaps.record(at.reader, at.state, complete, missing)
             return handled
 
         started = self.clock()
