@@ -21,6 +21,7 @@ import pytest
 
 _DETECTOR = "outbox_app.jobs.staging.detector"
 _of_workers: list[Any] = []
+_looked_at_by_workers: list[int] = []
 
 
 @pytest.fixture
@@ -52,15 +53,22 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["outbox_found"] = _findings()
+        session.config.workeroutput["outbox_looked_at"] = _looked_at()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    _of_workers.extend(getattr(node, "workeroutput", {}).get("outbox_found", []))
+    output = getattr(node, "workeroutput", {})
+    _of_workers.extend(output.get("outbox_found", []))
+    _looked_at_by_workers.append(output.get("outbox_looked_at", 0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not (findings := _findings() + _of_workers):
+        if terminalreporter.config.getoption("outbox_detect"):
+            calls = _looked_at() + sum(_looked_at_by_workers)
+            terminalreporter.section("tasks sent inside a transaction")
+            terminalreporter.line(f"None found. Calls of tasks that were looked at: {calls}")
         return
     detector = import_module(_DETECTOR)
     sent: Counter[Any] = Counter()
@@ -78,6 +86,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if not number:
                 terminalreporter.section(title)
             terminalreporter.line(line)
+
+
+def _looked_at() -> int:
+    """Return how many calls of tasks the detector has seen in this process."""
+    detector = sys.modules.get(_DETECTOR)
+    return 0 if detector is None else detector.looked_at
 
 
 def _findings() -> list[Any]:

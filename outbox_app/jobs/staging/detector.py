@@ -84,6 +84,8 @@ class LateCallback(NamedTuple):
 found: Counter[Finding] = Counter()
 #: The callbacks found in this process, and how often.
 late: Counter[LateCallback] = Counter()
+#: How many calls the detector has looked at, if any detector is on.
+looked_at = 0
 _warned: dict[Any, int] = {}
 _chosen: Detect | None = None
 _installed = False
@@ -162,9 +164,11 @@ def report(findings: Counter[Finding]) -> Iterable[str]:
 
 
 def _look(app: Any, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
+    global looked_at
     try:
         detect = _chosen or outbox_settings().DETECT
         aliases = open_transactions() if detect else []
+        looked_at += 1
         if not aliases or _is_meant(app, name, args, kwargs, options):
             return
         frame = _caller()
