@@ -1,42 +1,32 @@
-"""Operations on entities for people: list entities, show one, import commands, erase one.
+"""The entity types of the project, and the erasure of an entity.
 
-An import or an erasure that was interrupted is run again: answered commands are replayed, and the
-rest of the versions is emptied. An erasure leaves version numbers, command names and command ids,
-so that a late repeat is not executed. Its first transaction removes the row and adds a last version
-without a state: the entity no longer exists, until a command creates it. An erasure does not reach
-copies elsewhere (archives, backups, projections, events and jobs of handlers).
+An erasure that was interrupted is run again: the rest of the versions is emptied. It leaves version
+numbers, command names and command ids, so that a late repeat is not executed. Its first transaction
+removes the row and adds a last version without a state: the entity no longer exists, until a
+command creates it. An erasure does not reach copies elsewhere (archives, backups, projections,
+events and jobs of handlers).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
 from django.apps import apps
 from django.db import IntegrityError, OperationalError, connections
-from django.db.models import F, QuerySet
+from django.db.models import QuerySet
 
 from ..database.lock_wait import atomic_with_lock_wait, is_conflict
-from ..database.transaction_guard import LOST
 from ..events.exceptions import InvalidEvent
 from ..events.log.heads import bump_versions
 from ..events.log.newevent import NewEvent, checked, require_storable
 from ..events.log.publish import publish_checked
 from ..exceptions import InvalidArgument
-from ..models.counting import LISTED, counted
 from ..process.foreground import throttled
 from ..text import Write, get_logger
-from .exceptions import (
-    AnswerGone,
-    DamagedEntity,
-    EntityContended,
-    EntityError,
-    OutcomeUnknown,
-    UnknownEntity,
-)
+from .exceptions import DamagedEntity, EntityContended, EntityError, UnknownEntity
 from .models import EntityRow, EntityVersion
 
 logger = get_logger("outbox_app.entities")
@@ -68,75 +58,6 @@ def entity_named(name: str) -> Any:
             return entity
     known = ", ".join(entity._meta.label for entity in entity_types()) or "none"
     raise InvalidArgument(f"There is no entity type {name!r}. Known: {known}.")
-
-
-def summary(entity: Any, *, using: str) -> dict[str, Any]:
-    """Return the tables and alias of a type, and the number of its rows, up to a bound."""
-    return {
-        "type": entity._meta.label,
-        "table": entity._meta.db_table,
-        "log": entity.versions._meta.db_table,
-        "database": using,
-        "entities": counted(QuerySet(entity, using=using)),
-        "versions": counted(QuerySet(entity.versions, using=using)),
-    }
-
-
-def describe(entity: Any, id: str, *, version: int | None, using: str) -> dict[str, Any]:
-    """Return an entity and its last versions, or one version. Raises ``UnknownEntity``."""
-    versions: Any = entity.history(id, using=using).order_by("-version")
-    row = now = QuerySet(entity, using=using).filter(pk=id).first()
-    if version is not None:
-        versions, row = versions.filter(version=version), None
-        now = versions.first()
-    fields = ("version", "type", "command", "command_id", "rejected", "response", "metadata")
-    last = list(versions.values(*fields, "recorded_at", arguments=F("data"))[:LISTED])
-    if not now and not last:
-        which = "" if version is None else f" version {version} (or no longer one) of"
-        raise UnknownEntity(f"There is no{which} {entity._meta.label} {id!r} on {using!r}.")
-    return {
-        "type": entity._meta.label,
-        "id": id,
-        "database": using,
-        "version": now.version if now else last[0]["version"],
-        "state": now and now.state,
-        "changed_at": row and row.changed_at,
-        "versions": last,
-    }
-
-
-def import_commands(lines: Iterable[str], *, using: str | None, write: Write) -> int:
-    """Execute a command for each line of JSON; return how many lines have failed.
-
-    A line holds the type and the arguments of ``execute()``. A line that fails does not end the
-    import, but an error of an unreachable database is raised.
-    """
-    done = dict.fromkeys(("executed", "replayed", "rejected", "failed"), 0)
-    tell = throttled(write)
-    for number, line in enumerate(lines, 1):
-        if line.isspace():
-            continue
-        try:
-            fields = json.loads(line)
-            entity = entity_named(str(fields.pop("type", "")))
-            outcome = entity.execute(**fields, using=using)
-        except (OutcomeUnknown, *LOST):
-            raise
-        except AnswerGone:  # it was executed, and its version is pruned
-            done["replayed"] += 1
-        except Exception as error:  # a handler's own, too
-            done["failed"] += 1
-            write(f"failed line={number}: {type(error).__name__}: {error}")
-        else:
-            answer = "rejected" if outcome.rejected else "executed"
-            done["replayed" if outcome.replayed else answer] += 1
-        tell(f"importing line={number} {_counts(done)}")
-    write(f"imported {_counts(done)}")
-    return done["failed"]
-
-
-def _counts(done: dict[str, int]) -> str:
-    return " ".join(f"{name}={count}" for name, count in done.items())
 
 
 def erase(

@@ -1,15 +1,13 @@
-"""``manage.py outbox_entities``: it shows, compares, repairs, imports and erases."""
+"""``manage.py outbox_entities``: it compares, repairs and erases."""
 
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from decimal import Decimal
 from io import StringIO
-from unittest.mock import Mock
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -23,7 +21,6 @@ from outbox_app.entities.exceptions import (
     CommandIdConflict,
     DamagedEntity,
     EntityContended,
-    OutcomeUnknown,
     UnknownEntity,
 )
 from outbox_app.entities.handlers import derived_columns
@@ -43,7 +40,7 @@ TYPE = "entities.Account"
 
 @pytest.fixture
 def command(alias):
-    """``command("list")``: the exit code and the output."""
+    """``command("verify")``: the exit code and the output."""
 
     def call(*arguments):
         out = StringIO()
@@ -79,55 +76,18 @@ def many(account, ask):
     ask("refuse_to_open", id="none")
 
 
-def test_types_are_listed(alias, command, many):
-    code, out = command("list")
-    assert code == 0
-    found, *others = json.loads(out)
-    assert others
-    assert (found["type"], found["database"]) == (TYPE, alias)
-    assert (found["table"], found["entities"]) == ("account", 3)
-    assert (found["log"], found["versions"]) == ("account_version", 6)
-
-
 @pytest.mark.parametrize("alias", ["default"], indirect=True)
 def test_a_type_whose_table_is_missing_is_named(alias, command, monkeypatch):
     monkeypatch.setattr(Account._meta, "db_table", "gone")
-    code, out = command("list")
+    code, out = command("verify")
     assert (code, "has no table gone. Run: manage.py migrate entities" in out) == (2, True), out
-
-
-def test_an_entity_is_shown_with_its_answers(alias, command, many):
-    code, out = command("show", TYPE, "a")
-    assert code == 0
-    found = json.loads(out)
-    assert (found["version"], found["state"]["balance"]) == (3, 6)
-    assert [each["version"] for each in found["versions"]] == [3, 2, 1]
-    last = found["versions"][0]
-    assert (last["command"], last["rejected"], last["command_id"]) == ("withdraw", True, "much")
-    assert last["response"]["text"] == "There is not enough on the account."
-    found = json.loads(command("show", "account", "a", "--version", "1")[1])
-    assert (found["version"], found["state"]) == (1, {"owner": "ann", "balance": 10})
-    assert [each["command"] for each in found["versions"]] == ["open"]
-    assert json.loads(command("show", TYPE, "none")[1])["state"] is None
-
-
-def test_a_state_that_is_kept_for_the_last_of_a_transaction(alias, command):
-    commands = [Command("s", "fill", {"pieces": 9}, command_id="x")]
-    commands += [Command("s", "take", {"pieces": 1}, command_id="y")]
-    Stock.execute_many(commands, using=alias)
-    shown = [json.loads(command("show", "stock", "s", "--version", n)[1]) for n in ("1", "2")]
-    assert [each["state"] for each in shown] == [None, {"left": 8}]
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["show", TYPE, "x"], 1, "There is no entities.Account 'x'"),
-        (["show", TYPE, "a", "--version", "9"], 1, "no version 9 (or no longer one)"),
-        (["show", "Seat", "a"], 2, "Known: entities.Account"),
         (["verify", "Seat"], 2, "Known: entities.Account"),
         (["verify", "--database", "nowhere"], 2, "no such alias"),
-        (["import", "/nowhere/at all"], 2, "No such file"),
         (["erase", TYPE, "x", "--reason", "why", "--no-input"], 1, "Account 'x' has no row"),
         (["erase", TYPE, "a", "--reason", " ", "--noinput"], 2, "needs a reason"),
     ],
@@ -430,74 +390,6 @@ def test_an_entity_that_another_transaction_holds(alias, command, account, by_ha
     assert (code, "is locked by another transaction" in out) == (1, True)
 
 
-def lines(*commands):
-    return "".join(json.dumps(each) + "\n" for each in commands)
-
-
-OPEN = {"type": TYPE, "id": "i", "command": "open", "arguments": {"owner": "i"}, "command_id": "1"}
-BAD = [
-    "{",
-    "[1]",
-    json.dumps({"id": "i"}),
-    json.dumps({**OPEN, "colour": "red"}),
-    json.dumps({**OPEN, "type": "Seat"}),
-    json.dumps({**OPEN, "command": "leave"}),  # the id belongs to another request
-    json.dumps({**OPEN, "command": "fail", "arguments": {}, "command_id": "4"}),
-    json.dumps({**OPEN, "id": "unknown", "command": "date", "arguments": {}, "command_id": "5"}),
-    "[" * 100_000,
-]
-
-
-def test_an_import_is_repeated_without_harm(alias, command, tmp_path):
-    file = tmp_path / "commands"
-    withdraw = {**OPEN, "command": "withdraw", "arguments": {"amount": 1}, "command_id": "2"}
-    date = {"type": TYPE, "id": "i", "command": "date", "command_id": "3"}
-    text = lines(OPEN, withdraw, date) + "\n" + "\n".join(BAD) + "\n"
-    file.write_bytes(text.encode() + b'{"id": "\xff"}\n')
-    code, out = command("import", str(file))
-    assert code == 1
-    assert f"imported executed=2 replayed=0 rejected=1 failed={len(BAD) + 1}" in out
-    failed = [int(line.split("=")[1].split(":")[0]) for line in out.splitlines()[:-1]]
-    assert failed == [*range(5, 15)]
-    file.write_text(lines(OPEN, withdraw, date))
-    assert command("import", str(file)) == (
-        0,
-        "imported executed=0 replayed=3 rejected=0 failed=0\n",
-    )
-
-
-def test_an_import_reads_no_input_that_is_closed(alias, command, monkeypatch):
-    """The first connection that a process opens has its number then."""
-    monkeypatch.setattr(sys, "stdin", None)
-    code, out = command("import", "-")
-    assert (code, "Standard input is closed" in out) == (2, True)
-
-
-def test_an_import_that_is_broken_off_goes_on(alias, command, tmp_path):
-    file = tmp_path / "commands"
-    file.write_text(lines(OPEN, *({**OPEN, "id": f"i{n}"} for n in range(3))))
-    left = iter([None, None])
-
-    def stop():
-        if next(left, stop):
-            raise KeyboardInterrupt
-
-    set_failpoint("entity_written", stop)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            command("import", str(file))
-    finally:
-        set_failpoint("entity_written", None)
-    assert "executed=2 replayed=2 rejected=0 failed=0" in command("import", str(file))[1]
-
-
-@pytest.mark.parametrize("error", [OperationalError, OutcomeUnknown])
-def test_an_import_ends_where_the_database_is_away(alias, monkeypatch, error):
-    monkeypatch.setattr(Account, "execute", Mock(side_effect=error("gone")))
-    with pytest.raises(error):
-        maintenance.import_commands([json.dumps({"type": TYPE})], using=alias, write=print)
-
-
 def content(alias, id="a"):
     found = QuerySet(AccountVersion, using=alias).filter(stream=id).order_by("version")
     return list(found.values_list("version", "command_id", "data", "response", "state"))
@@ -514,7 +406,6 @@ def test_an_erased_entity_is_forgotten(alias, command, many, ask):
     assert {each["erased"]["reason"] for (each,) in metadata} == {"ticket 88"}
     assert "manage.py outbox_entities" in metadata[0][0]["erased"]["by"]
     assert not QuerySet(Account, using=alias).filter(pk="a").exists()
-    assert json.loads(command("show", TYPE, "a")[1])["state"] is None
     assert command("verify")[0] == 0
     assert QuerySet(Account, using=alias).count() == 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,7 +21,7 @@ from outbox_app.database.clock import DatabaseNow
 from outbox_app.entities import Command, Outcome, command
 from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.exceptions import AnswerArchived, AnswerGone, CommandIdConflict
-from outbox_app.entities.maintenance import erase, import_commands
+from outbox_app.entities.maintenance import erase
 from outbox_app.entities.models import PrunedCommand, command_key, log_number
 from outbox_app.events import prune_events
 from outbox_app.events.sink import Sink
@@ -334,18 +333,6 @@ def test_ids_follow_a_table_that_is_renamed(alias, ask, sink):
             page["rename_pruned"](cursor, *tables)
     rows = PrunedCommand.objects.using(alias)
     assert list(rows.values_list("log", flat=True)) == [log_number("renamed_version")]
-
-
-def test_an_import_takes_a_pruned_command_for_executed(alias, ask, sink):
-    ask("open", OPEN)
-    ask("x")
-    sink()
-    line = {"type": "entities.Account", "id": "a", "command": "withdraw", "command_id": "x"}
-    output = StringIO()
-    lines = StringIO(json.dumps(line | {"arguments": {"amount": 1}}))
-    assert import_commands(lines, using=alias, write=output.write) == 0
-    assert "executed=0 replayed=1" in output.getvalue()
-    assert balance(alias) == 9
 
 
 @pytest.mark.parametrize("archived", [True, False], ids=["archived", "not_archived"])

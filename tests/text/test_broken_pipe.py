@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from django.core.management import call_command
@@ -66,13 +65,3 @@ def test_a_rebuild_whose_last_line_is_not_read_has_not_failed(alias: str) -> Non
         call_command("outbox_rebuild", "sold", stdout=Head())
     assert ended.value.code == 141
     assert list(Sold.objects.using(alias).values_list("article", "count")) == [(7, 1)]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_an_import_does_not_take_it_for_an_error_of_its_file(alias: str, tmp_path: Path) -> None:
-    file = tmp_path / "lines"
-    file.write_text("{}\n" * 3)
-    arguments = ["--database", alias]
-    with pytest.raises(SystemExit) as ended:
-        call_command("outbox_entities", "import", str(file), *arguments, stdout=Head())
-    assert ended.value.code == 141
