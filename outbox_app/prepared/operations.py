@@ -1,4 +1,4 @@
-"""Operations on prepared events for people: show, ask the senders, decide, give more time.
+"""Operations on prepared events for people: ask the senders, decide, give more time.
 
 The keeper makes these decisions, like all others. An event that was decided meanwhile stays as it
 is. Each decision is stored with the person's name and the reason.
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection
 from datetime import timedelta
 from itertools import groupby
-from typing import Any
 from uuid import UUID
 
 from django.db.models import F
@@ -32,12 +31,6 @@ logger = get_logger("outbox_app.prepared")
 State = PreparedEvent.State
 #: How many events one transaction decides.
 BATCH_SIZE = 500
-#: The columns that are shown of an event, besides its content.
-COLUMNS = [
-    field.name
-    for field in PreparedEvent._meta.fields
-    if field.name not in ("id", "content", "content_hash")
-]
 
 
 def selected(
@@ -51,12 +44,6 @@ def selected(
     wanted = {"event_id__in": list(ids), "sender": sender, "state": state}
     conditions = {name: value for name, value in wanted.items() if value}
     return PreparedEvent.objects.using(using).filter(**conditions).order_by("prepared_at")
-
-
-def described(event: PreparedEvent, *names: str) -> dict[str, Any]:
-    """Return the ``COLUMNS`` of an event, and those of ``names``; the id as text."""
-    values = {name: getattr(event, name) for name in (*COLUMNS, *names)}
-    return values | {"event_id": str(event.event_id)}
 
 
 def check(events: PreparedEventQuerySet) -> int:

@@ -21,7 +21,6 @@ from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.management.base import OutboxCommand
 from outbox_app.models import DeadJob, Incident, Process, StagedJob
-from outbox_app.prepared.models import PreparedEvent
 from tests.entities.models import Account
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
@@ -145,20 +144,10 @@ def test_an_argument_that_is_refused(run: Run) -> None:
         ("outbox_status", "--database", HOSTILE),
         ("outbox_dead", "list", "--database", HOSTILE),
         ("outbox_prune", "--inbox", "--database", HOSTILE),
-        ("outbox_prepared", "show", HOSTILE),
+        ("outbox_prepared", "answer", HOSTILE),
         ("outbox_entities", "erase", "account", HOSTILE, "--reason", "why", "--no-input"),
     ):
         assert "FORGED" in run(name, *arguments)
-
-
-def test_prepared_events(alias: str, run: Run) -> None:
-    names = ("sender", "type", "stream", "last_answer", "reason")
-    event = PreparedEvent.objects.using(alias).create(
-        event_id=uuid4(), decide_by=DatabaseNow(), **dict.fromkeys(names, HOSTILE)
-    )
-    run("outbox_prepared", "list", times=1)
-    assert "FORGED" in run("outbox_prepared", "list", "--json")
-    assert "FORGED" in run("outbox_prepared", "show", str(event.event_id))
 
 
 def test_entities(alias: str, run: Run) -> None:
@@ -233,7 +222,6 @@ def test_an_error_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
         ["outbox_entities", "erase", "", "a", "--reason=why", "--no-input"],
         ["outbox_pipeline", "archive", "--to="],
         ["outbox_pipeline", "audit", "--archive="],
-        ["outbox_prepared", "cancel", "--sender=", "--state=prepared", "--reason=why"],
         ["outbox_prune", "--archived="],
         ["outbox_rebase", "--log="],
         ["outbox_subscriptions", "replay", "a", "--from=beginning", "--log="],
@@ -253,36 +241,28 @@ def test_times_are_in_the_zone_of_the_project(alias: str, run: Run, settings: An
     dead_jobs(using=alias)
     gap = {"subscription": "shop", "log": "outbox_event", "stream": "order-17"}
     Gap.objects.using(alias).create(kind="version", first=3, last=3, **gap)
-    PreparedEvent.objects.using(alias).create(event_id=uuid4(), sender="billing", decide_by=moment)
     DeadJob.objects.using(alias).update(died_at=moment)
     Gap.objects.using(alias).update(seen_at=moment)
-    PreparedEvent.objects.using(alias).update(prepared_at=moment)
     for arguments, times in (
         (("outbox_dead", "list"), 1),
         (("outbox_subscriptions", "gaps", "--database", alias), 1),
-        (("outbox_prepared", "list"), 2),
     ):
         assert run(*arguments).count("2026-01-31 17:45:00") == times, arguments
 
 
-@pytest.mark.parametrize("name", ["outbox_dead", "outbox_entities", "outbox_status"])
-def test_ctrl_c_ends_a_command_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("line", ["outbox_dead list", "outbox_entities verify", "outbox_status"])
+def test_ctrl_c_ends_a_command_in_one_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the exit code of a shell's; only there: who calls a command is interrupted as ever."""
 
     def interrupt(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
+    name, *arguments = line.split()
     command = load_command_class(get_commands()[name], name)
     assert isinstance(command, OutboxCommand)
     monkeypatch.setattr(command, "execute", interrupt)
     monkeypatch.setattr(command.stderr, "_out", written := StringIO())
     with pytest.raises(SystemExit) as ended:
-        command.run_from_argv(
-            [
-                "manage.py",
-                name,
-                *{"outbox_dead": ["list"], "outbox_entities": ["verify"]}.get(name, []),
-            ]
-        )
+        command.run_from_argv(["manage.py", name, *arguments])
     assert ended.value.code == 130
     assert written.getvalue() == "Interrupted. Nothing is lost: run it again.\n"

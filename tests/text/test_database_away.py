@@ -17,7 +17,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
     [
         ("outbox_dead", "list"),
         ("outbox_entities", "verify"),
-        ("outbox_prepared", "list"),
         ("outbox_prune", "--inbox"),
         ("outbox_rebase",),
         ("outbox_subscriptions", "list"),

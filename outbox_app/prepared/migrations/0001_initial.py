@@ -192,7 +192,7 @@ class Migration(migrations.Migration):
                 "PreparedEvent": {"state__in": ["prepared", "undecided"]},
                 "Fence": {"outcome": "committed"},
             },
-            "Let manage.py run_prepared ask their senders, or decide by manage.py outbox_prepared. "
+            "Let manage.py run_prepared ask their senders, or decide in the admin. "
             "Keep fences until no keeper may ask about them: without its fence, a transaction that "
             "has committed counts as rolled back.",
         ),

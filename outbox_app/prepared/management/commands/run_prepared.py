@@ -8,8 +8,7 @@ a given sender, and if it is killed another takes over when its lease has run ou
 
   SIGTERM, SIGINT   take the answers that are there, hand the senders back, exit 0
 
-A sender that gives no answer holds up its own events only; manage.py outbox_prepared list and the
-admin show its error.
+A sender that gives no answer holds up its own events only; the admin shows its error.
 
 Exit codes: 0 stopped or done; 1 a process died, or with --once a sender gave no answer; 2 wrong
 arguments, or no tables.
