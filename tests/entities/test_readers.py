@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.db import connections, transaction
 from django.db.models import F
 
-from outbox_app.entities import Command, Outcome
+from outbox_app.entities import Command
 from outbox_app.entities.verification import differences
 from outbox_app.events import subscriber
 from outbox_app.events.log.window import TOMBSTONE
@@ -80,7 +80,7 @@ def test_events_of_other_logs_are_as_they_were(alias, published, run):
     assert [*seen[0].to_dict()][-2:] == ["recorded_at", "log"]
 
 
-@pytest.mark.parametrize("options", [{}, {"push": True}, {"inline": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"push": True}], ids=str)
 def test_a_projection_has_the_newest_state(alias, ask, run, options):
     declare(StateOf, "states", **options)
     ask("open", {"owner": "ann", "balance": 10}, command_id="x")
@@ -93,31 +93,14 @@ def test_a_projection_has_the_newest_state(alias, ask, run, options):
     assert list(rows.all()) == expected
 
 
-@pytest.mark.parametrize("options", [{"push": True}, {"inline": True}], ids=str)
-def test_a_projection_is_given_a_batch(alias, ask, options):
-    declare(StateOf, "states", **options)
+def test_a_projection_is_given_a_batch(alias, ask):
+    declare(StateOf, "states", push=True)
     ask("open", {"owner": "ann", "balance": 10}, command_id="x")
     commands = [Command("a", "withdraw", {"amount": 4}, command_id=f"x{n}") for n in range(3)]
     Account.execute_many(commands, using=alias)
     assert AccountVersion.objects.using(alias).count() == 4
     rows = Status.objects.using(alias).values_list("version", "status", "path")
     assert list(rows) == [(4, "x2 refused: balance", '{"balance": 2, "owner": "ann"}')]
-
-
-def test_an_inline_projection_that_raises_fails_one_command_of_a_batch(alias, ask, rows):
-    def apply(self, event, row):
-        if event.command_id == "x1":
-            raise ValueError(event.command_id)
-        return StateOf.apply(self, event, row)
-
-    declare(StateOf, "states", inline=True, apply=apply)
-    ask("open", {"owner": "ann", "balance": 10}, command_id="x")
-    commands = [Command("a", "withdraw", {"amount": 1}, command_id=f"x{n}") for n in range(4)]
-    found = Account.execute_many(commands, using=alias, return_exceptions=True)
-    assert [type(each) for each in found] == [Outcome, ValueError, Outcome, Outcome]
-    assert [state["balance"] for *_, state in rows()] == [10, 9, 8, 7]
-    row = Status.objects.using(alias).get()
-    assert (row.version, row.path) == (4, '{"balance": 7, "owner": "ann"}')
 
 
 def test_states_that_are_kept_for_the_last_of_a_batch_alone(alias, run):
@@ -134,17 +117,6 @@ def test_states_that_are_kept_for_the_last_of_a_batch_alone(alias, run):
         ({"code": "sold_out", "text": "Sold out."}, {"left": 0}),
     ]
     assert list(differences(Stock, using=alias)) == []
-
-
-def test_an_inline_projection_that_raises_fails_the_command(alias, account, ask, rows):
-    def apply(self, event, row):
-        raise ValueError(event.command_id)
-
-    declare(StateOf, "states", inline=True, apply=apply)
-    with pytest.raises(ValueError, match="x"):
-        ask("open", {"owner": "bob"}, id="b", command_id="x")
-    assert rows("b") == []
-    assert not Account.objects.using(alias).filter(pk="b").exists()
 
 
 def test_a_missing_version_is_a_gap_until_it_is_back(alias, account, ask):

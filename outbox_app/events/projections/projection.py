@@ -2,8 +2,8 @@
 
 A page of any size costs one read, one INSERT, one upsert and one DELETE at most (on MySQL, one for
 each MiB). The subscription (*pull*) guarantees the rows: it applies each event exactly once.
-``push=True`` and ``inline=True`` also let a writer apply its own events: see ``projections.push``,
-and ``projections.rows`` for the rule that lets both change one row.
+``push=True`` also lets a writer apply its own events: see ``projections.push``, and
+``projections.rows`` for the rule that lets both change one row.
 """
 
 from __future__ import annotations
@@ -59,10 +59,9 @@ class Projection:
     on_gap: ClassVar[OnGap] = "off"
     max_backtracks: ClassVar[int] = 20
 
-    #: Also apply the events of a transaction right after its commit, in the same process.
+    #: Also apply the events of a transaction right after its commit, in the same process. Each row
+    #: then stores the version of its stream that it has applied.
     push: ClassVar[bool] = False
-    #: Also apply them inside the transaction. An error of ``apply`` makes ``publish()`` fail.
-    inline: ClassVar[bool] = False
     #: Each event has the whole state of its row, so it may be pushed on top of any earlier event.
     whole_state: ClassVar[bool] = False
 
@@ -103,11 +102,6 @@ class Projection:
     def subscriber(self) -> Subscriber:
         return subscriber_named(self.name)
 
-    @property
-    def versioned(self) -> bool:
-        """Whether each row stores the version of its stream that it has applied."""
-        return self.push or self.inline
-
 
 def _check(projection: Projection) -> None:
     text = f"Projection {projection.name!r}: "
@@ -128,24 +122,21 @@ def _check(projection: Projection) -> None:
             "but rows are found by the key of their events. Declare the field of this key with "
             "primary_key=True, for example stream = CharField(max_length=255, primary_key=True)."
         )
-    if projection.push and projection.inline:
-        raise InvalidSubscriber(f"{text}give push or inline, not both.")
-    if projection.versioned:
-        _check_versioned(projection, text)
+    if projection.push:
+        _check_pushed(projection, text)
 
 
-def _check_versioned(projection: Projection, text: str) -> None:
-    asked = "push" if projection.push else "inline"
+def _check_pushed(projection: Projection, text: str) -> None:
     if projection.logs is not None and len(projection.logs) > 1:
         raise InvalidSubscriber(
-            f"{text}{asked}=True needs rows that come from one stream each, but the projection "
+            f"{text}push=True needs rows that come from one stream each, but the projection "
             f"reads {len(projection.logs)} logs: no version can say what a row has applied. "
-            f"Leave {asked} out; the subscription keeps the view up to date."
+            "Leave push out; the subscription keeps the view up to date."
         )
     label = projection.model._meta.label
     fields = {field.name: field for field in projection.model._meta.concrete_fields}
     if not isinstance(fields.get("version"), models.IntegerField):
         raise InvalidSubscriber(
-            f"{text}with {asked}=True each row keeps the version of its stream that it has "
+            f"{text}with push=True each row keeps the version of its stream that it has "
             f"applied. Give {label} version = BigIntegerField(default=0)."
         )

@@ -1,9 +1,9 @@
-"""Push and inline: the writer applies its own events to the projections that ask for it.
+"""Push: the writer applies its own events to the projections that ask for it.
 
-*Push* runs right after the commit, in the same process. It cannot harm the writer: it waits for a
-lock for a second at most, and only logs its errors. *Inline* runs inside the writer's transaction
-and fails with it. The pull applies the events that either leaves out, and those from before the
-projection was added. Both read the events back from the log, so that they see what the pull sees.
+It runs right after the commit, in the same process. It cannot harm the writer: it waits for a lock
+for a second at most, and only logs its errors. The pull applies the events that it leaves out, and
+those from before the projection was added. It reads the events back from the log, so that it sees
+what the pull sees.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import OuterRef, Subquery
 
 from ...database.callbacks import keep_callbacks_apart
@@ -38,20 +38,15 @@ CHUNK = 500
 def receive(
     sender: type[EventLog], *, using: str, events: Sequence[EventLog], **kwargs: Any
 ) -> None:
-    """Handle events that were just written, in the open transaction."""
+    """Push events that were just written, once their transaction has committed."""
     for each in all_subscribers():
-        projection: Any = each.handle
-        if not getattr(projection, "versioned", False):  # a function, or it has only the pull
+        if not getattr(each.handle, "push", False):  # a function, or it has only the pull
             continue
         if each.fault or using != each.using or sender not in each.logs:
             continue
         only = EventFilter(each.topics, each.types)
         ids = [event.message_id for event in events if only.matches(event.topic, event.type)]
-        if ids and projection.inline:
-            with guarded(f"The projection {each.name!r}", using=using):
-                pending = list(pending_events(each, sender, ids))
-                ProjectionTable(projection, using=using).apply(pending)
-        elif ids:
+        if ids:
             transaction.on_commit(partial(_push, each, sender, ids), using=using)
 
 
@@ -66,17 +61,10 @@ def pending_events(
         # The same SQL as the pull, so that a pattern like "order.*" matches the same types.
         earlier = earlier.extra(where=[condition], params=params)
     previous = Subquery(earlier.order_by("-version").values("version")[:1])
-    # REPEATABLE READ hides events that were committed after the writer's snapshot.
-    connection: Any = connections[subscriber.using]
-    may_lack = connection.vendor == "mysql" and connection.isolation_level != "read committed"
     for start in range(0, len(ids), CHUNK):
         chunk = rows.filter(message_id__in=ids[start : start + CHUNK])
         for row in chunk.annotate(previous=previous).order_by("stream", "version"):
-            before = row.previous or 0
-            between = rows.filter(stream=row.stream, version__gt=before, version__lt=row.version)
-            if may_lack and between.count() < row.version - 1 - before:
-                before = row.version - 1  # the projection may ask for a hidden event
-            yield PendingEvent(recorded(row), before)
+            yield PendingEvent(recorded(row), row.previous or 0)
 
 
 def _push(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> None:

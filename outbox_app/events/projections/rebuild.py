@@ -232,8 +232,8 @@ class Rebuild:
             # Otherwise a repartition could replace the cursors while they are locked one by one.
             Subscription.objects.using(using).select_for_update().get(pk=self.name)
             # Lock the cursors first, as the pull does: either this waits for a page in flight, or
-            # that page finds its cursor moved. Then lock the table: pushes and inline writers wait,
-            # so the log that is read now has all events that the old rows have applied.
+            # that page finds its cursor moved. Then lock the table: pushes wait, so
+            # the log that is read now has all events that the old rows have applied.
             own = lock_cursors(self.name, using=using)
             for each in own:
                 cursors.filter(pk=each.pk).bump_revision()

@@ -4,8 +4,8 @@ Rows are locked in the order of their keys, so partitions and pushes that change
 for each other. If another transaction has just inserted one of the new rows, the page starts again.
 
 The rule for rows with versions: the pull gets, in order, all events that the projection asks for,
-so it applies every event above the row's version. A pushed or inline event may arrive out of order.
-It is applied only if the row has applied the event before it in the stream that the projection asks
+so it applies every event above the row's version. A pushed event may arrive out of order. It is
+applied only if the row has applied the event before it in the stream that the projection asks
 for; otherwise it is left to the pull. So a row always has exactly the events up to its version. A
 deleted row would lose its version, so it stays, marked in its field ``deleted``.
 """
@@ -63,19 +63,16 @@ class ProjectionTable:
             # An update keeps the values that only an INSERT sets (auto_now_add).
             if not (field.generated or field == self.pk or getattr(field, "auto_now_add", False))
         ]
-        self.keeps_deleted = projection.versioned and "deleted" in self.columns
+        self.keeps_deleted = projection.push and "deleted" in self.columns
 
     def apply(self, pending: Sequence[PendingEvent]) -> None:
         """Apply events, in order, inside the open transaction. Raises ``InvalidSubscriber``."""
         keyed = [(self.key(each.event), each) for each in pending]
-        if keyed and self.projection.versioned and pending[0].previous is None:
+        if keyed and self.projection.push and pending[0].previous is None:
             keyed = self._not_applied(keyed)
         keys = sorted({key for key, _ in keyed})
-        # The row of a new stream does not exist: at REPEATABLE READ its lock would be on the gap
-        # in which other writers insert their rows.
-        begin = {key for key, each in keyed if self.projection.inline and each.previous == 0}
         for attempt in range(1, ATTEMPTS + 1):
-            before = self._read([key for key in keys if attempt > 1 or key not in begin])
+            before = self._read(keys)
             failpoint("view_read")
             after = self.fold(before, keyed)
             new = [row for key, row in after.items() if row is not None and key not in before]
@@ -111,20 +108,19 @@ class ProjectionTable:
             )
         if isinstance(self.pk, models.DateTimeField):
             key = self.pk.get_prep_value(key)  # as it is stored: with a time zone
-        if self.projection.versioned and str(key) != event.stream:
+        if self.projection.push and str(key) != event.stream:
             raise InvalidSubscriber(
                 f"Projection {self.projection.name!r}: the row of {event.stream}@{event.version} "
                 f"has the key {key!r}, which is not the event's stream. Rows that several streams "
-                "feed have no version, so they can be neither pushed nor inline. Leave push and "
-                "inline out, or key the rows by stream."
+                "feed have no version, so they cannot be pushed. Leave push out, or key the rows "
+                "by stream."
             )
         return key
 
     def _not_applied(self, keyed: list[Keyed]) -> list[Keyed]:
         """Leave out events that the rows have applied, without a lock: versions only grow.
 
-        So if all events were pushed, or are inline, the pull and the writers never wait for each
-        other.
+        So if all events were pushed, the pull and the writers never wait for each other.
         """
         rows = self.rows.filter(pk__in={key for key, _ in keyed})
         applied = dict(rows.values_list("pk", "version"))
@@ -158,7 +154,7 @@ class ProjectionTable:
         kind: Any = self.model
         for key, (event, previous) in keyed:
             row = after[key] if key in after else before.get(key)
-            if self.projection.versioned and not self._is_next(event, previous, row):
+            if self.projection.push and not self._is_next(event, previous, row):
                 continue
             alive = None if row is None or (self.keeps_deleted and row.deleted) else row
             result: Any = self.projection.apply(event, alive)
@@ -175,7 +171,7 @@ class ProjectionTable:
                 result.deleted = False
             if result is not None:
                 result.pk = key
-                if self.projection.versioned:
+                if self.projection.push:
                     result.version = event.version
             after[key] = result
         return after
@@ -188,7 +184,7 @@ class ProjectionTable:
 
     def _deleted(self, row: Any, event: RecordedEvent) -> Any:
         """Return the row that stays when an event deletes one, marked as deleted, or None."""
-        if not self.projection.versioned:
+        if not self.projection.push:
             return None
         if not self.keeps_deleted:
             raise InvalidSubscriber(

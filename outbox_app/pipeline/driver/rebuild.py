@@ -67,7 +67,6 @@ def rebuild_on_spark(
     name: str,
     *,
     archive: str = "",
-    compare_only: bool = False,
     write: Write = logger.info,
 ) -> int:
     """Rebuild a view from Spark's rows. Raises ``RebuildRefused``, ``RebuildFailed``."""
@@ -81,9 +80,7 @@ def rebuild_on_spark(
         plan = planned(options)
         _require_whole(session, options, projection)
         with shadow_table(projection.model, using=using) as shadow:
-            return SparkRebuild(
-                session, options, plan, projection, shadow, compare_only=compare_only, write=write
-            ).run()
+            return SparkRebuild(session, options, plan, projection, shadow, write=write).run()
 
 
 def _require_whole(session: SparkSession, options: Options, projection: Projection) -> None:
@@ -109,12 +106,10 @@ class SparkRebuild(Rebuild):
         projection: Projection,
         shadow: type[models.Model],
         *,
-        compare_only: bool,
         write: Write,
     ) -> None:
         super().__init__(projection, shadow, write=write)
         self.session, self.options, self.plan = session, options, plan
-        self.compare_only = compare_only
 
     def fill(self) -> list[WindowState]:
         """Load the rows that Spark makes of the events up to an offset; catch up from there."""
@@ -137,10 +132,8 @@ class SparkRebuild(Rebuild):
         return self.replay([reader.load(self.plan.end.state)])
 
     def finish(self, states: list[WindowState]) -> int:
-        differing = self._compare()
+        self._compare()
         failpoint("rebuild_compared")
-        if self.compare_only:
-            return differing
         # The comparison took some time, and the takeover locks: replay, so that little is left.
         return super().finish(self.replay(states))
 
@@ -190,10 +183,9 @@ class SparkRebuild(Rebuild):
             else:
                 yield self.shadow.from_db(self.using, names, each)
 
-    def _compare(self) -> int:
+    def _compare(self) -> None:
         counts, examples = compare(self.live, self.shadow, using=self.using)
         numbers = " ".join(f"{kind}={count}" for kind, count in counts.items())
         self.write(f"compared name={self.name} {numbers}")
         for line in examples:
             self.write(f"  {line}")
-        return counts["old"] + counts["new"]

@@ -39,14 +39,12 @@ class SeatOf(Projection):
         return event.data and Seat(**event.data)
 
 
-@pytest.mark.parametrize("inline", [False, True])
-def test_a_new_row_takes_the_unique_value_that_another_had(alias, run, inline):
-    declare(SeatOf, "seat", inline=inline)
+def test_a_new_row_takes_the_unique_value_that_another_had(alias, run):
+    declare(SeatOf, "seat")
     stands = {"number": None}
-    gone = stands if inline else None
     pages = [
         [("ann", {"number": 1}), ("bob", {"number": 2})],
-        [("ann", stands), ("bob", gone), ("cid", {"number": 1}), ("dan", {"number": 2})],
+        [("ann", stands), ("bob", None), ("cid", {"number": 1}), ("dan", {"number": 2})],
     ]
     for page in pages:
         with transaction.atomic(using=alias):
@@ -215,9 +213,7 @@ def test_on_error_park_sets_the_stream_aside(alias, published, run, status):
         (StatusOf, {"model": User}, "must be one table of its own"),
         (StatusOf, {"model": Numbered}, "primary_key=True"),
         (Projection, {"model": Status}, r"define apply\(self, event, row\)"),
-        (StatusOf, {"push": True, "inline": True}, "push or inline, not both"),
         (SoldOf, {"push": True}, "version = BigIntegerField"),
-        (StatusOf, {"inline": True, "logs": [Event, "x.Other"]}, "reads 2 logs"),
         (StatusOf, {"push": True, "logs": [Event, "x.Other"]}, "reads 2 logs"),
         (StatusOf, {"partitions": 0}, "partitions must be an integer"),
     ],

@@ -165,9 +165,8 @@ def test_a_push_that_ends_its_transaction_is_left_to_the_pull(
     assert status()["a"][0] == "1"
 
 
-@pytest.mark.parametrize("kind", ["push", "inline"])
-def test_events_of_a_log_that_it_does_not_read_change_no_row(alias, published, status, kind):
-    declare(StatusOf, "status", **{kind: True})
+def test_events_of_a_log_that_it_does_not_read_change_no_row(alias, published, status):
+    declare(StatusOf, "status", push=True)
     published("a", "b", log=Visit)
     published("a")
     assert status() == {"a": ("1", 1)}

@@ -212,7 +212,7 @@ class TestOneThatCannotRun:
 
     def test_events_are_published_as_before(self, alias, declared, published):
         class Pushed:
-            versioned, inline = True, True
+            push = True
             __qualname__ = "Pushed"
 
             def __call__(self, events):

@@ -2,8 +2,8 @@
 
 The log is replayed from the beginning into a shadow table. Meanwhile readers see the old rows, and
 the subscription continues. At the end one transaction replaces the old rows with the new ones and
-moves the subscription's cursor to their position: no event is missed or applied twice. Pushes and
-writers of inline events wait for that transaction.
+moves the subscription's cursor to their position: no event is missed or applied twice. Pushes
+wait for that transaction.
 
 Deploy the new code first, and restart the processes that run the subscription.
 

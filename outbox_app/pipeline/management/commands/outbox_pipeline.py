@@ -58,8 +58,6 @@ class Command(OutboxCommand):
         audit.add_argument("--report", default="", metavar="FILE.html", help=report)
 
         rebuild.add_argument("name", metavar="PROJECTION", help="the projection")
-        compare = "print how the view would change, and change nothing"
-        rebuild.add_argument("--compare-only", action="store_true", help=compare)
 
         add = statistics.add_argument
         add("--to", metavar="DIR", help="write the figures as Parquet")
@@ -130,8 +128,9 @@ class Command(OutboxCommand):
             raise CommandError(f"The audit has found {found}.", returncode=1)
 
     def _rebuild(self, run: Pipeline, options: dict[str, Any]) -> None:
-        arguments = {name: options[name] for name in ("archive", "compare_only")}
-        rebuild_on_spark(run.session, run.options, options["name"], **arguments, write=self.write)
+        rebuild_on_spark(
+            run.session, run.options, options["name"], archive=options["archive"], write=self.write
+        )
 
     def _statistics(self, run: Pipeline, options: dict[str, Any]) -> None:
         from ...driver.run import run_statistics
