@@ -40,7 +40,8 @@ def receive(
 ) -> None:
     """Push events that were just written, once their transaction has committed."""
     for each in all_subscribers():
-        if not getattr(each.handle, "push", False):  # a function, or it has only the pull
+        # Any other handler may have a method of this name.
+        if getattr(each.handle, "push", False) is not True:
             continue
         if each.fault or using != each.using or sender not in each.logs:
             continue

@@ -7,7 +7,7 @@ import threading
 import pytest
 from django.db import connections, transaction
 
-from outbox_app.events import NewEvent, publish_many
+from outbox_app.events import NewEvent, publish_many, subscriber
 from outbox_app.events.models import Cursor, Event
 from outbox_app.events.projections.push import receive
 from outbox_app.events.signals import events_published
@@ -104,3 +104,16 @@ def test_a_row_that_was_there_before_its_stream(alias, published, status):
     Status.objects.using(alias).create(stream="a", path="0 ")
     published("a")
     assert status() == {"a": ("0 1", 1)}
+
+
+def test_a_handler_with_a_method_push_is_no_projection(alias, published, caplog):
+    class Search:
+        __qualname__ = "Search"
+
+        def push(self, event): ...
+
+        def __call__(self, events): ...
+
+    subscriber("search")(Search())
+    published("a")
+    assert caplog.text == ""
