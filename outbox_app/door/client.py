@@ -16,9 +16,11 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
+from email.utils import parsedate_to_datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +57,7 @@ def call(
         headers: Additional headers. The signature covers those that the door reads.
         most: The limit of the answer in bytes.
     """
-    from .signing import NotBelieved, adapt_message, httpx2, sign, verify
+    from .signing import CLOCKS, NotBelieved, adapt_message, httpx2, sign, verify
 
     loop, client = _running()
     body = b"" if payload is None else written(payload)
@@ -86,9 +88,24 @@ def call(
             raise MessageRefused(502, "Its content type is not JSON.")
         return response.status_code, parsed(answer)
     except (NotBelieved, MessageRefused) as error:
+        status, why = response.status_code, ""
+        # Refusals of a signature are alike, and not signed. The clocks may be the reason.
+        if status == 401 and abs(away := _seconds_ahead(response.headers.get("Date"))) > CLOCKS:
+            why = (
+                f". By its Date, its clock is off by {away:+.0f} seconds: set the clock of the "
+                "peer, or of this host"
+            )
         raise PeerUnavailable(
-            f"The answer {response.status_code} of the peer {peer.name!r} is not trusted: {error}"
+            f"The answer {status} of the peer {peer.name!r} is not trusted: {error}{why}"
         ) from error
+
+
+def _seconds_ahead(date: str | None) -> float:
+    """Return how far a header ``Date`` is ahead of this host's clock; 0 if it is no time."""
+    try:
+        return parsedate_to_datetime(date or "").timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 async def _exchange(

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,34 @@ def test_what_is_forged(alias: str, server: Any, signer: Any, forged: dict[str, 
     server("billing", replying(signer, **forged))
     with pytest.raises((PeerUnavailable, MessageRefused)):
         ask_over_http("billing", [QUESTION])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-7200, "clock is off by -7"),
+        (7200, "clock is off by +7"),
+        (30, "not trusted"),
+        (None, "not trusted"),
+    ],
+)
+def test_a_refusal_tells_of_a_clock_that_is_off(
+    alias: str, server: Any, seconds: int | None, words: str
+) -> None:
+    """Refusals are not signed: the ``Date`` shows by how much the clocks differ."""
+
+    def reply(handler: Any) -> None:
+        handler.send_response_only(401)
+        date = "soon" if seconds is None else formatdate(time.time() + seconds, usegmt=True)
+        for name, value in {"Date": date, "Content-Length": "0"}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+
+    server("billing", reply)
+    with pytest.raises(PeerUnavailable, match="answer 401 of the peer 'billing'") as raised:
+        ask_over_http("billing", [QUESTION])
+    assert words in str(raised.value)
+    assert ("set the clock" in str(raised.value)) == ("off by" in words)
 
 
 @pytest.mark.parametrize("outcome", ["confirmed", "", None, 1, ["committed"], {}])

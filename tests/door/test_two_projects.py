@@ -166,6 +166,7 @@ def test_clocks_that_are_two_hours_wrong(
     [row] = PreparedEvent.objects.using(alias)
     assert (row.state, row.answered, row.unreachable) == ("prepared", 0, 1)
     assert "401" in row.last_answer
+    assert "its clock is off by -7" in row.last_answer
     for project, key, hours in (("shop", "billing-1", -2), ("billing", "shop-1", 2)):
         said = (tmp_path / f"{project}.log").read_text()
         [seconds] = re.findall(rf"Clock wrong, or message old key={key} seconds=(-?\d+)", said)
