@@ -2,10 +2,10 @@
 
 A handler's effects are committed with its cursor, an idempotent task's with its job id. A COMMIT in
 between, or a statement that commits by itself (DDL on MySQL), commits some effects without the
-rest. That is noticed at the end, because a savepoint that was made at the start is gone, whatever
-ended the transaction: a statement, a procedure, the driver's own connection. It cannot be undone
-then, only reported: ``TransactionEnded``. One case is not told apart: on MySQL and MariaDB, a
-deadlock after the code has ended its transaction.
+rest. That is noticed at the end, because a savepoint that was made at the start is gone, after a
+statement, a procedure, or the driver's own connection has ended the transaction. It cannot be
+undone then, only reported: ``TransactionEnded``. One case is not told apart: on MySQL and MariaDB,
+a deadlock after the code has ended its transaction.
 """
 
 from __future__ import annotations

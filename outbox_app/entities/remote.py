@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from django.db import connections
 from django.utils.encoding import escape_uri_path
 
 from ..door import client
@@ -67,14 +66,7 @@ class CommandService(Service):
 
     async def aexecute(self, *args: Any, **options: Any) -> Outcome:
         """As ``execute``, for a coroutine."""
-
-        def run() -> Outcome:
-            try:
-                return self.execute(*args, **options)
-            finally:
-                connections.close_all()  # this thread may have queried the table of peers
-
-        return await asyncio.to_thread(run)
+        return await asyncio.to_thread(self.execute, *args, **options)
 
 
 def service(name: str, *, cluster: str = "", balance: str = "") -> CommandService:

@@ -1,6 +1,6 @@
 """Splits a table into partitions of its database, in a migration.
 
-An empty table is split at once. The rows of a full one are copied, and nobody can use the table
+An empty table is split at once. The rows of a full one are copied, and no session can use the table
 meanwhile. If the migration is killed at any point, the table is either as it was or split: migrate
 again.
 """

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from zlib import crc32
 
 from ..database.lock_wait import atomic_with_lock_wait
+from ..exceptions import OutboxError
 
 #: Seconds to wait for a lock.
 LOCK_WAIT = 5
@@ -47,9 +49,19 @@ class PostgresTable(Table):
 class MysqlTable(Table):
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Set the session up for the block, and end it after that."""
+        """Set the session up for the block, and end it after that. One run at a time has a table.
+
+        Otherwise a run could drop the index table to which the triggers of another one write.
+        """
         try:
             self.run(f"SET SESSION lock_wait_timeout = {LOCK_WAIT}, sql_mode = '{SQL_MODE}'")
+            number = crc32(f"{self.connection.settings_dict['NAME']}.{self.table}".encode())
+            [(taken,)] = self.run("SELECT GET_LOCK(%s, %s)", [f"outbox_table_{number}", LOCK_WAIT])
+            if not taken:
+                raise OutboxError(
+                    f"{self.table} is being split, or gets an index, in another session. Wait "
+                    "until that has ended, and migrate again."
+                )
             yield
         finally:
             self.connection.close()

@@ -31,6 +31,7 @@ from outbox_app.events.testing import run_subscribers
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account, AccountVersion, Person, Stock
+from tests.faults.tools import ROOT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -388,6 +389,23 @@ def test_an_entity_that_another_transaction_holds(alias, command, account, by_ha
             ended.set()
         holder.result()
     assert (code, "is locked by another transaction" in out) == (1, True)
+
+
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+def test_the_loop_of_the_how_to_goes_on_and_can_be_repeated(alias, tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs/howto/operate-entities.md").read_text().partition("## Execute")[2]
+    code = page.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    opened = {"id": "i", "command": "open", "arguments": {"owner": "i"}, "command_id": "1"}
+    wrong = {**opened, "command": "nothing", "command_id": "2"}
+    last = {**opened, "command": "date", "arguments": {}, "command_id": "3"}
+    lines = [*map(json.dumps, (opened, wrong)), "{", json.dumps(last)]
+    (tmp_path / "opening-balances.jsonl").write_text("\n".join(lines))
+    for _ in range(2):
+        exec(code, {"Account": Account})
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["2", "3"]
+    history = AccountVersion.objects.using(alias).filter(stream="i").order_by("version")
+    assert list(history.values_list("command_id", flat=True)) == ["1", "3"]
 
 
 def content(alias, id="a"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
@@ -11,13 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection, connections
 
-from outbox_app import entities
 from outbox_app.door import client
 from outbox_app.door.exceptions import InvalidPeer, PeerUnavailable
 from outbox_app.door.peers import Peer
-from outbox_app.entities import CommandService
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.fleet import cluster, servers
 from outbox_app.fleet.balance import Failing
@@ -299,15 +295,6 @@ def test_the_list_follows_the_settings(calls: Any, fleet: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_coroutine_leaves_no_connection_in_its_thread(monkeypatch: Any) -> None:
-    def execute(self: Any) -> Any:
-        connection.ensure_connection()
-        return connections["default"]
-
-    monkeypatch.setattr(CommandService, "execute", execute)
-    assert asyncio.run(entities.service("shop").aexecute()).connection is None
-
-
 def test_a_hot_entity_is_no_failure_of_a_server(calls: Any) -> None:
     calls((503, {"code": "overloaded", "detail": "10000 commands wait."}))
     for _ in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from threading import Event, Thread
 
 import pytest
@@ -157,6 +158,48 @@ def test_a_table_that_is_in_use_stays_as_it_is(alias, order, number, monkeypatch
     assert rows.get(number="1").note == "x"
     run_operation(OPERATIONS[number], order, alias)
     assert rows.count() == 3
+
+
+@servers
+@commits
+def test_two_runs_at_once(alias, order, monkeypatch):
+    """The second one would drop the index to which the triggers of the first one write."""
+    rows = three_rows(order, alias)
+    monkeypatch.setattr(table, "LOCK_WAIT", int(patience(30)))
+    drops, other_has_ended, failed = Event(), Event(), []
+
+    def slow(execute, sql, *args):
+        if sql.startswith("DROP TABLE"):
+            drops.set()
+            other_has_ended.wait(2)  # it does not end if it waits for this run
+        return execute(sql, *args)
+
+    def run(*wrappers):
+        try:
+            with ExitStack() as stack:
+                for each in wrappers:
+                    stack.enter_context(connections[alias].execute_wrapper(each))
+                run_operation(OPERATIONS[1], order, alias)
+        except Exception as error:
+            failed.append(error)
+        finally:
+            connections.close_all()
+
+    first = Thread(target=run, args=(slow,))
+    first.start()
+    assert drops.wait(patience())
+    second = Thread(target=run)
+    second.start()
+    second.join(1)
+    if not second.is_alive():
+        other_has_ended.set()
+    first.join()
+    second.join()
+    assert failed == []
+    rows.create(shop="b", number="new", place=9)
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT number, shop FROM {index_table(order, 'number')}")
+        assert dict(cursor.fetchall()) == dict(rows.values_list("number", "shop"))
 
 
 @servers
