@@ -59,6 +59,7 @@ lint: venv ## format, lint, types, import contracts, migrations
 
 docs: venv ## build the documentation, warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	@echo 'file://$(CURDIR)/docs/_build/html/index.html'
 
 screenshots: venv ## take the pictures of the admin in the documentation
 	SCREENSHOTS=docs/images/admin CI=true $(BIN)/python -m pytest tests/browser/test_screenshots.py -k pictures_of
