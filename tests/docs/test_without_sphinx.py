@@ -43,3 +43,12 @@ def test_what_the_sidebar_lists_is_linked_by_the_page(page: Path) -> None:
     for block in TOCTREE.findall(text):
         for name in re.findall(r"^[a-z][\w/-]+$", block, re.MULTILINE):
             assert f"]({name}.md)" in text
+
+
+def test_a_first_version_has_only_what_it_has() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    _, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    first = sections[-1]
+    assert first.startswith("0.1.0\n")
+    assert len(first.splitlines()) <= 60
+    assert re.findall(r"^### (?:Fixed|Changed|Removed)$", first, re.MULTILINE) == []
