@@ -19,12 +19,22 @@ def commands(target: str) -> list[str]:
         rf"^{target}:.*\n((?:\t.+\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
     assert recipe
-    return [line.replace("$(BIN)/", "").replace("$$", "$") for line in recipe[1].splitlines()]
+    values = {"$(BIN)/": "", "$(CURDIR)": str(ROOT), "$$": "$", "\t@": "\t"}
+    lines = recipe[1].splitlines()
+    for name, value in values.items():
+        lines = [line.replace(name, value) for line in lines]
+    return lines
 
 
 def test_both_targets_are_read() -> None:
     assert len(commands("lint")) == 6
-    assert len(commands("docs")) == 1
+    assert len(commands("docs")) == 2
+
+
+def test_docs_prints_the_address_of_the_first_page() -> None:
+    sphinx, address = commands("docs")
+    folder = sphinx.split()[-1]
+    assert address.strip() == f"echo 'file://{ROOT}/{folder}/index.html'"
 
 
 @pytest.mark.slow
