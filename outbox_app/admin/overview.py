@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from django.contrib.auth import get_permission_codename
@@ -110,7 +109,7 @@ def _tables(
     if "jobs" in parts:
         yield held_table(site, facts.held)
     for section in facts.sections.values():
-        yield from section.tables(site, partial(may_view, request))
+        yield from section.tables(site)
     if may_view(request, Incident):
         yield tables.incidents(site, incidents(using=facts.database)[:FEW])
 

@@ -29,7 +29,6 @@ from .pruned import day_of
 from .series import Commands
 
 if TYPE_CHECKING:
-    from django.db.models import Model
     from django.urls import URLPattern
 
     from ..admin.tables import Table
@@ -59,7 +58,7 @@ class EntitiesSection(Section):
                      "Commands that wait in the processes for their batch.")
         # fmt: on
 
-    def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
+    def tables(self, site: str) -> Iterator[Table]:
         from .tables import entities
 
         yield entities(self.commands)

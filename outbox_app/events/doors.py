@@ -48,7 +48,6 @@ from .subscriptions import lag
 from .subscriptions.lag import SubscriptionLag
 
 if TYPE_CHECKING:
-    from django.db.models import Model
     from django.utils.safestring import SafeString
 
     from ..admin.tables import Table
@@ -180,7 +179,7 @@ class EventsSection(Section):
         if self.subscriptions:
             yield events_chart()
 
-    def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
+    def tables(self, site: str) -> Iterator[Table]:
         from .admin import tables
 
         if "subscriptions" in self.parts:

@@ -7,7 +7,7 @@ nothing is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,6 @@ from .models import Server
 from .topology import live_servers, slices
 
 if TYPE_CHECKING:
-    from django.db.models import Model
-
     from ..admin.tables import Table
 
 
@@ -43,7 +41,7 @@ class FleetSection(Section):
                      "Slices of entities, of 1024, that a server leads.", ("address",))
         # fmt: on
 
-    def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
+    def tables(self, site: str) -> Iterator[Table]:
         from ..admin.tables import Table, numbers, pairs
 
         if led := self.slices:

@@ -45,7 +45,6 @@ from .series import Decisions, decisions
 from .status import PreparedStatus, prepared_status
 
 if TYPE_CHECKING:
-    from django.db.models import Model
     from django.urls import URLPattern
 
     from ..admin.tables import Table
@@ -124,7 +123,7 @@ class PreparedSection(Section):
         yield problem_of("sender_silent", silent)
         yield counted("contradiction", facts.contradictions)
 
-    def tables(self, site: str, may_view: Callable[[type[Model]], bool]) -> Iterator[Table]:
+    def tables(self, site: str) -> Iterator[Table]:
         from .tables import prepared
 
         if self.facts:
