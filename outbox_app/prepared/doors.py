@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.urls import path
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
 
 from ..aliases import outbox_alias
 from ..capability import (
@@ -36,12 +36,11 @@ from ..monitoring.figures import percentiles
 from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
 from ..text import duration, one_line
-from . import counters
 from .conf import PreparedSettings
 from .fences import mark_pruned
 from .models import Fence, PreparedEvent
 from .run import ask_here
-from .series import Decisions, decisions
+from .series import NAMES, Decisions, decisions
 from .status import PreparedStatus, prepared_status
 
 if TYPE_CHECKING:
@@ -124,10 +123,8 @@ class PreparedSection(Section):
         yield counted("contradiction", facts.contradictions)
 
     def tables(self, site: str) -> Iterator[Table]:
-        from .tables import prepared
-
         if self.facts:
-            yield prepared(self.facts, self.decisions)
+            yield _table(self.facts, self.decisions)
 
 
 def _lines(facts: PreparedStatus, decided: Decisions) -> Iterator[str]:
@@ -145,11 +142,46 @@ def _lines(facts: PreparedStatus, decided: Decisions) -> Iterator[str]:
         yield f"  {one_line(each.sender, 60):<30} SILENT: {one_line(each.last_answer, 200)}"
 
 
+def _table(facts: PreparedStatus, decided: Decisions) -> Table:
+    """Return the table on the overview. It masks what looks sensitive in the senders' answers."""
+    from ..admin.masking import masked_line
+    from ..admin.tables import WORDS, Table, durations, numbers, pairs
+
+    figures = [
+        (gettext("Prepared"), shown_count(facts.prepared)),
+        (gettext("Oldest prepared"), duration(facts.oldest_seconds) if facts.prepared else "-"),
+        (gettext("Undecided"), shown_count(facts.undecided)),
+        (gettext("Processes that ask senders"), str(facts.processes)),
+        (gettext("Time to decide, p50 and p95"), durations([decided.p50, decided.p95])),
+        (gettext("Contradictions in the last day"), shown_count(facts.contradictions)),
+    ]
+    routes = {
+        "call": gettext("by a call"),
+        "answer": gettext("by an answer"),
+        "policy": gettext("by its policy"),
+        "person": gettext("by a person"),
+    }
+    states = dict(PreparedEvent.State.choices)
+    rates = {
+        f"{states.get(outcome, outcome)} {routes.get(route, route)}": count
+        for (outcome, route), count in decided.per_minute.items()
+    }
+    silent = [
+        (one_line(each.sender, 100), masked_line(each.last_answer, 200)) for each in facts.silent
+    ]
+    groups = [
+        pairs(gettext("Figure"), gettext("Value"), figures),
+        pairs(gettext("Decided"), gettext("Per minute"), numbers(rates)),
+        pairs(gettext("Sender that does not answer"), gettext("Why"), silent, WORDS),
+    ]
+    return Table(gettext("Prepared events"), groups, anchor="prepared")
+
+
 class PreparedDoors(Doors):
     name = "prepared"
     rank = 30
     settings = PreparedSettings
-    counters = counters.NAMES
+    counters = NAMES
     kinds = KINDS
     empty = PreparedSection(None)
 

@@ -44,10 +44,10 @@ from ..process import counters
 from ..process.endings import comes_from_outside
 from ..process.tracing import inside, span_of, start_span
 from ..text import error_text, get_logger
-from . import counters as names
 from .exceptions import PreparedError
 from .models import PreparedEvent
 from .request import content_hash
+from .series import DECIDE_TIME, DECIDED, ROUTE
 
 logger = get_logger("outbox_app.prepared")
 
@@ -294,8 +294,8 @@ def _count(decided: Sequence[tuple[str, Any]], route: str, using: str) -> None:
     with counters.counting(decided[0][1].now, using=using) as minute:
         for state, row in decided:
             label = f"{state} {route}"
-            minute.add(names.DECIDED, 1, dimension=names.ROUTE, label=label)
-            minute.observe(names.DECIDE_TIME, (row.now - row.prepared_at).total_seconds())
+            minute.add(DECIDED, 1, dimension=ROUTE, label=label)
+            minute.observe(DECIDE_TIME, (row.now - row.prepared_at).total_seconds())
     counters.write_shared(using)
 
 

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 
 from ..monitoring.series import last_minutes, percentiles, rows_of, totals
 from ..process import counters
-from . import counters as names
+
+#: Decided prepared events, by outcome and route, and by the time until the decision, in the
+#: buckets of ``delay``.
+DECIDED, ROUTE, DECIDE_TIME = "prepared_decided", "route", "prepared_decide_time"
+#: The names of all of them.
+NAMES = (DECIDED, DECIDE_TIME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,11 @@ class Decisions:
 def decisions(*, using: str, minutes: int = 5) -> Decisions:
     """Return the decisions on prepared events; the current minute is included."""
     first, last = last_minutes(using, minutes)
-    rows = rows_of(using, [names.DECIDED, names.DECIDE_TIME], first, last)
+    rows = rows_of(using, NAMES, first, last)
     per_minute: dict[tuple[str, str], float] = {}
     times: dict[str, float] = {}
     for name, label, total, of_full in totals(rows, last):
-        if name == names.DECIDE_TIME:
+        if name == DECIDE_TIME:
             times[label] = total
         elif of_full:
             outcome, _, route = label.partition(" ")

@@ -14,7 +14,7 @@ from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Event
 from outbox_app.models import Statistic, counting
 from outbox_app.prepared import NewPrepared, keeper
-from outbox_app.prepared import counters as of_prepared
+from outbox_app.prepared import series as of_prepared
 from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.request import checked
 from outbox_app.process import counters

@@ -18,9 +18,9 @@ from outbox_app.database.clock import DatabaseNow, database_time
 from outbox_app.models import Incident, Process, Statistic
 from outbox_app.monitoring.diagnosis import problems
 from outbox_app.monitoring.status import outbox_status
-from outbox_app.prepared import counters as of_prepared
 from outbox_app.prepared import operations, prepared, status
 from outbox_app.prepared import sender as senders
+from outbox_app.prepared import series as of_prepared
 from outbox_app.prepared.models import PreparedEvent
 from outbox_app.prepared.series import decisions
 from outbox_app.prepared.status import prepared_status
