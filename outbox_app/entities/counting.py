@@ -20,15 +20,12 @@ from ..database.transactions import after_commit, is_in_test
 from ..process import counters
 from ..process.tracing import MAX_LINKS, api_with_provider
 from ..text import get_logger
-from . import counters as names
+from . import series as names
 from .batch import Batch
 from .request import Call
 
 logger = get_logger("outbox_app.entities")
 
-#: Upper bounds of the buckets of batch sizes; one more bucket has the larger batches.
-SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-SIZE_LABELS = (*map(str, SIZES), "+Inf")
 #: How many codes of rejections a process tells apart in a minute; the others are "other".
 CODES, OTHER = 20, "other"
 
@@ -74,7 +71,7 @@ def _figures(batch: Batch) -> Callable[[counters.Minute], None]:
 
     def add(minute: counters.Minute) -> None:
         minute.add(names.COMMANDS, size)
-        minute.observe(names.BATCH_SIZE, size, SIZES)
+        minute.observe(names.BATCH_SIZE, size, names.SIZES)
         for route, count in routes.items():
             minute.add(names.ROUTED, count, dimension=names.ROUTE, label=route)
         for code, count in codes.items():

@@ -12,16 +12,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from ..aliases import outbox_alias
 from ..capability import Doors, Figure, Section
 from ..events.aliases import log_alias
 from ..events.log.registry import all_logs
 from ..exceptions import InvalidArgument
-from ..monitoring.figures import percentiles
+from ..monitoring.figures import number, percentiles
 from ..monitoring.status import Question
 from ..retention.rows import Kept, prune
-from . import counters, series
+from . import series
 from .conf import EntitySettings, entity_settings
 from .maintenance import declared_types, entity_types
 from .models import EntityVersion, PrunedCommand
@@ -59,16 +60,38 @@ class EntitiesSection(Section):
         # fmt: on
 
     def tables(self, site: str) -> Iterator[Table]:
-        from .tables import entities
 
-        yield entities(self.commands)
+
+def _table(found: Commands) -> Table:
+    """Return the table on the overview, of the commands of all types."""
+    from ..admin.tables import Table, durations, numbers, pairs
+
+    sizes = ", ".join("-" if each is None else number(each) for each in found.batch_size)
+    times = durations(found.commit_seconds)
+    figures = [
+        (_("Commands per minute"), number(found.recorded)),
+        (_("Conflicts per minute"), number(found.conflicts)),
+        (_("Waiting now"), number(found.waiting)),
+        (_("Commands per batch, p50 and p95"), sizes),
+        (_("Time of a batch's transaction, p50 and p95"), times),
+    ]
+    groups = [
+        pairs(_("Figure"), _("Value"), figures),
+        pairs(_("Code of rejections"), _("Per minute"), numbers(found.rejected)),
+    ]
+    if found.passed_on or found.elsewhere:
+        figures += [
+            (_("Passed on to the leading server, per minute"), number(found.passed_on)),
+            (_("Executed by a server that does not lead, per minute"), number(found.elsewhere)),
+        ]
+    return Table(_("Entities"), groups)
 
 
 class EntitiesDoors(Doors):
     name = "entities"
     rank = 20
     settings = EntitySettings
-    counters = counters.NAMES
+    counters = series.NAMES
     empty = EntitiesSection(Commands())
 
     def parts(self) -> Mapping[str, Any]:

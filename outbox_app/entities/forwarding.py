@@ -23,9 +23,9 @@ from ..door.exceptions import PeerError
 from ..events.aliases import log_alias
 from ..events.log.newevent import slice_of
 from ..fleet.conf import fleet_settings
-from .counters import ELSEWHERE, PASSED
 from .exceptions import Overloaded
 from .request import Call, Outcome, Rejection
+from .series import ELSEWHERE, PASSED
 from .transaction import scope_of
 
 #: The longest time that a leader has to answer, in seconds.

@@ -150,7 +150,7 @@ class Call:
         self.may_lead = True
         #: Whether its caller has given up, or has to end: it cannot lead.
         self.gone = False
-        #: Its route, as a label of ``names.ROUTED``; empty if it was not routed.
+        #: Its route, as a label of ``series.ROUTED``; empty if it was not routed.
         self.route = ""
         #: The result of the last attempt. The caller gets it as soon as that is committed.
         self.answer: Outcome | BaseException | None = None

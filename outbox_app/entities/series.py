@@ -15,9 +15,23 @@ from typing import Any
 from ..database.clock import stored
 from ..monitoring.series import MINUTE, last_minutes, percentiles, rows_of, totals
 from ..process import counters
-from . import counters as names
-from .counting import SIZE_LABELS
 
+#: Commands of entities that were recorded; rejected ones by code; repeated attempts; batches by
+#: size, and by the duration of their transaction, in the buckets of ``delay``.
+COMMANDS, REJECTED, CODE, CONFLICTS = "commands", "rejected_commands", "code", "command_conflicts"
+BATCH_SIZE, COMMIT_TIME = "command_batch_size", "command_commit_time"
+#: Commands of routed types that another server has passed on, and commands that were executed by a
+#: server that does not lead their entity.
+ROUTED, ROUTE = "routed_commands", "route"
+PASSED, ELSEWHERE = "passed_on", "elsewhere"
+#: How many commands wait in a process (a sample).
+WAITING = "commands_waiting"
+#: The names of all of them.
+NAMES = (COMMANDS, REJECTED, CONFLICTS, ROUTED, BATCH_SIZE, COMMIT_TIME, WAITING)
+
+#: Upper bounds of the buckets of batch sizes; one more bucket has the larger batches.
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+SIZE_LABELS = (*map(str, SIZES), "+Inf")
 #: The most codes of rejections that are listed.
 LISTED = 50
 
@@ -48,21 +62,21 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
     waiting: Any = Counter()
     for using in aliases:
         first, last = last_minutes(using, minutes)
-        rows = rows_of(using, names.NAMES, first, last)
+        rows = rows_of(using, NAMES, first, last)
         for name, label, total, of_full in totals(rows, last):
             found[name][label] += total
             lately[name][label] += of_full
-        samples = rows.filter(name=names.WAITING, minute__gte=stored(last - MINUTE, using=using))
+        samples = rows.filter(name=WAITING, minute__gte=stored(last - MINUTE, using=using))
         waiting.update(dict(samples.order_by("minute").values_list("source", "value")))
 
-    sizes = percentiles(found[names.BATCH_SIZE], SIZE_LABELS, 0.5, 0.95)
+    sizes = percentiles(found[BATCH_SIZE], SIZE_LABELS, 0.5, 0.95)
     return Commands(
-        recorded=lately[names.COMMANDS].total(),
-        conflicts=lately[names.CONFLICTS].total(),
-        rejected={code: n for code, n in lately[names.REJECTED].most_common(LISTED) if n},
+        recorded=lately[COMMANDS].total(),
+        conflicts=lately[CONFLICTS].total(),
+        rejected={code: n for code, n in lately[REJECTED].most_common(LISTED) if n},
         batch_size=tuple(size and math.ceil(size) for size in sizes),
-        commit_seconds=percentiles(found[names.COMMIT_TIME], counters.BUCKETS, 0.5, 0.95),
+        commit_seconds=percentiles(found[COMMIT_TIME], counters.BUCKETS, 0.5, 0.95),
         waiting=waiting.total(),
-        passed_on=lately[names.ROUTED][names.PASSED],
-        elsewhere=lately[names.ROUTED][names.ELSEWHERE],
+        passed_on=lately[ROUTED][PASSED],
+        elsewhere=lately[ROUTED][ELSEWHERE],
     )

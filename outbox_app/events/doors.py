@@ -35,7 +35,7 @@ from ..monitoring.long_transactions import open_writers
 from ..monitoring.status import Question
 from ..retention.rows import prune
 from ..text import duration, one_line
-from . import counters, series
+from . import series
 from .aliases import log_alias
 from .conf import EventSettings, event_settings
 from .log.registry import all_logs
@@ -233,7 +233,7 @@ class EventsDoors(Doors):
     name = "events"
     rank = 10
     settings = EventSettings
-    counters = counters.NAMES
+    counters = series.NAMES
     prunes = ("--events", "--archived DIR")
     kinds = KINDS
     empty = EventsSection()

@@ -12,7 +12,13 @@ from datetime import datetime
 from django.db.models import Max, Sum
 
 from ..monitoring.series import MINUTE, growth, last_minutes, rows_of, to_utc
-from . import counters as names
+
+#: Handled events and failed attempts of a subscription. The label is its name.
+HANDLED, FAILED, SUBSCRIPTION = "handled", "failed", "subscription"
+#: The highest position of a log (the label is its table). Readers sample it, not publishers.
+NEWEST_POSITION, LOG = "newest_position", "log"
+#: The names of all of them.
+NAMES = (HANDLED, FAILED, NEWEST_POSITION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +33,15 @@ def per_minute(*, using: str) -> EventsPerMinute:
     """Return the figures of the last full minute."""
     _, current = last_minutes(using, 1)
     minute = current - MINUTE
-    rows = rows_of(using, [names.HANDLED, names.FAILED], minute, minute)
+    rows = rows_of(using, [HANDLED, FAILED], minute, minute)
     return EventsPerMinute(**dict(rows.order_by("name").values_list("name").annotate(Sum("value"))))
 
 
 def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
     """Return the events handled in each of the last minutes by subscription, the oldest first."""
     first, last = last_minutes(using, minutes)
-    rows = rows_of(using, [names.HANDLED], first, last).order_by("label", "minute")
-    rows = rows.filter(dimension=names.SUBSCRIPTION)
+    rows = rows_of(using, [HANDLED], first, last).order_by("label", "minute")
+    rows = rows.filter(dimension=SUBSCRIPTION)
     found: dict[str, list[float]] = {}
     utc = to_utc(using)
     for label, minute, total in rows.values_list("label", "minute").annotate(Sum("value")):
@@ -57,9 +63,9 @@ def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]
     reader has taken a sample before and after.
     """
     first, last = last_minutes(using, minutes)
-    rows = rows_of(using, [names.NEWEST_POSITION], first - 10 * MINUTE, last)
+    rows = rows_of(using, [NEWEST_POSITION], first - 10 * MINUTE, last)
     known: dict[str, list[tuple[datetime, float]]] = {}
-    samples = rows.filter(dimension=names.LOG).order_by("label", "minute")
+    samples = rows.filter(dimension=LOG).order_by("label", "minute")
     utc = to_utc(using)
     for label, minute, newest in samples.values_list("label", "minute").annotate(Max("value")):
         known.setdefault(label, []).append((utc(minute), newest))

@@ -12,9 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.entities import Command, Rejected, counting
 from outbox_app.entities import transaction as entity_transaction
 from outbox_app.entities.batch import Moved
-from outbox_app.entities.counters import NAMES
 from outbox_app.entities.exceptions import EntityContended
 from outbox_app.entities.queue import queues
+from outbox_app.entities.series import NAMES
 from outbox_app.events.signals import events_published
 from outbox_app.models import Statistic
 from outbox_app.process import counters

@@ -12,10 +12,9 @@ from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.database.clock import DatabaseNow
-from outbox_app.entities import counters as commands
 from outbox_app.entities import doors as entities_doors
-from outbox_app.entities import series as entities_series
-from outbox_app.events import counters as of_events
+from outbox_app.entities import series as commands
+from outbox_app.events import series as of_events
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.events.series import EventsPerMinute
@@ -292,6 +291,6 @@ def test_commands(alias, monkeypatch):
 
 
 def test_commands_where_none_was_asked_anything_or_none_is_declared(alias, monkeypatch):
-    assert outbox_status().sections["entities"].commands == entities_series.Commands()
+    assert outbox_status().sections["entities"].commands == commands.Commands()
     monkeypatch.setattr(entities_doors, "entity_types", lambda: [])
     assert "entities" not in outbox_status().sections

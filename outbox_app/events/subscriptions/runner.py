@@ -26,8 +26,8 @@ from ...process.loop import ONCE_FAILURES, ProcessLoop
 from ...process.wakeup import EVENTS
 from ...text import get_logger
 from ..conf import event_settings
-from ..counters import FAILED, HANDLED, LOG, NEWEST_POSITION, SUBSCRIPTION
 from ..models import Cursor, Subscription
+from ..series import FAILED, HANDLED, LOG, NEWEST_POSITION, SUBSCRIPTION
 from .cursors import Paused, SharedPages, StoredRows
 from .partition import Partition
 from .repartition import adopt_partitions
