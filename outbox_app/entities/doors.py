@@ -60,6 +60,7 @@ class EntitiesSection(Section):
         # fmt: on
 
     def tables(self, site: str) -> Iterator[Table]:
+        yield _table(self.commands)
 
 
 def _table(found: Commands) -> Table:
