@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from statistics import median
 
 import pytest
 
@@ -30,3 +31,32 @@ def test_a_page_has_the_figure_of_the_committed_run(
     [figure] = re.findall(sentence, text)
     measured = result(run)["ratios"][ratio]
     assert figure in (f"{measured:.1f}", *(w for w, n in WORDS.items() if n == round(measured)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("scattered", "executed where they arrive"),
+        ("routed", "passed on (`routed_vs_scattered`)"),
+        ("direct", "all callers at the leader"),
+    ],
+)
+def test_the_table_of_routing_is_that_of_the_committed_run(kind: str, words: str) -> None:
+    text = (ROOT / "docs/reference/fleet.md").read_text()
+    rounds = result("fleet")["routing"]["rounds"]
+    speed = median(each[kind]["per_second"] / each["scattered"]["per_second"] for each in rounds)
+    p50, p99 = (1000 * median(each[kind][name] for each in rounds) for name in ("p50", "p99"))
+    conflicts = median(each[kind]["conflicts"] for each in rounds)
+    cpu = 1000 * median(sum(each[kind]["cpu_per_command"]) for each in rounds)
+    rate = "1" if kind == "scattered" else f"{speed:.2f}"
+    clashes = f"{conflicts:.3f}" if conflicts else "0"
+    row = f"| {words} | {rate} | {p50:.0f} ms, {p99:.0f} ms | {clashes} | {cpu:.2f} ms |"
+    assert row in text
+
+
+def test_the_range_of_routing_is_that_of_the_committed_run() -> None:
+    text = " ".join((ROOT / "docs/reference/fleet.md").read_text().split())
+    rounds = result("fleet")["routing"]["rounds"]
+    found = [each["routed"]["per_second"] / each["scattered"]["per_second"] for each in rounds]
+    assert f"range from {min(found):.2f} to {max(found):.2f} times" in text
+    assert f"medians of {len(found)} rounds" in text
