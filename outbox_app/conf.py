@@ -110,10 +110,6 @@ class OutboxSettings:
     LEASE_SECONDS: float = 10.0
     #: Timeout of each network operation with the broker, in seconds. Shorter than the lease.
     PUBLISH_TIMEOUT: float = 4.0
-    #: Longest pause between two attempts while the broker or database is unreachable, in seconds.
-    MAX_BACKOFF: float = 5.0
-    #: Seconds between two progress lines of ``drain_outbox``; 0 turns them off.
-    PROGRESS_INTERVAL: float = 10.0
     #: When a job with an ordering key dies, "pass" still sends the later jobs of its key; "block"
     #: makes them die, too, so that a person requeues all of them in order.
     DEAD_KEY: Literal["pass", "block"] = "pass"

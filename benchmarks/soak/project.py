@@ -1,6 +1,6 @@
 """Settings of the soak's processes: the database of BENCHMARK_URL, ``OUTBOX`` from SOAK_OUTBOX.
 
-Leases and timeouts are short, so that a takeover needs only seconds.
+Leases, timeouts and pauses are short, so that a takeover needs only seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from benchmarks.settings import DATABASES, DEFAULT_AUTO_FIELD, SECRET_KEY, USE_TZ
+from outbox_app.process import backoff
 
 __all__ = ["DATABASES", "DEFAULT_AUTO_FIELD", "SECRET_KEY", "USE_TZ"]
 
@@ -22,12 +23,11 @@ OUTBOX: dict[str, Any] = {
     "LEASE_SECONDS": 4,
     "PUBLISH_TIMEOUT": 1.5,
     "INTERVAL": 0.2,
-    "MAX_BACKOFF": 1,
     "MAX_RETRY_DELAY": 2,
     "HOLD_HORIZON": 1,
-    "PROGRESS_INTERVAL": 0,
     **json.loads(os.environ.get("SOAK_OUTBOX", "{}")),
 }
+backoff.MAX_BACKOFF = 1.0
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

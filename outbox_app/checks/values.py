@@ -28,7 +28,7 @@ MOST = {"DAYS": MAX_DAYS}
 #: The largest number of seconds, thirty years: far larger ones overflow Python's times.
 MOST_SECONDS = 10**9
 #: The least value of a number, if it is not just "above 0".
-LEAST = {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01}
+LEAST = {"HOLD_HORIZON": 0, "INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01}
 #: The part of the lease that is certain to be left when a batch is published.
 LEFT = TRUST - 1 / BEATS
 #: Timeouts: the part of another setting that each must not exceed, and what would happen if it did.

@@ -12,11 +12,13 @@ import time
 
 import django.db
 
-from ..conf import outbox_settings
 from ..exceptions import OutboxError
 from ..text import error_text, get_logger
 
 logger = get_logger("outbox_app.drain")
+
+#: The longest pause, in seconds.
+MAX_BACKOFF = 5.0
 
 
 class Backoff:
@@ -41,7 +43,7 @@ class Backoff:
             self.logger.warning("Unavailable what=%s error=%s", self.of, error, exc_info=trace)
         self.failures += 1
         self.text = error_text(error)
-        longest = min(outbox_settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
+        longest = min(MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
         self._until = time.monotonic() + longest * random.uniform(0.5, 1)
 
     def wait_until(self, end: float) -> None:

@@ -35,6 +35,8 @@ logger = get_logger("outbox_app.process")
 Listen = Callable[[Callable[[], None]], None]
 #: The exit code if a process died without having been stopped.
 EXIT_DIED = 1
+#: Seconds between two records of progress.
+PROGRESS_INTERVAL = 10.0
 #: Whether other code goes on in this process after the command, and beside it in other threads.
 _is_called: ContextVar[bool] = ContextVar("is_called", default=False)
 
@@ -47,14 +49,14 @@ def progress(
     ``line`` returns its message and arguments, for the loop and the work done per second. When the
     process ``parent`` has ended, the loop is stopped.
     """
-    interval, logged_at, logged = outbox_settings().PROGRESS_INTERVAL, time.monotonic(), 0
+    logged_at, logged = time.monotonic(), 0
 
     def on_turn(loop: ProcessLoop) -> None:
         nonlocal logged_at, logged
         if parent is not None and os.getppid() != parent:
             loop.stop()  # the parent was killed, and cannot pass a stop on
         seconds, done = time.monotonic() - logged_at, loop.done - logged
-        if interval and seconds >= interval:
+        if seconds >= PROGRESS_INTERVAL:
             logged_at, logged = logged_at + seconds, logged + done
             if done or loop.trouble:
                 loop.report(*line(loop, per_second(done, seconds)))
@@ -64,11 +66,11 @@ def progress(
 
 def throttled(write: Write) -> Write:
     """Return a function that writes at most one line of progress per PROGRESS_INTERVAL seconds."""
-    interval, last = outbox_settings().PROGRESS_INTERVAL, time.monotonic()
+    last = time.monotonic()
 
     def tell(line: str) -> None:
         nonlocal last
-        if 0 < interval <= time.monotonic() - last:
+        if time.monotonic() - last >= PROGRESS_INTERVAL:
             last = time.monotonic()
             write(line)
 

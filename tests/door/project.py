@@ -9,12 +9,14 @@ import json
 import os
 from typing import Any
 
+from outbox_app.process import backoff
 from tests.settings import *  # noqa: F403
 from tests.settings import OUTBOX
 
 ROOT_URLCONF = "tests.door.urls"
 ALLOWED_HOSTS = ["127.0.0.1"]
 OUTBOX["PEERS"] = json.loads(os.environ["DOOR_PEERS"])
+backoff.MAX_BACKOFF = float(os.environ.get("DOOR_BACKOFF", backoff.MAX_BACKOFF))
 OUTBOX |= json.loads(os.environ.get("DOOR_OUTBOX", "{}"))
 LOGGING = {
     "version": 1,

@@ -195,8 +195,7 @@ def world(
     with ExitStack() as stack:
         stack.enter_context(django_db_blocker.unblock())
         environments = {}
-        lease = {"LEASE_SECONDS": made.seconds, "PUBLISH_TIMEOUT": made.seconds / 2}
-        outbox = {**lease, "MAX_BACKOFF": 0.5}
+        outbox = {"LEASE_SECONDS": made.seconds, "PUBLISH_TIMEOUT": made.seconds / 2}
         all_kinds = {"postgres": PostgreSQL, "mariadb": MariaDB}
         [keeper] = all_kinds.keys() - {sender}
         kinds = {
@@ -225,6 +224,7 @@ def world(
                 **variables(project, alias),
                 **environments[project],
                 "DOOR_OUTBOX": json.dumps(outbox),
+                "DOOR_BACKOFF": "0.5",
                 "DOOR_SECONDS": str(made.seconds),
             }
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outbox_app.celery import OutboxCelery
+from outbox_app.process import backoff
 from tests import tasks
 from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES, OUTBOX
@@ -35,6 +36,7 @@ def variables(brokers: Mapping[str, str], **outbox: Any) -> dict[str, str]:
 
 
 OUTBOX.update(json.loads(os.environ.get("FAULTS_OUTBOX", "{}")))
+backoff.MAX_BACKOFF = float(os.environ.get("FAULTS_BACKOFF", backoff.MAX_BACKOFF))
 if "FAULTS_POOL" in os.environ:
     DATABASES["postgres"]["OPTIONS"] = {"pool": True}
 LOGGING = {

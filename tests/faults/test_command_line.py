@@ -66,20 +66,6 @@ def test_a_drainer_process_that_is_killed_is_replaced(
     jobs.assert_complete()
 
 
-def test_progress_lines(alias, redis_url, make_named_app, start_drainer, book):
-    app, jobs = make_named_app(redis_url), book(alias)
-    drainer = start_drainer(alias, app, outbox={"PROGRESS_INTERVAL": 0.05})
-    drainer.says("Drainer started")
-    eventually(
-        lambda: jobs.stage(app, 50) and "Drainer running rate=" in drainer.output,
-        "a line of progress",
-    )
-    [line, *_] = [text for text in drainer.output.splitlines() if "Drainer running rate=" in text]
-    for field in ("/s published=", " backlog=", " oldest=", " dead=0"):
-        assert field in line
-    assert drainer.stop() == 0
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

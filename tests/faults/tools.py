@@ -37,7 +37,9 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Long leases and timeouts: even on a busy machine no publish must be in doubt.
 PATIENT = {"LEASE_SECONDS": 15, "PUBLISH_TIMEOUT": 10}
 #: Short leases, so that a takeover needs only seconds.
-QUICK = {"LEASE_SECONDS": 2, "PUBLISH_TIMEOUT": 1, "INTERVAL": 0.1, "MAX_BACKOFF": 0.5}
+QUICK = {"LEASE_SECONDS": 2, "PUBLISH_TIMEOUT": 1, "INTERVAL": 0.1}
+#: Seconds of the longest pause beside them.
+BACKOFF = 0.5
 
 
 def on(*aliases: str) -> pytest.MarkDecorator:

@@ -23,7 +23,7 @@ from django.test import override_settings
 
 from outbox_app.jobs import immediate
 from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
-from outbox_app.process import lease
+from outbox_app.process import backoff, lease
 
 from .brokers import Broker
 from .fault_injector import FaultInjector, set_failpoints
@@ -76,10 +76,11 @@ class ModelState:
         set_failpoints(on=True)
         # Drainers' ids decide on who gets which shards; from a counter, so that runs repeat.
         ids = (UUID(int=number) for number in count(1))
-        own = {"DATABASE": self.using, "LEASE_SECONDS": LEASE, "MAX_BACKOFF": 0, "WAKE": False}
+        own = {"DATABASE": self.using, "LEASE_SECONDS": LEASE, "WAKE": False}
         own |= {"IMMEDIATE_TIMEOUT": 15, "IMMEDIATE_HOLD": HOLD}
         self._patches = ExitStack()
         self._patches.enter_context(mock.patch.object(lease, "uuid4", ids.__next__))
+        self._patches.enter_context(mock.patch.object(backoff, "MAX_BACKOFF", 0))
         self._patches.enter_context(override_settings(OUTBOX={**own, **settings}))
 
     def close(self) -> None:

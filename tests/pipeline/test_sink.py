@@ -29,6 +29,7 @@ from outbox_app.events.sinking import sink_status
 from outbox_app.models import Lease, Process
 from outbox_app.pipeline.exceptions import ArchiveRefused, Unreachable
 from outbox_app.pipeline.table import Archive
+from outbox_app.process import backoff
 from outbox_app.retention.run import Retention
 from tests.entities.models import Account, AccountVersion
 from tests.patience import eventually
@@ -128,7 +129,7 @@ def test_it_runs_beside_the_subscriptions_until_they_stop(alias, folder, old, le
     assert not Process.objects.using(alias).exists()
 
 
-def test_once_ends_where_the_database_refuses_to_remove(alias, folder, old, left, settings):
+def test_once_ends_where_the_database_refuses_to_remove(alias, folder, old, left, monkeypatch):
     """As where the role may not delete from a log that is only appended to."""
     refused = []
 
@@ -139,7 +140,7 @@ def test_once_ends_where_the_database_refuses_to_remove(alias, folder, old, left
             raise ProgrammingError("permission denied")
         return execute(sql, params, many, context)
 
-    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.01}
+    monkeypatch.setattr(backoff, "MAX_BACKOFF", 0.01)
     positions = old(3)
     archive(alias, folder)
     sink = Sink(Event)

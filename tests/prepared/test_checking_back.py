@@ -33,6 +33,7 @@ from outbox_app.prepared.fences import Question
 from outbox_app.prepared.keeper import CALL
 from outbox_app.prepared.models import Fence, PreparedEvent
 from outbox_app.prepared.request import NewPrepared, checked
+from outbox_app.process import backoff
 from tests.patience import eventually, patience
 
 from .conftest import FULL
@@ -430,10 +431,10 @@ def test_many_in_questions_of_a_hundred(
 
 
 def test_a_sender_that_hangs_holds_up_itself(
-    alias: str, make: Any, pay: Any, monkeypatch: Any, settings: Any
+    alias: str, make: Any, pay: Any, monkeypatch: Any
 ) -> None:
     """Another one is served, its own policies decide, and the process can be stopped."""
-    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
+    monkeypatch.setattr(backoff, "MAX_BACKOFF", 0.05)
     go = threading.Event()
 
     def hang(given: Any) -> Any:
@@ -465,10 +466,10 @@ def test_a_sender_that_hangs_holds_up_itself(
 
 
 def test_questions_that_never_end_are_asked_again(
-    alias: str, make: Any, pay: Any, answering: Any, settings: Any, monkeypatch: Any
+    alias: str, make: Any, pay: Any, answering: Any, monkeypatch: Any
 ) -> None:
     """As where the sender's database was cut off: nothing ever tells their threads so."""
-    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
+    monkeypatch.setattr(backoff, "MAX_BACKOFF", 0.05)
     monkeypatch.setattr(checking_back, "BATCH", 1)
     monkeypatch.setattr(checking_back, "CLAIM_SECONDS", 0.3)
     monkeypatch.setattr(checking_back, "FIRST_PAUSE", 0.1)
@@ -494,10 +495,10 @@ def test_questions_that_never_end_are_asked_again(
 
 
 def test_only_so_many_questions_hang(
-    alias: str, make: Any, pay: Any, answering: Any, settings: Any, monkeypatch: Any
+    alias: str, make: Any, pay: Any, answering: Any, monkeypatch: Any
 ) -> None:
     """Over a weekend they would take all threads and connections. It asks again when one ends."""
-    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.0}
+    monkeypatch.setattr(backoff, "MAX_BACKOFF", 0.0)
     limits = {"QUESTIONS": 1, "BATCH": 1, "CLAIM_SECONDS": -1.0, "FIRST_PAUSE": 0.0, "HANGING": 3}
     for name, value in limits.items():
         monkeypatch.setattr(checking_back, name, value)
@@ -518,11 +519,11 @@ def test_only_so_many_questions_hang(
 
 @pytest.mark.timeout(1200 if FULL else 120)
 def test_a_sender_that_comes_back_is_not_stormed(
-    alias: str, sender: str, answering: Any, settings: Any, monkeypatch: Any
+    alias: str, sender: str, answering: Any, monkeypatch: Any
 ) -> None:
     """While it is away one question at a time finds out; then four, and all is decided."""
     count, batch = (100_000, checking_back.BATCH) if FULL else (300, 20)
-    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
+    monkeypatch.setattr(backoff, "MAX_BACKOFF", 0.05)
     monkeypatch.setattr(checking_back, "BATCH", batch)
     name, real = f"alias:{sender}", partial(checking_back.ask, f"alias:{sender}")
     for first in range(0, count, 500):

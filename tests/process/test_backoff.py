@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox_app.exceptions import BrokerUnavailable
-from outbox_app.process.backoff import Backoff
+from outbox_app.process.backoff import MAX_BACKOFF, Backoff
 
 
 def test_an_unexpected_error_has_its_traceback(caplog):
@@ -28,3 +28,14 @@ def test_an_error_whose_text_cannot_be_had(caplog):
     backoff.failed(Unspeakable())
     assert (backoff.failures, "Unspeakable" in backoff.text) == (1, True)
     assert "text cannot be had" in caplog.text
+
+
+def test_pauses_grow_up_to_a_limit():
+    backoff, pauses = Backoff("it"), []
+    for _ in range(40):
+        backoff.failed(ValueError("away"))
+        pauses.append(backoff.remaining)
+    assert 0 < pauses[0] <= 0.2
+    assert MAX_BACKOFF / 3 < pauses[-1] <= MAX_BACKOFF == 5
+    backoff.succeeded()
+    assert backoff.remaining == 0

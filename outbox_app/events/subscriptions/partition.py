@@ -24,10 +24,10 @@ from typing import Any
 from django.db import close_old_connections, connections
 from django.dispatch import Signal
 
-from ...conf import outbox_settings
 from ...database.transaction_guard import LOST, is_lost
 from ...exceptions import LeaseLost, TransactionEnded
 from ...failpoints import failpoint
+from ...process import backoff
 from ...text import error_text
 from ..conf import event_settings
 from ..exceptions import ReadRefused
@@ -173,7 +173,7 @@ class Partition:
                 cursor = rows.cursor(self.part, reader)
             except ReadRefused as error:  # there is no row yet to write the error to
                 self.error = error_text(error)
-                self._rest_until = self.clock() + outbox_settings().MAX_BACKOFF
+                self._rest_until = self.clock() + backoff.MAX_BACKOFF
                 return
             if is_stopped(cursor):
                 self.error, self._rest_until = cursor.error, float("inf")

@@ -23,6 +23,7 @@ from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.lag import lags
 from outbox_app.events.subscriptions.partition import Partition
 from outbox_app.events.subscriptions.subscriber import register, subscriber_named
+from outbox_app.process import foreground
 from tests.events.log.own_log.models import Ledger
 from tests.events.log.sessions import Session
 from tests.faults.tools import on
@@ -321,8 +322,8 @@ def test_it_stops_at_the_first_that_is_too_young(alias, old, left, run, django_a
     assert left() == kept
 
 
-def test_it_tells_how_far_it_is(alias, settings, old):
-    settings.OUTBOX = {**settings.OUTBOX, "PROGRESS_INTERVAL": 1e-9}
+def test_it_tells_how_far_it_is(alias, monkeypatch, old):
+    monkeypatch.setattr(foreground, "PROGRESS_INTERVAL", 1e-9)
     positions = old("a", "b", "c")
     lines = prune("--older-than=1", "--batch-size=2").splitlines()
     assert lines[0].startswith("pruning log=outbox_event removed=2 rate=")
@@ -395,9 +396,9 @@ def test_wrong_arguments_are_refused(alias, arguments, message, old, left):
     assert left() == there
 
 
-def test_a_replay_while_it_prunes(alias, old, left, run, settings):
+def test_a_replay_while_it_prunes(alias, old, left, run, monkeypatch):
     """What the subscription was put back in front of is not taken away from it."""
-    settings.OUTBOX = {**settings.OUTBOX, "PROGRESS_INTERVAL": 1e-9}
+    monkeypatch.setattr(foreground, "PROGRESS_INTERVAL", 1e-9)
     seen = declare("reads")
     ids = old("a", "b", "c", "d")
     run("reads")

@@ -12,6 +12,7 @@ from kombu.common import Broadcast
 
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
+from outbox_app.process import backoff
 from tests.faults.tools import drain, draining, eventually, on
 from tests.patience import patience
 
@@ -115,10 +116,10 @@ def test_full_queue_nacks(alias, rabbitmq, make_named_app, book, drained):
 
 
 def test_once_does_not_give_up_while_some_jobs_leave(
-    alias, rabbitmq, make_named_app, book, drained, settings
+    alias, rabbitmq, make_named_app, book, drained, monkeypatch
 ):
     """Each attempt ends with an error, but the queue has taken a job before."""
-    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.001}
+    monkeypatch.setattr(backoff, "MAX_BACKOFF", 0.001)
     app, jobs = make_named_app(rabbitmq.url), book(alias)
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
     app.conf.task_queues = [Queue(app.main, queue_arguments=full)]

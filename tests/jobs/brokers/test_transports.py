@@ -16,6 +16,7 @@ from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.outcome import PublishResult
 from outbox_app.models import StagedJob
+from outbox_app.process import backoff
 from tests.faults.tools import drain, draining, eventually, on
 
 pytestmark = [
@@ -106,10 +107,10 @@ def results_in_memory():
 
 
 def test_a_batch_that_fails_does_not_stay_in_memory(
-    alias, answering, make_named_app, book, settings
+    alias, answering, make_named_app, book, monkeypatch
 ):
     """A thousand attempts at a thousand jobs, in an hour without access."""
-    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.0}
+    monkeypatch.setattr(backoff, "MAX_BACKOFF", 0.0)
     app, jobs = make_named_app("answering://"), book(alias)
     answering.setattr(Channel, "is_away", True)
     jobs.stage(app, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -9,8 +10,10 @@ from django.db import OperationalError, connections, transaction
 
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.jobs.drain.run import drain_here
+from outbox_app.jobs.drain.run import _progress, drain_here
 from outbox_app.models import Incident, Process, StagedJob
+from outbox_app.process import backoff, foreground
+from outbox_app.process.foreground import progress
 from outbox_app.process.lease import LeaseHolder
 from tests import tasks
 from tests.patience import patience
@@ -111,12 +114,25 @@ def test_a_step_that_fails_is_logged_by_its_name(alias, caplog):
     assert 'step=shown error="OperationalError: away"' in caplog.text
 
 
+def test_lines_of_progress(alias, note, caplog, monkeypatch):
+    """At most one an interval, and none without work."""
+    with caplog.at_level("INFO", logger="outbox_app"):
+        for interval in (0.0, 10.0):
+            monkeypatch.setattr(foreground, "PROGRESS_INTERVAL", interval)
+            stage(note, alias, 3)
+            Drain(using=alias, on_turn=progress(_progress, parent=None)).run(once=True)
+    [line] = caplog.messages
+    assert re.fullmatch(
+        r"Drainer running rate=[\d,.]+/s published=3 backlog=0 oldest=0.0s dead=0", line
+    )
+
+
 def test_with_nothing_to_do(alias):
     assert Drain(using=alias).run(once=True).done == 0
 
 
-def test_gives_up_if_the_database_refuses_each_statement(alias, note, settings, caplog):
-    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.01}
+def test_gives_up_if_the_database_refuses_each_statement(alias, note, monkeypatch, caplog):
+    monkeypatch.setattr(backoff, "MAX_BACKOFF", 0.01)
     stage(note, alias, 3)
     with connections[alias].cursor() as cursor:
         cursor.execute("ALTER TABLE outbox_stagedjob RENAME TO outbox_away")

@@ -23,7 +23,7 @@ from outbox_app.jobs.drain.outcome import PublishResult
 from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import Incident, StagedJob, Statistic
 from outbox_app.monitoring.series import series
-from outbox_app.process import counters
+from outbox_app.process import backoff, counters
 from tests.entities.test_interrupted_anywhere import SoftLimit, own_state, raising_at
 from tests.faults.tools import drain
 from tests.jobs.staging.test_threads import at_line
@@ -68,7 +68,8 @@ def test_a_broker_that_is_away_is_waited_for_by_one_commit_and_named_once(
     opened = []
     open_ = Publisher.open
     monkeypatch.setattr(Publisher, "open", lambda *args: (opened.append(1), open_(*args)))
-    on(MAX_BACKOFF=600)
+    on()
+    monkeypatch.setattr(backoff, "MAX_BACKOFF", 600)
     with caplog.at_level(logging.INFO, logger="outbox_app.immediate"):
         _call(app, alias, 1, 2)
         assert states() == ["ready", "ready"]

@@ -14,6 +14,7 @@ from outbox_app import idempotent
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import InboxEntry, Incident
+from outbox_app.process import foreground
 from outbox_app.retention import prune as prune_rows
 from outbox_app.retention.rows import _batches, database_time
 from tests.jobs.inbox.worker import deliver, effect
@@ -134,8 +135,8 @@ def test_rows_go_in_batches_oldest_first(alias, kept, django_assert_num_queries)
     assert kept.incidents == [31, 32, 33, 34]
 
 
-def test_it_tells_how_far_it_is(alias, settings, kept):
-    settings.OUTBOX = {**settings.OUTBOX, "PROGRESS_INTERVAL": 1e-9}
+def test_it_tells_how_far_it_is(alias, monkeypatch, kept):
+    monkeypatch.setattr(foreground, "PROGRESS_INTERVAL", 1e-9)
     kept.fill(31, 32, 33)
     lines: list[str] = []
 
