@@ -1,9 +1,9 @@
 """Actions on rows of a list: each needs its permission, asks first, and writes a line to the log.
 
 An action on any number of rows is batched, as a web server waits for 30 seconds only: each POST
-works for ``SECONDS``, writes a line to the log, and returns a page whose form posts the rest. If a
+works for ``SECONDS``, writes a line to the log, and asks again about the rows that remain. If a
 form is posted twice, no row is changed twice. Such an action changes only rows that existed when
-its question was asked.
+its question was first asked.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _hidden(lowest: int) -> forms.IntegerField:
 
 
 class BatchForm(Reason):
-    """The form that posts the rest."""
+    """The form of a batched action."""
 
     #: The highest id that the action may change.
     until = _hidden(0)
@@ -126,22 +126,35 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         return True
 
     def answer(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
-        form = action.form(request.POST if "confirmed" in request.POST else None)
-        if not form.is_valid():  # or not sent yet
+        kind, act = (BatchForm, self.run_batches) if action.run_for else (action.form, self.run)
+        if "confirmed" not in request.POST:
+            form, asked = kind(), ""
+            if action.run_for:
+                last = self.get_queryset(request).order_by("-id").annotate(now=DatabaseNow())
+                until, now = last.values_list("id", "now").first() or (0, None)
+                form.initial = {"until": until, "after": START, "done": 0}
+                asked = now.isoformat() if now else ""
+            return self.ask(request, rows, action, form, asked=asked)
+        form = kind(request.POST)
+        if not form.is_valid():
             return self.ask(request, rows, action, form)
-        if action.run_for:
-            return self.run_batches(request, rows, action)
-        return self.run(request, rows, action, form.cleaned_data)
+        return act(request, rows, action, form.cleaned_data)
 
     def ask(
-        self, request: HttpRequest, rows: Any, action: BulkAction, form: forms.Form
+        self,
+        request: HttpRequest,
+        rows: Any,
+        action: BulkAction,
+        form: forms.Form,
+        **context: Any,
     ) -> TemplateResponse:
+        """Return the question. ``outcome`` is what was done before it about the other rows."""
         preview, complete = rows, True
         if Selection.of(request).across and self.row_range(request) is not None:
             newest = row_range(self.get_queryset(request))
             preview, complete = newest.rows(rows.order_by("-id")), newest.is_all
         listed = list(preview[: counting.LISTED])
-        context = {
+        context |= {
             "form": form,
             "most": counting.LISTED,
             "rows": list(map(_line, listed)),
@@ -150,16 +163,29 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         if action.listed_only:
             context |= {"selected": [str(row.pk) for row in listed], "select_across": False}
         if action.run_for:
-            last = self.get_queryset(request).order_by("-id").annotate(now=DatabaseNow())
-            until, now = last.values_list("id", "now").first() or (0, None)
             count = counting.shown_count(counting.counted(preview))
             context |= {
                 "count": count if complete else f"{count}+",
                 "many": None if complete else counting.MANY,
-                "until": until,
-                "asked": now.isoformat() if now else "",
             }
-        return self._page(request, "ask", action, context)
+        selection = Selection.of(request)
+        request.current_app = self.admin_site.name
+        return TemplateResponse(
+            request,
+            "admin/outbox_app/ask.html",
+            {
+                **self.admin_site.each_context(request),
+                "title": action.label,
+                "opts": self.opts,
+                "media": self.media,
+                "action": action,
+                "selected": selection.ids,
+                "select_across": selection.across,
+                "by_id": getattr(request, "outbox_by_id", False),
+                "asked": request.POST.get("asked", ""),
+                **context,
+            },
+        )
 
     def summary(self, preview: Any) -> Any:
         """Return a table for ``table.html``, if the question shows one instead of the rows."""
@@ -185,11 +211,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         log(request, rows, action, outcome, values["reason"])
         self.message_user(request, outcome, level)
 
-    def run_batches(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
-        form = BatchForm({"after": START, "done": 0, **request.POST.dict()})
-        if not form.is_valid():
-            raise BadRequest("The form lacks the highest id that the action may change.")
-        values = form.cleaned_data
+    def run_batches(self, request: HttpRequest, rows: Any, action: BulkAction, values: Any) -> Any:
         assert action.run_for
         found = action.run_for(
             rows,
@@ -213,29 +235,8 @@ class ConfirmedActionsAdmin(OutboxAdmin):
             self.message_user(request, outcome, messages.ERROR if found.error else messages.SUCCESS)
             return None
         form = BatchForm(initial={**values, "after": found.after, "done": done})
-        context = {"form": form, "outcome": outcome, "asked": request.POST.get("asked", "")}
-        return self._page(request, "progress", action, context)
-
-    def _page(
-        self, request: HttpRequest, template: str, action: BulkAction, context: dict[str, Any]
-    ) -> TemplateResponse:
-        selection = Selection.of(request)
-        request.current_app = self.admin_site.name
-        return TemplateResponse(
-            request,
-            f"admin/outbox_app/{template}.html",
-            {
-                **self.admin_site.each_context(request),
-                "title": action.label,
-                "opts": self.opts,
-                "media": self.media,
-                "action": action,
-                "selected": selection.ids,
-                "select_across": selection.across,
-                "by_id": getattr(request, "outbox_by_id", False),
-                **context,
-            },
-        )
+        remain = rows.filter(pk__lte=values["until"])
+        return self.ask(request, remain, action, form, outcome=outcome)
 
     def _permitted(self, request: HttpRequest) -> list[BulkAction]:
         may = request.user.has_perm

@@ -8,6 +8,8 @@ import re
 from django.contrib.messages import get_messages
 from django.urls import reverse
 
+from outbox_app.jobs.bulk import START
+
 STAGED = reverse("admin:outbox_app_stagedjob_changelist")
 DEAD = reverse("admin:outbox_app_deadjob_changelist")
 DRAINERS = reverse("admin:outbox_app_process_changelist")
@@ -38,6 +40,11 @@ def said(response):
 def selection(action, *rows, **fields):
     """What the form of a list posts when rows are selected."""
     return {"action": action, "_selected_action": [row.pk for row in rows], "index": 0, **fields}
+
+
+def batch(until, reason="why"):
+    """What the answer to the question about a batched action posts."""
+    return {"until": until, "after": START, "done": 0, "confirmed": "yes", "reason": reason}
 
 
 def hidden(response):

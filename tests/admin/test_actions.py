@@ -10,7 +10,7 @@ from outbox_app.jobs import dead
 from outbox_app.models import DeadJob, Incident, StagedJob, counting
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
-from .pages import DEAD, hidden, page, said, selection, text
+from .pages import DEAD, batch, hidden, page, said, selection, text
 
 ACTIONS = ["requeue_selected", "discard_selected"]
 
@@ -138,8 +138,8 @@ def test_an_error_half_way_is_shown_and_logged(alias, superuser, monkeypatch):
 @pytest.mark.parametrize("id", ["x", "", "-1", "1.5", "1 OR 1=1", "9" * 5000, "٣", "\x00", 2**63])
 def test_forged_ids_are_refused(superuser, action, id):
     [job] = dead_jobs(using="default")
-    form = {"action": action, "confirmed": "yes", "reason": "why"}
-    forged = {**form, "_selected_action": [id], "until": job.pk}
+    form = {"action": action}
+    forged = {**form, "_selected_action": [id], **batch(job.pk)}
     assert superuser.post(DEAD, forged).status_code == 400
     assert left("default") == [job.task_id]
 
@@ -147,15 +147,15 @@ def test_forged_ids_are_refused(superuser, action, id):
 @pytest.mark.parametrize("id", [0, 10**15, 2**63 - 1])
 def test_ids_of_no_row_touch_nothing(alias, superuser, id):
     [job] = dead_jobs(using=alias)
-    form = {"action": "discard_selected", "_selected_action": [id], "confirmed": "yes"}
-    answer = superuser.post(DEAD, {**form, "until": 2**63 - 1, "reason": "why"})
+    form = {"action": "discard_selected", "_selected_action": [id]}
+    answer = superuser.post(DEAD, {**form, **batch(2**63 - 1)})
     assert said(answer) == ["0 dead jobs were discarded."]
     assert left(alias) == [job.task_id]
 
 
 def test_ids_of_jobs_that_the_filter_hides_touch_nothing(alias, superuser):
     [job] = dead_jobs(using=alias, task="a")
-    form = selection("discard_selected", job, confirmed="yes", until=job.pk, reason="why")
+    form = selection("discard_selected", job, **batch(job.pk))
     answer = superuser.post(f"{DEAD}?task=b", form)
     assert said(answer) == ["0 dead jobs were discarded."]
     assert left(alias) == [job.task_id]
@@ -164,7 +164,7 @@ def test_ids_of_jobs_that_the_filter_hides_touch_nothing(alias, superuser):
 @pytest.mark.parametrize("action", ["delete_selected", "discard", "__class__", "response_action"])
 def test_actions_that_are_not_offered_are_not_done(superuser, action):
     [job] = dead_jobs(using="default")
-    form = {"confirmed": "yes", "post": "yes", "until": job.pk, "reason": "why"}
+    form = {"post": "yes", **batch(job.pk)}
     superuser.post(DEAD, selection(action, job, **form))
     assert left("default") == [job.task_id]
 

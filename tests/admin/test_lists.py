@@ -23,6 +23,7 @@ from .pages import (
     INCIDENTS,
     OVERVIEW,
     STAGED,
+    batch,
     body,
     page,
     said,
@@ -176,7 +177,7 @@ def test_staged_jobs_are_filtered_by_state(alias, superuser):
 def test_an_action_on_what_no_row_can_have_reaches_no_row(alias, superuser):
     """As with an address that was mistyped: the page says that it is filtered."""
     [job] = dead_jobs(using=alias)
-    form = selection("discard_selected", job, until=job.pk, confirmed="yes", reason="why")
+    form = selection("discard_selected", job, **batch(job.pk))
     answer = superuser.post(f"{DEAD}?died=1x", {**form, "select_across": 1})
     assert said(answer) == ["0 dead jobs were discarded."]
     assert DeadJob.objects.using(alias).get() == job

@@ -24,6 +24,7 @@ from .pages import (
     INCIDENTS,
     OVERVIEW,
     STAGED,
+    batch,
     hidden,
     page,
     selection,
@@ -90,7 +91,7 @@ def test_jobs_are_decided_on_by_those_who_may(log_in, role, action):
     [job] = dead_jobs(using="default") if of_dead else staged_jobs(using="default")
     before = content()
     url = DEAD if of_dead else STAGED
-    form = {"until": job.pk, "confirmed": "yes", "reason": "why"}
+    form = batch(job.pk)
 
     for address in (url, page(job)):
         offered = client.get(address).content.decode()
@@ -113,7 +114,7 @@ def test_nothing_is_decided_except_by_post(superuser, method, action):
     hold("default", staged, minutes=5)
     before = content()
     for url, job in ((DEAD, dead), (STAGED, staged)):
-        form = {"until": job.pk, "confirmed": "yes", "reason": "why"}
+        form = batch(job.pk)
         getattr(superuser, method)(url, selection(f"{action}_selected", job, **form))
     assert content() == before
 
@@ -124,7 +125,7 @@ def test_nothing_is_decided_without_a_csrf_token(log_in, action):
     of_dead = action in ("requeue", "discard")
     [job] = dead_jobs(using="default") if of_dead else staged_jobs(using="default")
     url = DEAD if of_dead else STAGED
-    form = selection(f"{action}_selected", job, until=job.pk, confirmed="yes", reason="why")
+    form = selection(f"{action}_selected", job, **batch(job.pk))
     before = content()
     assert client.post(url, form).status_code == 403
     assert content() == before
@@ -141,7 +142,7 @@ def test_nothing_is_decided_without_a_reason(superuser, action):
     of_dead = action in ("requeue", "discard")
     [job] = dead_jobs(using="default") if of_dead else staged_jobs(using="default")
     before = content()
-    form = selection(f"{action}_selected", job, until=job.pk, confirmed="yes", reason=" ")
+    form = selection(f"{action}_selected", job, **batch(job.pk, " "))
     answer = superuser.post(DEAD if of_dead else STAGED, form)
     assert "This field is required" in text(answer)
     assert content() == before

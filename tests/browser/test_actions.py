@@ -170,29 +170,15 @@ def test_all_that_are_on_the_page(project: Project, page: Page) -> None:
     assert len(project.ask(data.rows, DEAD, "pk", task="browser.page")) == 30
 
 
-def test_a_long_decision_goes_on_by_itself(project: Project, page: Page) -> None:
-    """All that match the filter, in several batches; each is a request of its own."""
-    project.ask(data.die_often, "browser.long", 1100)
-    choose_all(page, "browser.long", 1100)
-    posts = []
-    page.on("request", lambda request: posts.append(request) if request.method == "POST" else None)
-    answer(page, reason="all of them")
-    said(page, "1100 dead jobs were discarded.")
-    assert len(posts) == 3
-    assert not project.ask(data.rows, DEAD, "pk", task="browser.long")
-    assert logged(project, "100 dead jobs were discarded.")
-
-
-def test_a_long_decision_can_be_led_by_hand_and_stopped(project: Project, page: Page) -> None:
-    """Without its script the page waits for the button, and says how many it has changed."""
-    page.route(
-        "**/continue.js", lambda route: route.fulfill(body="", content_type="text/javascript")
-    )
+def test_a_long_decision_goes_on_and_can_be_stopped(project: Project, page: Page) -> None:
+    """It says how many it has changed and how many remain, and waits for the button."""
     project.ask(data.die_often, "browser.stop", 1100)
     choose_all(page, "browser.stop", 1100)
     answer(page, reason="not all of them")
     expect(page.get_by_role("status")).to_contain_text("500 dead jobs were discarded.")
+    expect(page.get_by_text("Remaining jobs: 600")).to_be_visible()
     assert page.locator("#content").evaluate(FLAWS) == []
+    assert page.get_by_label("Reason").input_value() == "not all of them"
     page.get_by_role("button", name="Continue").click()
     expect(page.get_by_role("status")).to_contain_text("1000 dead jobs were discarded.")
     page.get_by_role("link", name="Stop here").click()

@@ -47,9 +47,6 @@ def _row(page: Page, model: str, text: str) -> None:
 
 
 def _progress(page: Page) -> None:
-    page.route(
-        "**/continue.js", lambda route: route.fulfill(body="", content_type="text/javascript")
-    )
     opened(page, list_of("deadjob") + "?task=shop.tasks.export")
     page.locator("#result_list thead").get_by_role("checkbox").check()
     page.get_by_role("button", name="Select all").click()
