@@ -77,12 +77,12 @@ def _check_timeouts(app: Celery, transport: Any) -> Iterator[CheckMessage]:
     wanted = UNBOUNDED.get(transport.driver_name, {})
     missing = {name: value for name, value in wanted.items() if not options.get(name)}
     if missing:
-        yield Error(
+        yield Warning(
             f"The broker connections of Celery app {app.main!r} have no {' and no '.join(missing)}:"
             " if the broker is reachable but does not answer, a send outside a transaction waits "
             "for ever, and so does a worker.",
             hint=f"Add {str(missing)[1:-1]} to broker_transport_options.".replace("'", '"'),
-            id="outbox.E028",
+            id="outbox.W052",
         )
 
 

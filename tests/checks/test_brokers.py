@@ -102,7 +102,7 @@ class TestTimeouts:
     @pytest.mark.parametrize("options", [{}, {"socket_timeout": None}, {"visibility_timeout": 9e9}])
     def test_redis(self, make, options):
         [message] = found(make("redis://h", broker_transport_options=options))
-        assert message.id == "outbox.E028"
+        assert message.id == "outbox.W052"
         assert "have no socket_timeout:" in message.msg
         assert message.hint == 'Add "socket_timeout": 30 to broker_transport_options.'
 
@@ -116,7 +116,7 @@ class TestTimeouts:
     )
     def test_rabbitmq(self, make, options, missing):
         [message] = found(make("amqp://h", broker_transport_options=options))
-        assert message.id == "outbox.E028"
+        assert message.id == "outbox.W052"
         assert message.hint == f"Add {missing} to broker_transport_options."
 
 

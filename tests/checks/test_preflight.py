@@ -131,7 +131,7 @@ def test_a_bad_one_is_told_by_each_id(alias, check, environment, pooler, private
         "POSTGRES_URL": direct._replace(netloc=f"{direct.username}@127.0.0.1:{pooler}").geturl(),
     }
     settings = ["outbox.E003", "outbox.E003"]
-    deploy = ["outbox.E028", "outbox.W020"]
+    deploy = ["outbox.W020", "outbox.W052"]
     servers = ["outbox.E030", "outbox.W018", "outbox.W022"]
 
     everything = check(alias, *FULL, alias, **bad)
@@ -171,8 +171,9 @@ def test_sqlite_as_django_makes_it(alias, check, private_redis):
 
 @on("default")
 def test_rabbitmq_as_celery_uses_it(alias, check, rabbitmq_url):
+    """Celery's own defaults are no error: a pipeline that was green stays so."""
     outcome = check(alias, *FULL, alias, broker=rabbitmq_url, conf={})
-    assert (outcome.code, outcome.ids) == (1, ["outbox.E028"])
+    assert (outcome.code, outcome.ids) == (0, ["outbox.W052"])
 
 
 @on("default")
