@@ -339,6 +339,15 @@ def check_needs(**kwargs: Any) -> list[checks.CheckMessage]:
     return found
 
 
+def check_app(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Report that a project has an OutboxCelery, and not the app with its tables and commands."""
+    if apps.is_installed("outbox_app"):
+        return []
+    message = needed("OutboxCelery", ["outbox_app"])
+    message.hint = f"{message.hint}\n\tSee {checks_page()}."
+    return [message]
+
+
 def is_on(alias: str, model: type[Model]) -> bool:
     """Return whether an app has its table there: routers may place it on another alias than jobs.
 

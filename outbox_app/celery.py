@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from django.apps import apps
+from django.core import checks
 from django.db import connections, transaction
 
 from .aliases import outbox_alias
+from .capability import check_app
 from .conf import require_celery
 from .jobs.staging.modes import is_by_hand, mode_of, shadow_mode
 from .jobs.staging.sending import StagingMixin, celery_app
@@ -26,6 +28,8 @@ __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
 
 require_celery()
 from celery.contrib.django.task import DjangoTask  # noqa: E402  # older Celery has no such module
+
+checks.register(check_app, "outbox")  # here: of an app that is not installed Django asks none
 
 if TYPE_CHECKING:  # Celery's classes can be subscripted since 5.7
     from celery.result import AsyncResult

@@ -22,6 +22,7 @@ from .databases import (
     check_sessions,
     check_sqlite,
     check_sqlite_settings,
+    check_tables,
 )
 from .messages import linked
 from .models import check_models
@@ -42,7 +43,7 @@ ALWAYS = (
 #: These matter in production, and hardly on a developer's machine.
 DEPLOY = (check_business, check_sqlite, check_brokers)
 #: These open connections.
-DATABASE = (check_databases,)
+DATABASE = (check_tables, check_databases)
 DEPLOY_DATABASE = (check_sessions, check_servers)
 
 

@@ -7,6 +7,7 @@ they try LISTEN on PostgreSQL as a drainer does, which takes ``TEST_SECONDS`` if
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, models, router
 from django.db.migrations.executor import MigrationExecutor
 
-from ..capability import all_doors, capabilities
+from ..aliases import chosen_alias, inbox_alias
+from ..capability import all_doors, capabilities, is_on
 from ..database.clock import has_turning_clock
 from ..database.encoding import encoding_of
 from ..database.transactions import own_connection
@@ -23,7 +25,7 @@ from ..database.watchdog import Watchdog
 from ..fields import CharField, TextField, exact_collation
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
-from ..models import StagedJob
+from ..models import InboxEntry, StagedJob
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.waiting import TEST_SECONDS, StopFlag, has_old_driver, waiter
 from ..process.wakeup import JOBS
@@ -50,6 +52,30 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
         found += _check_primary(connection.alias)
         found += _check_tasks(connection.alias)
     return found
+
+
+def check_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Report tables that are missing, unless ``migrate`` asks, which is about to create them."""
+    if sys.argv[1:2] == ["migrate"]:
+        return
+    for alias in databases or ():
+        tables = set(connections[alias].introspection.table_names())
+        for app in capabilities():
+            wanted = (each for each in app.get_models() if _is_expected(each, alias))
+            if missing := sorted({each._meta.db_table for each in wanted} - tables):
+                yield Warning(
+                    f"Database {alias!r} lacks tables of {app.name}: {listed(missing)}. What needs "
+                    "them fails.",
+                    hint=f"Run manage.py migrate {app.label} --database {alias}.",
+                    id="outbox.W053",
+                )
+
+
+def _is_expected(model: type[models.Model], alias: str) -> bool:
+    homes = {chosen_alias() or router.db_for_write(model)}
+    if model is InboxEntry:
+        homes = {inbox_alias()}
+    return model._meta.managed and alias in homes and is_on(alias, model)
 
 
 def _holding(databases: Sequence[str] | None) -> Iterator[tuple[Any, set[str]]]:

@@ -180,6 +180,54 @@ def test_tasks_that_are_called_on_an_app_that_does_not_stage(tmp_path, current, 
     assert f"even in a transaction: {named}" in said
 
 
+@pytest.mark.parametrize("installed", [False, True])
+def test_an_app_in_celery_py_that_is_not_installed(tmp_path, installed):
+    (tmp_path / "forgetful.py").write_text(
+        "from outbox_app.celery import OutboxCelery\n"
+        "app = OutboxCelery('forgetful', broker='memory://')\n"
+        "SECRET_KEY = 'x'\n"
+        f"INSTALLED_APPS = {['outbox_app'] * installed}\n"
+        "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}}\n"
+        "SILENCED_SYSTEM_CHECKS = ['outbox.W025']\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    code, said = django_check(DJANGO_SETTINGS_MODULE="forgetful", PYTHONPATH=path)
+    if installed:
+        assert (code, said) == (0, "")
+    else:
+        assert code == 1
+        assert "(outbox.E049) OutboxCelery needs outbox_app, which INSTALLED_APPS does not" in said
+        assert 'HINT: Add "outbox_app", to INSTALLED_APPS, and run manage.py migrate.' in said
+        assert "docs/reference/checks.md" in said
+
+
+def test_tables_that_are_missing(tmp_path):
+    """``migrate`` runs the checks as well, before it creates them, and says nothing of it."""
+    (tmp_path / "unmigrated.py").write_text(
+        "from tests.settings import *\n"
+        "INSTALLED_APPS = ['outbox_app', 'outbox_app.ids']\n"
+        f"DATABASES = {{'default': {{**DATABASES['default'], 'NAME': '{tmp_path}/x'}}}}\n"
+        "OUTBOX, DATABASE_ROUTERS, ROOT_URLCONF = {}, [], ''\n"
+    )
+    variables = {"DJANGO_SETTINGS_MODULE": "unmigrated"}
+    variables["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
+    arguments = ("--database", "default")
+    assert "outbox.W053" not in django_check(**variables)[1]
+    code, said = django_check(*arguments, **variables)
+    assert code == 0
+    assert "(outbox.W053) Database 'default' lacks tables of outbox_app: outbox_deadjob," in said
+    assert "HINT: Run manage.py migrate outbox_app --database default." in said
+    assert "lacks tables of outbox_app.ids: outbox_node." in said
+    command = [sys.executable, "-m", "django", "migrate", "outbox_app", "--verbosity", "0"]
+    done = forking.run(
+        command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    assert (done.returncode, "W053" in done.stderr) == (0, False)
+    said = django_check(*arguments, **variables)[1]
+    assert said.count("outbox.W053") == 1
+    assert "lacks tables of outbox_app.ids" in said
+
+
 def test_forgotten_in_installed_apps(tmp_path):
     (tmp_path / "forgetful.py").write_text(
         "SECRET_KEY = 'x'\n"

@@ -17,6 +17,7 @@ from outbox_app.checks.databases import (
     check_keys,
     check_sessions,
     check_sqlite,
+    check_tables,
 )
 from outbox_app.entities.exceptions import DamagedEntity
 from outbox_app.events.models import EventLog
@@ -47,6 +48,29 @@ def run(alias):
 def test_a_migrated_database_is_well(alias):
     assert check_databases(databases=[alias]) == []
     assert check_databases(databases=None) == []
+
+
+class Elsewhere:
+    """A router that places entities on another alias than jobs."""
+
+    def db_for_write(self, model, **hints):
+        return "events" if model._meta.app_label == "outbox_entities" else "default"
+
+    def allow_migrate(self, db, app_label, **hints):
+        return app_label != "outbox_prepared"
+
+
+@pytest.mark.django_db
+def test_tables_are_expected_where_routers_place_them(monkeypatch, settings):
+    monkeypatch.setattr(connections["default"].introspection, "table_names", lambda *_: [])
+    settings.DATABASE_ROUTERS = ["tests.checks.test_databases.Elsewhere"]
+    settings.OUTBOX = {"INBOX_DATABASE": "inbox"}
+    found = " ".join(each.msg for each in check_tables(databases=["default"]))
+    assert "outbox_app:" in found
+    assert "outbox_app.events:" in found
+    assert "outbox_inbox" not in found
+    assert "outbox_app.entities:" not in found
+    assert "outbox_app.prepared:" not in found
 
 
 def test_an_empty_default(monkeypatch):
