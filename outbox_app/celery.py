@@ -20,7 +20,7 @@ from django.db import connections, transaction
 from .aliases import outbox_alias
 from .capability import check_app
 from .conf import require_celery
-from .jobs.staging.modes import is_by_hand, mode_of, shadow_mode
+from .jobs.staging.calls import is_by_hand, mode_of, shadow_mode
 from .jobs.staging.sending import StagingMixin, celery_app
 
 __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]

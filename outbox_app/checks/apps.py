@@ -19,8 +19,8 @@ from kombu import serialization
 
 from ..capability import needed
 from ..conf import outbox_settings
+from ..jobs.staging.calls import MODES, deciding_pattern, own_mode
 from ..jobs.staging.declarations import load_tasks
-from ..jobs.staging.modes import MODES, deciding_pattern, own_mode
 from ..jobs.staging.sending import active_apps, staging_apps
 from .messages import listed
 

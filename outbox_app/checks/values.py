@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 
 from ..capability import all_doors
 from ..conf import BEATS, MAX_DAYS, OutboxSettings, Rule, outbox_settings, read
-from ..jobs.staging.modes import MODES
+from ..jobs.staging.calls import MODES
 from ..process.lease import TRUST
 
 #: The largest integer, by the unit at the end of a setting's name. Others have no limit.

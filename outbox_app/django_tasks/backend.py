@@ -39,8 +39,9 @@ from ..database.transaction_guard import LOST
 from ..database.transactions import is_atomic, send_inside
 from ..failpoints import failpoint
 from ..jobs.idempotent import retry_later
+from ..jobs.staging.calls import alias_outside, force_staging
 from ..jobs.staging.insert import chunk_bytes
-from ..jobs.staging.sending import alias_outside, force_staging, make_stageable
+from ..jobs.staging.sending import make_stageable
 from ..jobs.staging.validation import check_name, check_size, speaks_amqp
 from ..text import get_logger, storable
 from .models import RUN_TASK
@@ -145,7 +146,7 @@ def _send(row: Row, task: Task[..., Any]) -> None:
     with transaction.atomic(using=using) if opens else nullcontext():
         row.save(using=using, force_insert=True)
         try:
-            with force_staging(using=using, ordering_key="") if staged else nullcontext():
+            with force_staging(using=using) if staged else nullcontext():
                 run.apply_async((row.task_id,), **options)
         except BaseException:
             with suppress(django.db.Error):  # if this fails, the transaction cannot commit, either

@@ -22,8 +22,8 @@ from ..conf import outbox_settings
 from ..database.transactions import is_atomic
 from ..jobs.drain.batch import Row
 from ..jobs.drain.drain import Drain, DrainStats
+from ..jobs.staging.calls import force_staging
 from ..jobs.staging.results import forget_staged
-from ..jobs.staging.sending import force_staging
 from ..models import StagedJob
 from ..signals import jobs_published, jobs_staged
 from .job import LISTED, Job
@@ -163,7 +163,7 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
                 if job.has_expired or (job.row.pk in waiting and not removed):
                     continue  # expired, or cancelled by a task
                 done.append(job)
-                with force_staging(using=using, ordering_key="", immediate=False):
+                with force_staging(using=using, immediate=False):
                     retry = job.execute()
                 retries += [retry] if retry else []
     finally:  # tasks sent by a worker are no calls of the code under test

@@ -15,7 +15,7 @@ from django.db import transaction
 
 from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.jobs.publish_signals import PAIRED
+from outbox_app.jobs.staging.producer import PAIRED
 from tests import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)

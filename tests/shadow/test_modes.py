@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from outbox_app.jobs.staging import modes
+from outbox_app.jobs.staging import calls
 from outbox_app.shadow import producer
 
 
 def test_it_is_there_with_its_app_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert modes.shadow_mode() is producer
-    others = tuple(doors for doors in modes.all_doors() if doors.name != "shadow")
-    monkeypatch.setattr(modes, "all_doors", lambda: others)
+    assert calls.shadow_mode() is producer
+    others = tuple(doors for doors in calls.all_doors() if doors.name != "shadow")
+    monkeypatch.setattr(calls, "all_doors", lambda: others)
     with pytest.raises(ImproperlyConfigured, match=r'Add "outbox_app\.shadow",'):
-        modes.shadow_mode()
+        calls.shadow_mode()

@@ -21,7 +21,7 @@ from celery.signals import after_task_publish
 from ...conf import outbox_settings
 from ...signals import jobs_published
 from ..message import Declaration, Message, moment
-from ..publish_signals import heard_by
+from ..staging.calls import surrounded
 from . import brokers
 from .batch import Row
 
@@ -223,7 +223,7 @@ def announce(
 
 def _announce_to_celery(item: PreparedMessage) -> None:
     task = item.row.task
-    with heard_by(paired=False, task=task):
+    with surrounded(staged=None, drained=task):
         if after_task_publish.has_listeners(task):
             names = ("headers", "exchange", "routing_key")
             sent = {name: getattr(item.message, name) for name in names}

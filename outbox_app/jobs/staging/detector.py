@@ -31,8 +31,8 @@ from ...database.callbacks import at_risk, pending
 from ...database.transactions import open_transactions
 from ...exceptions import SentInTransaction, UnsafeCallback
 from ...text import get_logger
-from .modes import called_for, own_mode
-from .sending import StagingMixin, comes_before_an_error
+from .calls import called_for, comes_before_an_error, own_mode
+from .sending import StagingMixin
 
 logger = get_logger("outbox_app.detector")
 

@@ -4,7 +4,7 @@ Celery ends every send in ``producer.publish(body, exchange=…, headers=…, �
 is a kombu producer that does all that kombu does (serialize, compress, set the delivery mode) and
 then writes a row where kombu would write to a channel. It contacts no broker, and returns as kombu
 does: no exception passes through functions that tracing tools wrap. The drain, which really
-publishes, sends ``after_task_publish`` (but see ``publish_signals``) and the ``task-sent`` event.
+publishes, sends ``after_task_publish`` (but see ``_PublishSignal``) and the ``task-sent`` event.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
-from celery.signals import after_task_publish
+from celery.signals import after_task_publish, task_sent
+from celery.utils.dispatch import Signal
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Producer, Queue
 
 from ...conf import outbox_settings
 from ...exceptions import InvalidJob, NotAtomic
 from ..message import Message, describe, moment
-from ..publish_signals import heard_by
 from . import insert, validation
+from .calls import around
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
     from ...models import StagedJob
@@ -76,7 +77,6 @@ class StagingProducer(Producer):
                 "A message of task_protocol = 1 has its times in the body, so the outbox cannot "
                 f"hold it ({self.task}). Set task_protocol = 2, Celery's default."
             )
-        validation.check_priority(options.get("priority"), self.app)
         return super().publish(body, **options)  # type: ignore[return-value]
 
     def _publish(  # type: ignore[override]
@@ -111,6 +111,7 @@ class StagingProducer(Producer):
             properties.pop("expiration", None)
         elif "expiration" in properties:  # kombu has made milliseconds of it, and will do so again
             properties["expiration"] = int(properties["expiration"]) / 1000
+        validation.check_priority(priority, self.app)
         task_id = validation.check_id(
             headers.get("id") or properties.get("correlation_id") or "", self.app
         )
@@ -130,12 +131,10 @@ class StagingProducer(Producer):
             moment(message.expires, self.app)
         except (TypeError, ValueError) as error:
             raise InvalidJob(f"The message of {job} cannot be stored: {error}") from error
-        validation.check_eta(eta)
         job.available_at = held_until(eta, self.app, using=self.using)
         if self.immediate and not self.ordering_key and eta is None:
             job.is_immediate = True
-        validation.check_job(job, message, self.app)
-        validation.check_encoding(job, using=self.using)
+        validation.check_job(job, message, self.app, eta=eta, using=self.using)
         job.shard = insert.shard_of_job(self.ordering_key, task_id)
         job.mode = self.mode
         return job
@@ -164,11 +163,37 @@ def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:
             return send(producer, name, message, **options)
         producer.task, producer.sent_event = name, message.sent_event or producer.sent_event
         options["retry"] = False  # a retry would need a real connection
-        with heard_by(paired=True, task=name):
-            return send(producer, name, message._replace(sent_event=None), **options)
+        return send(producer, name, message._replace(sent_event=None), **options)
 
     send_or_stage.stages = True  # type: ignore[attr-defined]
     return send_or_stage
+
+
+#: Modules of receivers that close at ``after_task_publish`` the span that they have opened before.
+PAIRED = ("opentelemetry.instrumentation.celery", "ddtrace.contrib")
+
+
+class _PublishSignal(Signal):
+    """Lets staging reach some receivers of ``after_task_publish``, and the drain all others.
+
+    OpenTelemetry and ddtrace open a span at ``before_task_publish``, which staging fires. If only
+    the drain fired the other signal, all that the request does after staging would become part of
+    the span. Celery's own code fires it, and runs to its end: tools that trace it would report an
+    exception as an error. So receivers are left out here, for one task, in one thread or greenlet.
+    """
+
+    def _live_receivers(self, sender: Any) -> list[Any]:
+        live: list[Any] = super()._live_receivers(sender)  # type: ignore[misc]
+        here = around.get()
+        if not sender or sender not in (here.staged, here.drained):
+            return live
+        modules = ((each, getattr(each, "__module__", None) or "") for each in live)
+        paired = sender == here.staged
+        return [each for each, module in modules if module.startswith(PAIRED) == paired]
+
+
+for _signal in (after_task_publish, task_sent):
+    _signal.__class__ = _PublishSignal
 
 
 def with_quick_reprs(amqp: Any) -> Callable[..., Any]:

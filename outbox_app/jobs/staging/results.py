@@ -14,7 +14,6 @@ rollback to a savepoint the ids are no longer known, and a wait is not refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
@@ -23,15 +22,11 @@ from celery._state import task_join_will_block  # type: ignore[attr-defined]
 from django.db import connections
 
 from ...exceptions import StillStaged
-from ..context import let
+from .calls import surrounded
 from .producer import StagingProducer
 
 #: The most ids that are kept for one transaction.
 IDS = 10_000
-
-#: True while a result backend records a part of a chord, and may send the body. Celery's own flag
-#: for follow-ups is not set by all backends (``django-db`` does not set it).
-is_chord_part: ContextVar[bool] = ContextVar("outbox_app_chord_part", default=False)
 
 
 def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
@@ -81,7 +76,7 @@ def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
         return subscribe_and_wait
 
     def on_chord_part_return(*args: Any, **kwargs: Any) -> Any:
-        with let(is_chord_part, True):
+        with surrounded(is_chord_part=True):
             return note_part(*args, **kwargs)
 
     backend.on_task_call = on_task_call_unless_staging

@@ -17,8 +17,9 @@ from django.db import transaction
 from ...aliases import outbox_alias
 from ...database.transactions import require_atomic
 from ...exceptions import InvalidJob
+from .calls import force_staging
 from .insert import batching
-from .sending import force_staging, make_stageable
+from .sending import make_stageable
 
 
 def stage(

@@ -19,6 +19,7 @@ from celery import Celery
 from kombu.utils import json
 
 from ...conf import outbox_settings
+from ...database.encoding import unstorable
 from ...exceptions import InvalidJob
 from ...text import get_logger
 
@@ -66,6 +67,12 @@ def as_key(name: str) -> str:
         return check_name("ordering_key", name)
     except InvalidJob:
         return sha256(name.encode()).hexdigest()
+
+
+def check_call(name: str, options: Mapping[str, Any], *, app: Any) -> None:
+    """Check what Celery takes as it is: the name of the task, and the headers of the caller."""
+    check_name("task name", name)
+    check_headers(options.get("headers"), name=name, task_id=options.get("task_id"), app=app)
 
 
 def check_headers(headers: Any, *, name: str, task_id: Any, app: Celery) -> None:
@@ -138,7 +145,10 @@ def check_id(task_id: Any, app: Celery) -> str:
     return text
 
 
-def check_job(job: StagedJob, message: Message, app: Celery) -> None:
+def check_job(
+    job: StagedJob, message: Message, app: Celery, *, eta: datetime | None, using: str
+) -> None:
+    check_eta(eta)
     check_name("ordering_key", job.ordering_key, empty=True)
     check_name("app name", job.app, empty=True)
     check_name("queue", job.queue, empty=True)
@@ -155,12 +165,7 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
         logger.warning(
             "Large job staged task=%s task_id=%s bytes=%d", job.task, job.task_id, job.size
         )
-
-
-def check_encoding(job: StagedJob, *, using: str) -> None:
-    """Refuse names that the database cannot store. The body is bytes, and the envelope ASCII."""
-    from ...database.encoding import unstorable
-
+    # Names that the database cannot store. The body is bytes, and the envelope ASCII.
     for field in ("ordering_key", "app", "task", "task_id", "queue"):
         if why := unstorable(getattr(job, field), using=using):
             raise InvalidJob(f"{field} {getattr(job, field)[:60]!r} {why}")

@@ -19,7 +19,7 @@ from kombu.utils.objects import cached_property
 
 from outbox_app.events import publish
 from outbox_app.events.signals import events_published
-from outbox_app.jobs.staging import declarations, fork
+from outbox_app.jobs.staging import declarations, sending
 from outbox_app.models import StagedJob
 from outbox_app.signals import jobs_staged
 from tests.patience import patience
@@ -80,7 +80,7 @@ def test_what_others_leave_in_modules_of_celery_hinders_no_child(monkeypatch):
     """A module that must not be imported, and a wrapper with the attributes of what it wraps."""
     monkeypatch.setitem(sys.modules, "celery.absent", None)
     monkeypatch.setattr(nodenames, "gethostname", wraps(gethostname)(lambda: "host"))
-    fork._renew_locks()  # a child would only print an error, with some locks renewed
+    sending._renew_locks()  # a child would only print an error, with some locks renewed
 
 
 @pytest.mark.parametrize("held", ["properties", "signals", "hostname", "tasks"])
