@@ -149,10 +149,11 @@ class Problem:
 
     @property
     def detail(self) -> str:
-        """Names, and the exceptions' own words, for the operators of the project."""
-        return "; ".join(
-            f"{one_line(each.name, 100)}: {one_line(each.why, 200)}" for each in self.subjects
-        )
+        """Names, and once the exceptions' own words, for the operators of the project."""
+        names: dict[str, list[str]] = {}
+        for each in self.subjects:
+            names.setdefault(one_line(each.why, 200), []).append(one_line(each.name, 100))
+        return "; ".join(f"{', '.join(same)}: {why}" for why, same in names.items())
 
     def as_json(self) -> dict[str, str]:
         """Return the problem for programs."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -168,11 +169,13 @@ def _refuse_unknown(values: dict[str, Any], is_ready: bool) -> None:
                 f"The setting OUTBOX has {', '.join(map(repr, strange))} of {app}: add {app!r} to "
                 "INSTALLED_APPS, or remove the key."
             )
-    if unknown := sorted(values.keys() - {*known}):
-        raise ImproperlyConfigured(
-            f"The setting OUTBOX has no key {', '.join(map(repr, unknown))}. "
-            f"Known keys: {', '.join(known)}."
-        )
+    if unknown := sorted(values.keys() - {*known}, key=str):
+        near = [get_close_matches(str(name).upper(), known, 1, cutoff=0.75) for name in unknown]
+        hint = f"Known keys: {', '.join(known)}."
+        if all(near):
+            hint = f"Did you mean {', '.join(repr(each) for [each] in near)}?"
+        listed = ", ".join(map(repr, unknown))
+        raise ImproperlyConfigured(f"The setting OUTBOX has no key {listed}. {hint}")
 
 
 def outbox_settings() -> OutboxSettings:

@@ -122,11 +122,13 @@ def _as_json(facts: OutboxStatus, each: DrainerStatus) -> dict[str, Any]:
 
 
 def _line(facts: OutboxStatus, each: DrainerStatus) -> str:
-    trouble = one_line(each.drainer.trouble, 200)
+    trouble = each.drainer.trouble and "  TROUBLE"
+    if trouble and each.is_silent:  # else a problem names it
+        trouble += f": {one_line(each.drainer.trouble, 200)}"
     return (
         f"  {one_line(each.drainer, 60):<30} {each.shards:>3} shards  "
         f"{facts.rate(each):>6.0f}/min  heartbeat {duration(each.silent_seconds)} ago"
-        f"{'  SILENT' if each.is_silent else ''}{'  TROUBLE: ' + trouble if trouble else ''}"
+        f"{'  SILENT' if each.is_silent else ''}{trouble}"
     )
 
 

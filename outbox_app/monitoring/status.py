@@ -27,6 +27,7 @@ from ..jobs.drain.status import Backlog, DrainerStatus, Held
 from ..jobs.staging.declarations import declared
 from ..jobs.staging.sending import staging_apps
 from ..models import DeadJob, Incident, Process, StagedJob
+from ..text import error_text
 from . import series
 from .figures import job_figures
 from .long_transactions import LongTransactions, long_transactions, open_writers
@@ -78,7 +79,7 @@ class Question:
             try:
                 Process.objects.using(alias).exists()
             except django.db.Error as error:
-                self.away[alias] = repr(error)
+                self.away[alias] = error_text(error)
         return alias not in self.away
 
 

@@ -138,8 +138,6 @@ def _lines(facts: PreparedStatus, decided: Decisions) -> Iterator[str]:
     shown = ", ".join(f"{count:.0f} {' by '.join(key)}" for key, count in rates.items())
     took = "" if p95 is None else f"; p95 {duration(p95, fine=True)} after they were prepared"
     yield f"decided     {shown or 'none'} per minute{took}"
-    for each in facts.silent:
-        yield f"  {one_line(each.sender, 60):<30} SILENT: {one_line(each.last_answer, 200)}"
 
 
 def _table(facts: PreparedStatus, decided: Decisions) -> Table:

@@ -108,7 +108,7 @@ class NotifyWaiter(PollWaiter):
                 if not left:
                     return False
         except (django.db.Error, DriverError) as error:
-            self._give_up(repr(error))
+            self._give_up(error)
         return super().wait(until - time.monotonic())
 
     def fault(self) -> str:
@@ -161,9 +161,9 @@ class NotifyWaiter(PollWaiter):
         # The NOTIFY of a test has a payload (other processes test, too), that of a commit has none.
         return "" in heard
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, error: Exception) -> None:
         text = "LISTEN does not work, polling instead database=%s retry_seconds=%d reason=%s"
-        logger.warning(text, self.using, RETRY_SECONDS, why)
+        logger.warning(text, self.using, RETRY_SECONDS, error)
         self._token = ""
         self.close()
 

@@ -39,9 +39,25 @@ def test_no_dictionary_or_unknown_key(settings, value):
     [message] = [each for each in run_checks(tags=["outbox"]) if each.is_serious()]
     assert message.id == "outbox.E001"
     if value == {"BATCHSIZE": 1}:
-        said = "The setting OUTBOX has no key 'BATCHSIZE'. Known keys: DATABASE, "
-        assert message.msg.startswith(said)
-        assert "BATCH_SIZE" in message.msg
+        said = "The setting OUTBOX has no key 'BATCHSIZE'. Did you mean 'BATCH_SIZE'?"
+        assert message.msg == said
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["lease_second"], "'lease_second'. Did you mean 'LEASE_SECONDS'?"),
+        (["WAKES", "SINKS"], "'SINKS', 'WAKES'. Did you mean 'SINK', 'WAKE'?"),
+        (["WAKES", "MAX_BACKOFF"], "'MAX_BACKOFF', 'WAKES'. Known keys: DATABASE, "),
+        ([7, "WAKE"], "7. Known keys: DATABASE, "),
+    ],
+)
+def test_keys_that_do_not_exist(settings, keys, said):
+    """Those that are near are named, and otherwise all."""
+    settings.OUTBOX = dict.fromkeys(keys)
+    with pytest.raises(ImproperlyConfigured) as error:
+        outbox_settings()
+    assert str(error.value).startswith(f"The setting OUTBOX has no key {said}")
 
 
 @pytest.mark.parametrize("name", ["DATABASE", "INBOX_DATABASE"])

@@ -136,6 +136,14 @@ def test_details_name_names_and_texts_do_not():
     assert problem.detail == "web-1:8: silent beyond its lease"
 
 
+def test_details_name_each_error_once():
+    other = drainer(10, trouble=TROUBLED.drainer.trouble)
+    third = drainer(11, trouble="OSError: full")
+    [problem] = problems(replace(FINE, drainers=[TROUBLED, third, other]))
+    names = f"web-1:9, web-1:10: {TROUBLED.drainer.trouble}"
+    assert problem.detail == f"{names}; web-1:11: OSError: full"
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

@@ -105,6 +105,19 @@ def test_the_table_of_an_outbox_in_trouble(
 
 
 @pytest.mark.django_db
+def test_an_error_is_named_once(alias, status, staged, drainer):
+    """A drainer that is silent has another problem: its line says which trouble it had."""
+    staged(1)
+    for pid in (7, 8):
+        drainer(shards=64, pid=pid, trouble="BrokerUnavailable: away")
+    text = status()[1]
+    lines = text.splitlines()
+    assert lines[2] == "    web-1:7, web-1:8: BrokerUnavailable: away"
+    assert text.count("BrokerUnavailable") == 1
+    assert [line.split()[-1] for line in lines[-2:]] == ["TROUBLE", "TROUBLE"]
+
+
+@pytest.mark.django_db
 def test_exit_codes_of_limits(alias, status, staged, died, drainer):
     drainer(shards=128)
     staged(3, age=100)

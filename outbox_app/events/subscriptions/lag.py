@@ -21,6 +21,7 @@ from ...database.clock import DatabaseNow
 from ...models import Lease, Process, counting
 from ...monitoring.long_transactions import LongTransactions, open_writers
 from ...process.lease import alive
+from ...text import error_text
 from ..aliases import log_alias
 from ..exceptions import DamagedCursor, UnknownLog
 from ..log.filter import EventFilter
@@ -246,7 +247,8 @@ def _measure(
             if alias == using:
                 raise
             for each in group:  # a replica is unavailable: the other cursors are not affected
-                each.cursor.error = each.cursor.error or f"{alias} cannot be read: {error!r}"
+                why = f"{alias} cannot be read: {error_text(error)}"
+                each.cursor.error = each.cursor.error or why
 
 
 def _ages(log: type[EventLog], positions: set[int], using: str) -> dict[int, float]:

@@ -1,9 +1,10 @@
-"""Does the work of several commands in one process:
+"""Sends committed jobs to the broker, and does what else the installed apps need, in one process.
+Runs until it is stopped, beside your Celery workers.
 
-  drain_outbox   sends committed jobs to the broker
-  outbox_prune   removes rows whose retention is over, once an hour: inbox, incidents, counters, and
-                 those of other installed apps whose setting names an age
-  run_*          the same as the commands of other installed apps whose names begin with run_
+It sends jobs as drain_outbox does. Once an hour it removes rows whose retention is over, as
+outbox_prune does: inbox, incidents, counters, and those of other installed apps whose setting names
+an age. If other apps are installed that have a command whose name begins with run_, such as
+run_subscriptions, it does the work of that command, too.
 
 For one server, or a few. Run two on different hosts, and one takes over from the other. When one
 part is too slow, run its own command beside this one: they share the work by the same leases.

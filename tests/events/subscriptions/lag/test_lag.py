@@ -243,7 +243,7 @@ def test_a_replica_that_is_away(alias, published, run, seen_by, monkeypatch):
         found = {each.name: each for each in lag.lags(using=alias)}
         assert (found["all"].behind, found["all"].error) == (1, "")
         assert found["copy"].cursors[0].behind is None
-        assert found["copy"].error.startswith("replica cannot be read: OperationalError")
+        assert found["copy"].error.startswith("replica cannot be read: OperationalError: ")
     finally:
         replica.close()
         del connections["replica"], connections.settings["replica"]
