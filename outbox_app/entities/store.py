@@ -222,14 +222,17 @@ def _insert(cursor: Any, log: Any, steps: Sequence[Call]) -> Iterator[Sequence[C
     connection = cursor.db
     own = own_values(log, using=connection.alias, but=VARYING)
     many = len(steps) > 1 and connection.vendor == "postgresql" and not own
-    sizes = [len(s.text) + len(s.response) + len(s.state or "") for s in steps]
     columns = len(VARYING) + len(_same(steps[0].id)) + len(own)
-    for chunk in insert_chunks(steps, sizes, columns=columns, connection=connection):
+    for chunk in insert_chunks(steps, _size, columns=columns, connection=connection):
         if many:
             _insert_json(cursor, log, chunk)
         else:
             insert_rows(cursor, log, *_rows(log, connection, chunk))
         yield chunk
+
+
+def _size(step: Call) -> int:
+    return len(step.text) + len(step.response) + len(step.state or "")
 
 
 def _same(stream: str) -> dict[str, Any]:

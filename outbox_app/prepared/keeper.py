@@ -30,7 +30,7 @@ from ..database.transaction_guard import LOST
 from ..database.transactions import lacks_autocommit
 from ..database.upsert import insert_rows
 from ..events.exceptions import MessageIdConflict
-from ..events.log.insert import CHUNK_ROWS, insert_chunks
+from ..events.log.insert import insert_chunks
 from ..events.log.newevent import NewEvent, checked
 from ..events.log.publish import publish_checked
 from ..events.log.registry import log_named
@@ -38,6 +38,7 @@ from ..events.models import EventLog
 from ..exceptions import NotAtomic
 from ..failpoints import failpoint
 from ..jobs.drain.incidents import record_incident
+from ..jobs.staging.insert import CHUNK_ROWS
 from ..jobs.staging.stage import stage
 from ..models import Incident
 from ..process import counters
@@ -183,11 +184,14 @@ def _insert(rows: Sequence[PreparedEvent], using: str) -> None:
     one, fields = _columns(using)
     stored = [[f.get_db_prep_save(getattr(row, n), connection) for n, f in fields] for row in rows]
     names = [name for name, _ in fields]
-    sizes = [sum(len(each) for each in row if isinstance(each, str)) for row in stored]
-    for chunk in insert_chunks(stored, sizes, columns=len(fields), connection=connection):
+    for chunk in insert_chunks(stored, _size, columns=len(fields), connection=connection):
         params = [each for row in chunk for each in row]
         with connection.cursor() as cursor:
             insert_rows(cursor, PreparedEvent, names, params, row=one)
+
+
+def _size(row: Sequence[Any]) -> int:
+    return sum(len(each) for each in row if isinstance(each, str))
 
 
 @cache

@@ -7,24 +7,19 @@ return them. Rows get their positions in the order of the list.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from django.db import connections
 from django.db.models import Field
 from django.db.models.expressions import Col
 
 from ...database.upsert import insert_rows
+from ...jobs.staging.insert import CHUNK_BYTES, CHUNK_ROWS, chunks
 from ..models import EventLog
 from .heads import bump_sql
 from .newevent import CheckedEvent
-
-Row = TypeVar("Row")
-
-#: An INSERT ends at this many rows or characters of JSON, whichever comes first.
-CHUNK_ROWS = 1000
-CHUNK_SIZE = 1024 * 1024
 
 #: Columns that every log has: those that an INSERT gives, and those that the database fills in.
 COLUMNS = ("topic", "stream", "version", "type", "data", "metadata", "slice", "message_id")
@@ -39,8 +34,7 @@ def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -
     native = connection.features.has_native_uuid_field
     returns = connection.features.can_return_rows_from_bulk_insert
     tail = f" RETURNING {', '.join(RETURNED)}" if returns else ""
-    sizes = [len(event.data) + len(event.metadata) for event in events]
-    for chunk in insert_chunks(events, sizes, columns=len(names), connection=connection):
+    for chunk in insert_chunks(events, _size, columns=len(names), connection=connection):
         params: list[Any] = []
         for row, data, metadata, _ in chunk:
             id = str(row.message_id) if native else row.message_id.hex
@@ -50,6 +44,10 @@ def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -
             insert_rows(cursor, log, names, params, tail=tail)
             returned = cursor.fetchall() if returns else ()
         set_returned([event.row for event in chunk], returned, log, using=using)
+
+
+def _size(event: CheckedEvent) -> int:
+    return len(event.data) + len(event.metadata)
 
 
 def insert_and_bump(
@@ -101,18 +99,11 @@ def _stored(field: Field[Any, Any], row: EventLog, connection: Any) -> Any:
 
 
 def insert_chunks(
-    rows: Sequence[Row], sizes: Sequence[int], *, columns: int, connection: Any
-) -> Iterator[Sequence[Row]]:
-    """Yield the rows of each statement. ``sizes`` are the characters of JSON in each row."""
+    rows: Sequence[Any], size: Callable[[Any], int], *, columns: int, connection: Any
+) -> Iterator[list[Any]]:
+    """Yield the rows of each statement. ``size`` returns the characters of JSON in a row."""
     limit = (connection.features.max_query_params or 10**6) // columns
-    start = size = 0
-    for end, length in enumerate(sizes):
-        if end > start and (end - start >= min(CHUNK_ROWS, limit) or size + length > CHUNK_SIZE):
-            yield rows[start:end]
-            start, size = end, 0
-        size += length
-    if rows:
-        yield rows[start:]
+    return chunks(rows, rows=min(CHUNK_ROWS, limit), bytes=CHUNK_BYTES, size=size)
 
 
 @cache

@@ -18,13 +18,14 @@ from uuid import UUID
 from django.db import IntegrityError, connections, transaction
 
 from ...database.transactions import require_atomic, require_table
+from ...jobs.staging.insert import CHUNK_ROWS
 from ...process.wakeup import EVENTS, wake_after_commit
 from ..aliases import log_alias
 from ..exceptions import InvalidEvent, MessageIdConflict, UnknownLog, VersionConflict
 from ..models import Event, EventLog
 from ..signals import events_published
 from .heads import bump_versions, current_version
-from .insert import CHUNK_ROWS, insert, insert_and_bump
+from .insert import insert, insert_and_bump
 from .newevent import (
     ANY,
     CheckedEvent,
