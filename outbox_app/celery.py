@@ -8,7 +8,7 @@ Celery. Of the other rooms this module imports only staging.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from .conf import require_celery
 from .jobs.staging.calls import is_by_hand, mode_of, shadow_mode
 from .jobs.staging.sending import StagingMixin, celery_app
 
-__all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
+__all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app", "shared_task"]
 
 
 require_celery()
@@ -32,11 +32,14 @@ from celery.contrib.django.task import DjangoTask  # noqa: E402  # older Celery 
 checks.register(check_app, "outbox")  # here: of an app that is not installed Django asks none
 
 if TYPE_CHECKING:  # Celery's classes can be subscripted since 5.7
-    from celery.result import AsyncResult
+    from .typed import TypedTask
+    from .typed import shared_task as shared_task
 
-    _DjangoTask = DjangoTask[Any, Any]
+    _DjangoTask = TypedTask[..., Any]
     _Celery = Celery["OutboxTask"]
 else:
+    from celery import shared_task
+
     _DjangoTask, _Celery = DjangoTask, Celery
 
 
@@ -53,19 +56,6 @@ class OutboxTask(_DjangoTask):
 
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         self._stage_or_wait(partial(self.apply_async, *args, **kwargs), kwargs)
-
-    if TYPE_CHECKING:
-
-        def apply_async(  # type: ignore[override]
-            self,
-            args: Sequence[Any] | None = None,
-            kwargs: Mapping[str, Any] | None = None,
-            *,
-            ordering_key: str = "",
-            using: str | None = None,
-            immediate: bool | None = None,
-            **options: Any,
-        ) -> AsyncResult[Any]: ...
 
     def _stage_or_wait(self, call: Callable[[], Any], options: Mapping[str, Any]) -> None:
         alias = outbox_alias() if apps.models_ready else None

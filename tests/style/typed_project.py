@@ -10,7 +10,7 @@ from django.db import models, transaction
 
 from outbox_app import Projektion as _Typo  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
 from outbox_app import cancel, idempotent, stage
-from outbox_app.celery import OutboxCelery
+from outbox_app.celery import OutboxCelery, OutboxTask, shared_task
 from outbox_app.entities import Entity, EntityVersion, Rejected, command
 from outbox_app.events import Projection, RecordedEvent, publish, subscriber
 from outbox_app.fields import CharField
@@ -26,10 +26,59 @@ def ship(order: int) -> str:
     return str(order)
 
 
+@shared_task
+def thank(order: int) -> str:
+    return str(order)
+
+
+@shared_task(name="shop.tasks.pack", immediate=True, outbox="stage", max_retries=3)
+@idempotent
+def pack(order: int) -> None:
+    pass
+
+
+@shared_task(bind=True, autoretry_for=(OSError,), queue="slow")
+def send(self: OutboxTask, order: int, *, express: bool = False) -> None:
+    self.retry(countdown=3)
+
+
+@shared_task(imediate=True)  # type: ignore[call-overload, untyped-decorator]  # pyright: ignore[reportCallIssue]
+def sweep() -> None:
+    pass
+
+
+class Audited(OutboxTask):
+    pass
+
+
+@shared_task(base=Audited, audit=True)
+def audit(order: int) -> None:
+    pass
+
+
+def call_shared_tasks(order: int) -> str:
+    thank.delay(order)
+    thank.apply_async((order,), {}, ordering_key="a", using=None, immediate=True, countdown=3)
+    thank.apply_async([order], ordering_kye="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    thank.apply_async([order], ordering_key=order)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    thank.apply_async([order], imediate=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    thank.delay("first")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    thank.delay_on_commit(order)
+    thank.apply_async_on_commit((order,), ordering_key="a")
+    pack.apply_async((order,), immediate=False)
+    send.delay(order, express=True)
+    send.delay(order, expres=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    audit.apply_async((order,), ordering_key="a")
+    stage(thank.s(order), ordering_key="a")
+    stage(thank, (order,), immediate=True)
+    return thank(order) + thank.delay(order).get().upper()
+
+
 def pay(order: int) -> None:
     with transaction.atomic():
         ship.delay(order)
         ship.apply_async([order], ordering_key="a", using="default", immediate=True, countdown=3)
+        ship.apply_async([order], ordering_kye="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         ship.apply_async([order], ordering_key=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         stage("shop.tasks.ship", [order], ordering_key="a", using="default", queue="slow")
         cancel(stage("shop.tasks.ship", [order], app=app).id, app=app)
