@@ -1,8 +1,8 @@
 """The base of all commands: a module's docstring is its command's help, and output is escaped.
 
 ``argparse`` joins a description into one paragraph, but the commands teach with lists and blank
-lines. Lines and errors may hold untrusted text, so unprintable characters in them are escaped. So
-are characters that the encoding of the output lacks, such as an ellipsis in Latin-1.
+lines. Lines and errors may hold untrusted text, so unprintable characters in them are escaped. On
+the command line, so are characters that the encoding of the output lacks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import json
 import logging
 import os
 import signal
+import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from typing import Any
 
@@ -52,13 +53,13 @@ class OutboxCommand(BaseCommand):
         )
 
     def run_from_argv(self, argv: list[str]) -> None:
+        """Run as a process: Ctrl-C ends it without a traceback."""
+        with suppress(AttributeError, OSError, ValueError):  # none, closed, or not Python's own
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
             super().run_from_argv(argv)
         except KeyboardInterrupt:
-            self.stderr.write("Interrupted. Nothing is lost: run it again.")
             raise SystemExit(130) from None
-        except BrokenPipeError:
-            raise self._unread() from None
 
     @property
     def user(self) -> str:
@@ -77,11 +78,7 @@ class OutboxCommand(BaseCommand):
             _require_selections(options)
             ends = self._called_from_command_line  # type: ignore[attr-defined]
             lasts = ends or options.get("once") is False
-            with ExitStack() as during:
-                for name in ("stdout", "stderr"):
-                    during.enter_context(escaping(options.get(name) or getattr(self, name)))
-                if not lasts:
-                    during.enter_context(timeouts_of_a_call())
+            with nullcontext() if lasts else timeouts_of_a_call():
                 return super().execute(*args, **options)
         except CommandError as error:
             if not isinstance(error, SystemCheckError):  # its text has colours and line breaks
@@ -175,47 +172,22 @@ class OutboxCommand(BaseCommand):
             raise CommandError("Not confirmed, so nothing was changed. Scripts give --noinput.")
 
     def write(self, line: str) -> None:
-        """Write a line, escaped, and flush it: a log collector may read from a pipe."""
+        """Write a line, escaped, and flush it: a log collector may read from a pipe.
+
+        A reader that has gone, as ``head``, ends the command. That is no failure of what ran.
+        """
         try:
             self.stdout.write(escaped(line))
             self.stdout.flush()
         except BrokenPipeError:
-            raise self._unread() from None
+            if self._called_from_command_line:  # type: ignore[attr-defined]
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes again at exit
+            raise SystemExit(141) from None
 
     def write_json(self, value: Any) -> None:
-        """Write a value as JSON, which needs no further escapes."""
-        self.stdout.write(json.dumps(value, indent=2, default=datetime.isoformat))
-
-    def _unread(self) -> SystemExit:
-        """Return the exit for a reader that has ended, as head does: no failure of what ran."""
-        if self._called_from_command_line:  # type: ignore[attr-defined]
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes again at exit
-        return SystemExit(141)
-
-
-@contextmanager
-def escaping(stream: Any) -> Iterator[None]:
-    """While the block runs, write characters that the encoding of a stream lacks as escapes.
-
-    Log handlers that write to the same stream are covered. A stream without an encoding, or one
-    that is closed, stays as it is.
-    """
-    if not hasattr(stream, "reconfigure"):
-        yield
-        return
-    before = stream.errors
-    _set_errors(stream, "backslashreplace")
-    try:
-        yield
-    finally:
-        _set_errors(stream, before)
-
-
-def _set_errors(stream: Any, errors: str) -> None:
-    # Python sets it, and then asks for the place in the file. A daemon may have closed that, or put
-    # a pipe there.
-    with suppress(OSError, ValueError):
-        stream.reconfigure(errors=errors)
+        """Write a value as JSON."""
+        for line in json.dumps(value, indent=2, default=datetime.isoformat).splitlines():
+            self.write(line)
 
 
 def when(moment: datetime, *, using: str) -> str:

@@ -25,7 +25,8 @@ class Head(StringIO):
         return super().write(text)
 
 
-def test_a_reader_that_has_gone_ends_a_command_without_a_word() -> None:
+@pytest.mark.parametrize("writes", ["write('a line')", "write_json([0] * 9999)"])
+def test_a_reader_that_has_gone_ends_a_command_without_a_word(writes: str) -> None:
     """As head, once it has its lines."""
     code = """
 import django
@@ -38,14 +39,14 @@ class Command(OutboxCommand):
     requires_system_checks = []
 
     def handle(self, **options):
-        self.write("a line")
+        self.{writes}
 
 Command().run_from_argv(["manage.py", "tell"])
 """
     read, write = os.pipe()
     os.close(read)
     ended = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code.replace("{writes}", writes)],
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
         stdout=write, stderr=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
-from contextlib import suppress
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command, get_commands, load_command_class
+from django.core.management import get_commands, load_command_class
 from django.db import transaction
 
 from outbox_app.events import publish
 from outbox_app.events.log.reader import LogReader
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
-from outbox_app.management.base import escaping
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,43 +78,29 @@ def test_a_process_shows_escapes_and_keeps_its_exit_code(
     assert b"\\u2026" in done.stdout
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_log_handler_of_the_same_stream_loses_no_line(
-    alias: str, rows: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = BytesIO()
-    out = TextIOWrapper(file, encoding="ascii")
-    logger, handler = logging.getLogger("outbox_app"), logging.StreamHandler(out)
-    logger.addHandler(handler)
-    try:
-        arguments = ("skip-gap", str(Gap.objects.using(alias).get().pk), "--reason", "lost")
-        call_command("outbox_subscriptions", *arguments, database=alias, stdout=out)
-    finally:
-        logger.removeHandler(handler)
-    logged = file.getvalue().splitlines()[0]
-    assert logged.startswith(b"Gap skipped database=")
-    assert b"\\xfc\\u65e5" in logged
-    assert "Logging error" not in capsys.readouterr().err
+LOGS = """
+import django
+django.setup()
+from outbox_app.management.base import OutboxCommand
+from outbox_app.text import get_logger
+
+class Command(OutboxCommand):
+    requires_system_checks = []
+
+    def handle(self, **options):
+        with self.logging():
+            get_logger("outbox_app").info("It is said name=%s", "\\xfc\\u65e5")
+
+Command().run_from_argv(["manage.py", "tell"])
+"""
 
 
-@pytest.mark.django_db(transaction=True)
-def test_the_stream_of_a_caller_gets_escapes_and_stays_as_it_was(alias: str, rows: None) -> None:
-    file = BytesIO()
-    out = TextIOWrapper(file, encoding="latin-1")
-    call_command("outbox_dead", "list", stdout=out)
-    assert b"\xfc\\u65e5\\u672c\\U0001f600" in file.getvalue()
-    assert out.errors == "strict"
-
-
-@pytest.mark.parametrize("close", [TextIOWrapper.close, lambda stream: os.close(stream.fileno())])
-def test_a_stream_that_is_closed_ends_no_command(close: Any, tmp_path: Path) -> None:
-    """As in a daemon whose log goes elsewhere."""
-    out = (tmp_path / "out").open("w")
-    close(out)
-    with escaping(out):
-        pass
-    with suppress(OSError):
-        out.close()
+def test_a_log_handler_of_the_same_stream_loses_no_line() -> None:
+    names = {"PATH": os.environ["PATH"], "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    command = [sys.executable, "-c", LOGS]
+    done = subprocess.run(command, cwd=ROOT, env=names | LATIN_1, capture_output=True, check=True)
+    assert done.stdout.endswith(b" It is said name=\xfc\\u65e5\n")
+    assert b"Logging error" not in done.stderr
 
 
 @pytest.mark.parametrize("name", OURS)
