@@ -100,8 +100,8 @@ class OutboxBackend(BaseTaskBackend):
             "queue_name": task.queue_name,
             "priority": task.priority,
             "run_after": task.run_after and task.run_after.isoformat(),
-            "args": normalize_json(args),
-            "kwargs": normalize_json(kwargs),
+            "args": [_as_json(each, f"{n}", path) for n, each in enumerate(args, 1)],
+            "kwargs": {name: _as_json(each, f"{name}=", path) for name, each in kwargs.items()},
         }
         row = Row(
             task_id=str(uuid4()),
@@ -125,6 +125,14 @@ class OutboxBackend(BaseTaskBackend):
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         return list(_faults(self))
+
+
+def _as_json(value: Any, argument: str, task: str) -> Any:
+    try:
+        return normalize_json(value)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"Argument {argument} of {task} cannot be written as JSON: {error}") from error
 
 
 def _send(row: Row, task: Task[..., Any]) -> None:

@@ -96,8 +96,10 @@ def test_a_result_of_another_task(alias: str) -> None:
     ids=["datetime", "object", "bytes", "set", "key"],
 )
 def test_arguments_that_are_no_json(alias: str, refused: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        add.enqueue(refused)
+    with pytest.raises((TypeError, ValueError), match=r"Argument 2 of \S+\.add cannot be written"):
+        add.enqueue(1, refused)
+    with pytest.raises((TypeError, ValueError), match="Argument b= of"):
+        add.enqueue(1, b=refused)
     add.enqueue(1)  # the transaction is usable
     assert len(rows(alias)[1]) == 1
 

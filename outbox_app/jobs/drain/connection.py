@@ -18,7 +18,7 @@ from ...exceptions import BrokerUnavailable
 from ...text import get_logger
 from ..exchanges import declare_exchanges
 from . import brokers
-from .misconfiguration import WRONG_OPTION, find_transport, unreachable
+from .misconfiguration import WRONG_OPTION, broker_at, find_transport, unreachable
 from .outcome import PreparedMessage
 from .redis_batch import Transactions
 from .send_budget import SendBudget
@@ -124,7 +124,7 @@ class BrokerConnection:
         if isinstance(error, BrokerUnavailable):
             raise error
         # Not the repr of the error: redis-py's leaves out the message.
-        what = f"The broker of Celery app {self.app.main!r} failed"
+        what = f"{broker_at(self.app)} failed"
         raise BrokerUnavailable(f"{what}: {type(error).__name__}: {error}") from error
 
     def _is_row_error(self, error: BaseException, item: PreparedMessage | None = None) -> bool:

@@ -61,20 +61,19 @@ def unusable(app: Celery, error: Exception) -> tuple[str, str]:
     else:
         why = "its broker_url cannot be read"
         advised = "Write it as redis://user:password@host:6379/0, the password percent-encoded."
-    return f"{_broker(app)} at {public_url(app)} cannot be used: {why}.", advised
+    return f"{broker_at(app)} cannot be used: {why}.", advised
 
 
 def unreachable(app: Celery, error: BaseException) -> BrokerUnavailable:
     """Return the exception for a broker that cannot be reached, with advice if there is any."""
     advised = _advice(error)
-    where = f" at {public_url(app)}" if advised else ""
     # Not the repr of the error: redis-py's leaves out the message.
     words = f"{type(error).__name__}: {error}"
     if advised:
         words = words.rstrip(".") + "."
     for secret in {word for url in _urls(app) for word in re.findall(r"\w+", _secret(url))}:
         words = re.sub(rf"\b{secret}\b", "**", words)
-    return BrokerUnavailable(f"{_broker(app)}{where} cannot be reached: {words}{advised}")
+    return BrokerUnavailable(f"{broker_at(app)} cannot be reached: {words}{advised}")
 
 
 def public_url(app: Celery) -> str:
@@ -82,8 +81,9 @@ def public_url(app: Celery) -> str:
     return ";".join(map(_public, _urls(app)))
 
 
-def _broker(app: Celery) -> str:
-    return f"The broker of Celery app {app.main!r}"
+def broker_at(app: Celery) -> str:
+    """Return the words for an app's broker and its URL."""
+    return f"The broker of Celery app {app.main!r} at {public_url(app)}"
 
 
 def _advice(error: BaseException) -> str:

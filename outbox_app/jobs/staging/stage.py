@@ -7,7 +7,7 @@ thousand rows or MiB, holds one chunk in memory, and stages all of its jobs or n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 from celery import Celery, current_app
 from celery.app.task import Task
@@ -70,7 +70,7 @@ def stage(
 
 def stage_many(
     jobs: Iterable[Signature[Any]],
-    *,
+    *more: Never,
     using: str | None = None,
     ordering_key: str = "",
     **options: Any,
@@ -89,8 +89,12 @@ def stage_many(
     Raises:
         NotAtomic, InvalidJob: As for ``stage``. No job of the call is staged then.
     """
-    if isinstance(jobs, Mapping | str):  # a signature is one; the words in it would name tasks
-        raise InvalidJob(f"stage_many() takes a list of signatures; got {jobs!r:.60}. Use stage().")
+    # A signature is a mapping; the words in it would name tasks.
+    if more or isinstance(jobs, Mapping | str | Task):
+        raise InvalidJob(
+            f"stage_many() takes a list of signatures; got {jobs!r:.60}. Use stage() for one job, "
+            "and pass signatures for many: stage_many([task.s(1), task.s(2)])."
+        )
     using = using or outbox_alias()
     require_atomic("stage_many()", using=using)
     count = 0

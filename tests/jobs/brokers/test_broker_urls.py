@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from outbox_app.exceptions import BrokerUnavailable
@@ -29,6 +31,20 @@ def test_url_without_its_secret(url, shown, make_app):
     app = make_app()
     app.conf.broker_url = url
     assert public_url(app) == shown
+
+
+def test_a_broker_that_does_not_answer_is_named(make_app):
+    """The library says no more than "timed out"."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}//"
+        publisher = Publisher(make_app(f"amqp://me:secret@{place}"), timeout=0.1)
+        with pytest.raises(BrokerUnavailable, match="time") as raised:
+            publisher.open()
+        assert f"at amqp://me:**@{place} cannot be reached" in str(raised.value)
+        assert "secret" not in str(raised.value)
+        with pytest.raises(BrokerUnavailable) as raised:
+            publisher._fail(TimeoutError("timed out"), [])
+        assert f"at amqp://me:**@{place} failed: TimeoutError: timed out" in str(raised.value)
 
 
 def test_each_of_two_addresses_is_tried(make_app):

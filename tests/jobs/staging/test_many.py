@@ -221,6 +221,13 @@ def test_one_signature_is_no_list_of_them(form, alias, add, staged):
 
 
 @on_sqlite
+def test_a_task_and_its_arguments_are_no_list_of_signatures(alias, add):
+    for call in ((add, [(1, 1)]), (add,), ([add.s(1, 1)], [(1, 1)])):
+        with transaction.atomic(using=alias), pytest.raises(InvalidJob, match="pass signatures"):
+            stage_many(*call, using=alias)
+
+
+@on_sqlite
 def test_a_savepoint_in_the_generator_decides_about_its_own_jobs(alias, add, staged):
     def jobs():
         for i in range(CHUNK_ROWS - 1):
