@@ -30,7 +30,7 @@ from ..aliases import chosen, outbox_alias
 from ..capability import is_on
 from ..conf import outbox_settings
 from ..models import counting
-from ..text import shown
+from ..text import one_line, shown
 from .masking import masked_text
 from .row_range import RowRange, number, row_range
 
@@ -278,9 +278,17 @@ def is_few(request: HttpRequest) -> bool:
     return bool(getattr(request, "outbox_few", False))
 
 
-def column(description: Any, show: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+def column(
+    description: Any, show: Callable[[Any], Any], *, ordering: str | None = None
+) -> Callable[[Any, Any], Any]:
     """Return a column of a list, or a field of a page, whose text ``show`` makes from a row."""
-    return admin.display(description=description)(lambda _admin, row: show(row))
+    shown = admin.display(description=description, ordering=ordering)
+    return shown(lambda _admin, row: show(row))
+
+
+def class_name(path: str) -> str:
+    """Return the name of a class without its path, which lists have no room for."""
+    return one_line(path.rpartition(".")[2] or path, 80)
 
 
 def escaped_copy(row: models.Model) -> models.Model:

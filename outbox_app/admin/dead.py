@@ -17,7 +17,7 @@ from ..jobs.dead_summary import WINDOWS, DeadMatrix, DeadRow, dead_groups
 from ..models import DeadJob, counting
 from ..text import one_line, shown
 from .actions import BulkAction
-from .base import address, column
+from .base import address, class_name, column
 from .filters import AgeFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
 from .masking import masked_line
@@ -49,16 +49,19 @@ DISCARD = BulkAction(
 
 @admin.register(DeadJob)
 class DeadJobAdmin(JobAdmin):
-    list_display = ["id", "task", "error", "short_reason", "died_at", "queue", "task_id"]
+    list_display = ["task", "short_error", "short_reason", "died", "task_id"]
     list_filter = [
         AgeFilter,
         column_filter("error", _("error")),
         column_filter("task", _("task")),
         column_filter("queue", _("queue")),
     ]
-    sortable_by = ["id"]  # ids follow the order in which jobs died
+    sortable_by = ["died"]
     payload_permission = "outbox_app.view_payload_deadjob"
+    short_error = column(_("error"), lambda job: class_name(job.error))
     short_reason = column(_("reason"), lambda job: shown(job.reason, 120))
+    # Ids follow the order in which jobs died.
+    died = column(_("died at"), lambda job: job.died_at, ordering="id")
     bulk_actions = (REQUEUE, DISCARD)
     fieldsets = [
         (_("Why it is dead"), {"fields": ["error", "reason", "died_at"]}),

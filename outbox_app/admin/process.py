@@ -27,8 +27,9 @@ from .overview import may_view, overview
 
 @admin.register(Process)
 class ProcessAdmin(OutboxAdmin):
-    list_display = ["__str__", "resource", "started_at", "heartbeat_at", "done", "dead", "trouble"]
+    list_display = ["__str__", "resource", "short_trouble", "heartbeat_at", "done", "dead"]
     ordering = ("host", "pid", "id")
+    short_trouble = column(_("trouble"), lambda row: shown(row.trouble, 120) or "-")
 
 
 @admin.register(Overview)
@@ -50,9 +51,9 @@ class OverviewAdmin(OutboxAdmin):
 
 @admin.register(Incident)
 class IncidentAdmin(OutboxAdmin):
-    list_display = ["id", "created_at", "kind", "first_id", "last_id", "drainer", "short_detail"]
+    list_display = ["kind", "short_detail", "created_at", "first_id", "last_id"]
     list_filter = [column_filter("kind", _("kind"))]
-    sortable_by = ["id", "created_at"]
+    sortable_by = ["created_at"]
     short_detail = column(_("detail"), lambda incident: shown(incident.detail, 120))
 
 
@@ -77,7 +78,7 @@ class StatisticChangeList(EscapedChangeList):
 
 @admin.register(Statistic)
 class StatisticAdmin(OutboxAdmin):
-    list_display = ["minute", "source", "name", "dimension", "short_label", "value", "written_at"]
+    list_display = ["minute", "name", "short_label", "value", "source"]
     list_display_links = None
     list_filter = [NameFilter, column_filter("source", _("source"))]
     indexed_by = "name"
@@ -87,7 +88,7 @@ class StatisticAdmin(OutboxAdmin):
         """Leave the list out of the menu: the overview draws its figures."""
         return {}
 
-    short_label = column(_("label"), lambda row: one_line(row.label, 120))
+    short_label = column(_("label"), lambda row: one_line(row.label, 120) or "-")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return StatisticChangeList

@@ -40,17 +40,17 @@ CANCEL = BulkAction(
 
 @admin.register(StagedJob)
 class StagedJobAdmin(JobAdmin):
-    list_display = ["id", "task", "task_id", "queue", "ordering_key", "available_at", "staged_at"]
+    list_display = ["task", "ordering_key", "available_at", "staged", "task_id"]
     list_filter = [
         StateFilter,
         column_filter("task", _("task")),
         column_filter("queue", _("queue")),
         column_filter("ordering_key", _("ordering key")),
-        column_filter("shard", _("shard")),
     ]
-    sortable_by = ["id"]
+    sortable_by = ["staged"]
     payload_permission = "outbox_app.view_payload_stagedjob"
     bulk_actions = (CANCEL,)
+    staged = column(_("staged at"), lambda job: job.staged_at, ordering="id")
     blocked_reason = column(_("what it waits for"), lambda job: blocked_reason(job))
     fieldsets = [
         (None, {"fields": ["blocked_reason", "task", "task_id", "queue", "ordering_key", "app",

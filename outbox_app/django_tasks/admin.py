@@ -39,9 +39,10 @@ def _raised(row: Any) -> TextBlock:
 
 @admin.register(TaskResult)
 class TaskResultAdmin(OutboxAdmin):
-    list_display = ["id", "task", "status", "enqueued_at", "started_at", "finished_at", "task_id"]
+    list_display = ["task", "status", "enqueued", "finished_at", "task_id"]
     list_filter = [column_filter("status", _("status")), column_filter("task", _("task"))]
-    sortable_by = ["id"]
+    sortable_by = ["enqueued"]
+    enqueued = column(_("enqueued at"), lambda row: row.enqueued_at, ordering="id")
     not_listed = ("call", "return_value", "errors", "worker_ids")
     search_fields = ["task_id"]
     search_help_text = _("The whole id of the result.")

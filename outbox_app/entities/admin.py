@@ -58,7 +58,7 @@ def answer(version: EntityVersion) -> str:
 
 
 class VersionAdmin(EventAdmin):
-    list_display = ["id", "linked_stream", "version", "type", "answer", "recorded_at", "command_id"]
+    list_display = ["type", "answer", "linked_stream", "version", "recorded_at", "id"]
     not_listed = ("data", "metadata", "response", "state")
     fieldsets = [
         (None, {"fields": ["type", "linked_stream", "version", "neighbours", "command",

@@ -27,8 +27,7 @@ CHANGED = ngettext_lazy("%d server was changed.", "%d servers were changed.")
 
 @admin.register(Server)
 class ServerAdmin(ConfirmedActionsAdmin):
-    list_display = ["node", "service", "kind", "address", "weight", "draining", "heartbeat_at",
-                    "lease_seconds", "version"]  # fmt: skip
+    list_display = ["node", "service", "weight", "draining", "heartbeat_at", "address"]
     list_filter = [column_filter("service", _("service")), column_filter("kind", _("kind"))]
     ordering = ("service", "-kind", "node", "id")
     bulk_actions = (

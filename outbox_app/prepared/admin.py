@@ -125,16 +125,13 @@ class PreparedAgeFilter(AgeFilter):
 
 @admin.register(PreparedEvent)
 class PreparedEventAdmin(ConfirmedActionsAdmin):
-    list_display = ["event_id", "type", "stream", "sender", "state", "prepared_at", "decide_by",
-                    "asked", "answered", "unreachable", "short_answer", "short_reason"]  # fmt: skip
+    list_display = ["__str__", "sender", "why", "prepared_at", "decide_by"]
     list_filter = [PreparedStateFilter, column_filter("sender", _("sender")), PreparedAgeFilter]
-    sortable_by = ["event_id"]
     not_listed = ("content",)
     search_fields = ["event_id"]
     search_help_text = _("The whole event id.")
     payload_permission = "outbox_prepared.view_payload_preparedevent"
-    short_answer = column(_("last answer"), lambda row: shown(row.last_answer, 120))
-    short_reason = column(_("reason"), lambda row: shown(row.reason, 120))
+    why = column(_("why"), lambda row: shown(row.last_answer or row.reason, 120) or "-")
     shown_content = carried_column(_("content"), lambda row: data_of(row.content))
     bulk_actions = ACTIONS
     fieldsets = [

@@ -31,8 +31,8 @@ LISTS = [
     *(
         f"{STAGED}{query}"
         for query in (
-            "", "?queue=rare", "?task=rare", "?task=", "?ordering_key=rare", "?shard=5", "?p=20",
-            "?state=ready", "?state=held", "?state=due", "?state=held&task=rare", "?o=1",
+            "", "?queue=rare", "?task=rare", "?task=", "?ordering_key=rare", "?p=20",
+            "?state=ready", "?state=held", "?state=due", "?state=held&task=rare", "?o=4",
             "?q=id-5", "?q=nobody", "?q=id-5&ordering_key=rare", "?task=rare&before=BEFORE",
             "?task=t1&before=50",
         )
@@ -42,7 +42,7 @@ LISTS = [
         for query in (
             "", "?error=rare&task=rare", "?error=E1&task=t1", "?task=rare", "?queue=rare", "?p=20",
             "?died=1h", "?died=7d", "?task=t1&error=E1&died=1h", "?q=id-5", "?q=nobody", "?o=5",
-            "?o=-1", "?task=rare&before=BEFORE",
+            "?o=-4", "?task=rare&before=BEFORE",
         )
     ),
     *(

@@ -69,7 +69,7 @@ def test_a_page_of_a_row_takes_a_few_statements(alias, superuser, rows, most):
 def test_no_list_counts_or_reads_without_a_limit(alias, superuser, url):
     staged_jobs(150, using=alias)
     dead_jobs(150, using=alias)
-    for sql in statements(superuser, f"{url}?o=2.3.-4", alias):
+    for sql in statements(superuser, f"{url}?o=2.3.-5", alias):
         assert "LIMIT" in sql, sql
         assert '"body"' not in sql.replace("`", '"'), "messages are not for lists"
         assert not re.search(r"ORDER BY .*(task|queue|error)", sql), sql
@@ -88,7 +88,16 @@ def test_counting_stops_and_the_list_says_so(alias, superuser, monkeypatch):
 def test_newest_first(alias, superuser):
     first, second = dead_jobs(2, using=alias)
     assert listed(superuser.get(DEAD)) == [second.task_id, first.task_id]
-    assert listed(superuser.get(f"{DEAD}?o=1")) == [first.task_id, second.task_id]
+    assert listed(superuser.get(f"{DEAD}?o=4")) == [first.task_id, second.task_id]
+
+
+def test_reason_and_time_come_before_ids_and_classes_without_their_path(alias, superuser):
+    [job] = dead_jobs(using=alias, error="kombu.exceptions.Boom", reason="NO_ROUTE")
+    shown = body(superuser.get(DEAD))
+    columns = re.findall(r'class="field-(\w+)', shown)
+    assert columns == ["task", "short_error", "short_reason", "died", "task_id"]
+    assert ">Boom<" in shown
+    assert "Error: kombu.exceptions.Boom" in text(superuser.get(page(job)))
 
 
 def test_a_whole_task_id_is_found_alone(alias, superuser):

@@ -18,6 +18,7 @@ from outbox_app.django_tasks.models import TaskResult
 from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.fleet.models import Server
 from outbox_app.models import DeadJob, Incident, Process, StagedJob, Statistic
+from outbox_app.prepared.models import PreparedEvent
 from tests.jobs.dead.rows import message
 
 #: What strangers write: markup, a script, an address that is one, terminal codes, text that runs
@@ -59,6 +60,8 @@ def plant() -> dict[str, str]:
                   label=short),
         Server(service=short[:80], node=short, address=short, version=short[:40],
                lease_seconds=9999),
+        PreparedEvent(sender=short[:100], event_id=uuid4(), type=short, stream=short,
+                      state="undecided", last_answer=text, reason=text, decide_by=now()),
         TaskResult(task_id=short[:36], task=short, call=json.dumps(everything), status="FAILED",
                    errors=json.dumps([{"exception_class_path": short, "traceback": text}]),
                    worker_ids=json.dumps([text]), enqueued_at=now(),
@@ -79,6 +82,6 @@ def clean() -> None:
         (StagedJob, "task"), (DeadJob, "task"), (Process, "host"), (Incident, "drainer"),
         (Event, "stream"), (Subscription, "name"), (Cursor, "subscription"),
         (ParkedStream, "subscription"), (Gap, "subscription"), (Statistic, "source"),
-        (TaskResult, "task"), (Server, "node"),
+        (TaskResult, "task"), (Server, "node"), (PreparedEvent, "sender"),
     ):  # fmt: skip
         model.objects.filter(**{f"{column}__startswith": MARKUP[:20]}).delete()

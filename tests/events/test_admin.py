@@ -327,7 +327,7 @@ def test_one_that_the_code_no_longer_declares_is_forgotten(alias, shop, superuse
     assert "is still declared" in said(answer)[0]
 
     _subscribers.clear()
-    assert "shop undeclared 1" in text(superuser.get(SUBSCRIPTIONS))
+    assert "shop undeclared ValueError: no 1" in text(superuser.get(SUBSCRIPTIONS))
     shown = superuser.get(page(shop[0]))
     assert re.findall(r'value="(\w+_selected)"', body(shown)) == ["forget_selected"]
     assert "manage.py outbox_subscriptions forget NAME" in text(shown)

@@ -44,7 +44,7 @@ def decide(client, action, row, **fields):
 
 def test_servers_are_listed(fleet, superuser):
     shown = text(superuser.get(SERVERS, {"service": "shop"}))
-    assert f"host:1 shop is called {ONE} 100" in shown
+    assert "host:1 shop 100" in shown
     assert "bank:1" not in shown
     assert "died:9" in shown  # its row is there until a process looks
 

@@ -31,7 +31,7 @@ from ..models import Event, EventLog
 
 @admin.register(Event)
 class EventAdmin(OutboxAdmin):
-    list_display = ["id", "type", "linked_stream", "version", "topic", "recorded_at", "message_id"]
+    list_display = ["type", "linked_stream", "version", "recorded_at", "id"]
     list_filter = [
         column_filter("type", _("type")),
         column_filter("topic", _("topic")),

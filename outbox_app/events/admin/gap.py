@@ -34,18 +34,21 @@ def _skip(row: Any, values: Any, options: Any) -> str:
 
 @admin.register(Gap)
 class GapAdmin(LogAdmin):
-    list_display = ["id", "kind", "state", "found_by", "partition", "log", "stream", "first",
-                    "last", "seen_at", "attempts", "settled_by", "short_reason"]  # fmt: skip
+    list_display = ["missing", "state", "found_by", "short_reason", "seen"]
     list_filter = [
         column_filter("state", _("state")),
         column_filter("kind", _("kind")),
         column_filter("subscription", _("subscription")),
     ]
-    sortable_by = ["id"]
+    sortable_by = ["seen"]
+    missing = column(
+        _("missing"), lambda row: f"{shown(row.stream or row.log, 80)} {row.first}-{row.last}"
+    )
+    seen = column(_("first seen"), lambda row: row.seen_at, ordering="id")
     fields = ["kind", "state", "found_by", "partition", "log", "stream", "first", "last",
               "evidence", "seen_at", "attempts", "settled_at", "settled_by", "reason"]  # fmt: skip
     found_by = column(_("found by"), lambda row: shown(row.subscription, 80) or gettext("an audit"))
-    short_reason = column(_("reason"), lambda row: shown(row.reason, 120))
+    short_reason = column(_("reason"), lambda row: shown(row.reason, 120) or "-")
     bulk_actions = (
         BulkAction(
             "skip_selected",

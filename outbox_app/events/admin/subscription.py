@@ -93,7 +93,7 @@ RELEASE = _(
 
 @admin.register(Subscription)
 class SubscriptionAdmin(LogAdmin):
-    list_display = ["name", "state", "behind", "late", "partitions", "parked", "gaps", "error"]
+    list_display = ["name", "state", "error", "behind", "late", "parked", "gaps"]
     ordering = ("name",)
     fields = ["name", "state", "what", "behind", "late", "partitions", "created_at", "error"]
     state = column(_("state"), lambda row: row.lag.state)
@@ -224,10 +224,10 @@ class SubscriptionAdmin(LogAdmin):
 
 @admin.register(ParkedStream)
 class ParkedStreamAdmin(LogAdmin):
-    list_display = ["id", "subscription", "stream", "version", "log", "parked_at", "released",
-                    "short_reason"]  # fmt: skip
+    list_display = ["stream", "subscription", "short_reason", "parked", "released"]
     list_filter = [column_filter("subscription", _("subscription"))]
-    sortable_by = ["id"]
+    sortable_by = ["parked"]
+    parked = column(_("parked at"), lambda row: row.parked_at, ordering="id")
     bulk_actions = (
         BulkAction(
             "release_selected",
