@@ -21,8 +21,8 @@ from ..admin.base import OutboxAdmin, column, stored_value
 from ..admin.job import carried, carried_column
 from ..admin.payload import data_of, difference_of
 from ..admin.tables import link
+from ..aliases import model_alias
 from ..events.admin.event import EventAdmin, stream_of
-from ..events.aliases import log_alias
 from ..models import counting
 from .maintenance import entity_types
 from .models import EntityRow, EntityVersion
@@ -43,7 +43,7 @@ class EntityAdmin(OutboxAdmin):
     shown_state = carried_column(_("state"), lambda entity: data_of(entity.state))
 
     def alias(self) -> str:
-        return log_alias(self.model.versions)
+        return model_alias(self.model.versions)
 
     @admin.display(description=_("versions"))
     def all_versions(self, entity: EntityRow) -> SafeString:

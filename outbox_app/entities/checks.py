@@ -17,9 +17,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.models import CheckConstraint
 
+from ..aliases import model_alias
 from ..capability import needed
 from ..checks.messages import listed
-from ..events.aliases import log_alias
 from ..fleet.conf import fleet_settings
 from .declaration import TypeSpec
 from .maintenance import declared_types, entity_types
@@ -132,7 +132,7 @@ def _check_versions(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
             "`constraints = [*EntityVersion.Meta.constraints, …]`.",
             id="outbox.E039",
         )
-    own, alias = router.db_for_write(entity), log_alias(log)
+    own, alias = router.db_for_write(entity), model_alias(log)
     if own != alias:
         yield Error(
             f"The entity is written to {own!r} and its versions to {alias!r}: no transaction can "

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from ..aliases import outbox_alias
+from ..aliases import model_alias, outbox_alias
 from ..capability import Doors, Figure, Section
-from ..events.aliases import log_alias
 from ..events.log.registry import all_logs
 from ..exceptions import InvalidArgument
 from ..monitoring.figures import number, percentiles
@@ -104,7 +103,7 @@ class EntitiesDoors(Doors):
     def read(self, question: Question) -> EntitiesSection | None:
         if not question.wants("entities"):
             return None
-        of_types = {question.using or log_alias(each.versions) for each in entity_types()}
+        of_types = {question.using or model_alias(each.versions) for each in entity_types()}
         aliases = sorted(filter(question.can_read, of_types))
         return EntitiesSection(series.commands(aliases)) if aliases else None
 
@@ -139,7 +138,7 @@ class EntitiesDoors(Doors):
 
 
 def _versions_aliases() -> set[str]:
-    return {log_alias(log) for log in all_logs() if issubclass(log, EntityVersion)}
+    return {model_alias(log) for log in all_logs() if issubclass(log, EntityVersion)}
 
 
 def _versions_alias() -> str:

@@ -17,7 +17,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.db.models import QuerySet
 
-from ..events.aliases import log_alias
+from ..aliases import model_alias
 from ..events.log.newevent import ANY, ExpectedVersion, NewEvent
 from ..events.models import Event, EventLog
 from ..exceptions import InvalidArgument
@@ -105,7 +105,7 @@ class Entity(EntityRow):
         asked = Command(
             id, command, arguments, command_id=command_id, expected_version=expected_version
         )
-        alias = using or log_alias(cls.versions)
+        alias = using or model_alias(cls.versions)
         try:
             outcome = ask(cls, asked, timeout=timeout, using=alias)
         except AnswerArchived as error:
@@ -132,7 +132,7 @@ class Entity(EntityRow):
         asked = Command(
             id, command, arguments, command_id=command_id, expected_version=expected_version
         )
-        alias = using or log_alias(cls.versions)
+        alias = using or model_alias(cls.versions)
         try:
             outcome = await aask(cls, asked, timeout=timeout, using=alias)
         except AnswerArchived as error:
@@ -165,7 +165,7 @@ class Entity(EntityRow):
             The answers, in the order of the commands. Each entity has transactions of its own,
             unless the caller has one open.
         """
-        alias, commands = using or log_alias(cls.versions), list(commands)
+        alias, commands = using or model_alias(cls.versions), list(commands)
         answers = ask_many(cls, commands, timeout=timeout, using=alias)
         if archive is not None:
             ArchivedAnswers(cls, archive, using=alias).fill(commands, answers)
@@ -253,7 +253,7 @@ class Entity(EntityRow):
             ArchiveRefused: There is no archive of the versions, or it is damaged.
             NoSpark: An archive needs pyarrow and deltalake.
         """
-        alias = using or log_alias(cls.versions)
+        alias = using or model_alias(cls.versions)
         rows: Any = CommandsOnly(cls.versions, using=alias)
         rows = rows.filter(stream=id, command_id__isnull=False).order_by("version")
         if archive is None:

@@ -19,8 +19,8 @@ from zoneinfo import ZoneInfo
 
 from celery.exceptions import SoftTimeLimitExceeded
 
+from ..aliases import model_alias
 from ..door.exceptions import PeerError
-from ..events.aliases import log_alias
 from ..events.log.newevent import slice_of
 from ..fleet.conf import fleet_settings
 from .exceptions import Overloaded
@@ -37,12 +37,12 @@ class NotForwarded(Exception):
 
 
 def leader_of(call: Call, entity: Any, *, using: str) -> str:
-    """Return the address of the server to pass a command to; empty if it stays here.
+    """Return the address of the server to pass a routed command to; empty if it stays here.
 
     The leader would use its own alias, and finds a time zone by its name: other calls stay.
     """
     has_name = isinstance(call.zone, ZoneInfo) and call.zone.key
-    if not entity.routed or not has_name or using != log_alias(entity.versions):
+    if not has_name or using != model_alias(entity.versions):
         return ""
     from ..fleet import topology
 
@@ -96,7 +96,7 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
     from ..fleet import topology
     from .queue import QueueKey, queues  # queue imports this module
 
-    using = log_alias(entity.versions)
+    using = model_alias(entity.versions)
     deadline, scope = time.monotonic() + min(seconds, entity.timeout), scope_of(using)
     entered: dict[Call, Any] = {}
     for call in calls:

@@ -22,11 +22,11 @@ from django.db.backends.utils import format_number
 from django.db.models import DateTimeField, DecimalField, JSONField
 from django.utils.timezone import is_aware
 
+from ..aliases import model_alias
 from ..database.callbacks import named_callback
 from ..database.encoding import unstorable
 from ..database.transaction_guard import guarded, require_same
 from ..database.transactions import after_commit
-from ..events.aliases import log_alias
 from ..events.exceptions import InvalidEvent
 from ..events.log.newevent import CheckedEvent, NewEvent, canonical, checked, require_storable
 from ..events.log.publish import publish_checked, require_log
@@ -85,9 +85,9 @@ class HeldEffects:
     def publish(self, event: NewEvent, log: type[EventLog]) -> None:
         """Keep an event until the batch is written. Raises ``InvalidEvent``, ``NotAtomic``."""
         require_log(log)
-        if log_alias(log) != self.using:
+        if model_alias(log) != self.using:
             raise NotAtomic(
-                f"{self.command} publishes to {log.__name__} on {log_alias(log)!r}, but runs on "
+                f"{self.command} publishes to {log.__name__} on {model_alias(log)!r}, but runs on "
                 f"{self.using!r}: the two would not be atomic. Publish from a subscription on the "
                 "versions of the entity."
             )
@@ -169,7 +169,6 @@ def handle(
     name, using, first = spec.full_name, effects.using, calls[0]
     what = f"The command {name}"
 
-    @watching_callbacks(what, using=using)
     def run() -> Handled:
         # Decoded for each attempt: handlers may change their arguments.
         arguments = [json.loads(call.text) for call in calls]
@@ -197,9 +196,11 @@ def handle(
             raise response[0]
         return Handled(*left, [_answer(name, each) for each in response])
 
+    watching = watching_callbacks(what, using=using)
     if not spec.atomic:
-        return first.run(run)
-    with guarded(what, using=using), transaction.atomic(using=using):
+        with watching:
+            return first.run(run)
+    with guarded(what, using=using), transaction.atomic(using=using), watching:
         return first.run(run)
 
 

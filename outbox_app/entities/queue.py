@@ -339,7 +339,7 @@ def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Ou
     if getattr(connections[using], "pool", None):  # connect now, as waiters may use up the pool
         connections[using].ensure_connection()
     scope = scope_of(using)
-    if scope is None and (leader := leader_of(call, entity, using=using)):
+    if entity.routed and scope is None and (leader := leader_of(call, entity, using=using)):
         with suppress(NotForwarded):
             return queues.ask(call, QueueKey(entity, using, leader=leader))
     return queues.ask(call, QueueKey(entity, using, call.id, scope))
@@ -353,7 +353,7 @@ async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str
         # The session belongs to the thread in which Django runs synchronous code.
         return await sync_to_async(ask)(entity, asked, timeout=timeout, using=using)
     call = Call(asked, deadline_after(timeout, entity.timeout))
-    if leader := leader_of(call, entity, using=using):
+    if entity.routed and (leader := leader_of(call, entity, using=using)):
         with suppress(NotForwarded):
             return await queues.aask(call, QueueKey(entity, using, leader=leader))
     return await queues.aask(call, QueueKey(entity, using, call.id))

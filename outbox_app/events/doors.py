@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
+from ..aliases import model_alias
 from ..capability import (
     BAD,
     WARNING,
@@ -36,7 +37,6 @@ from ..monitoring.status import Question
 from ..retention.rows import prune
 from ..text import duration, one_line
 from . import series
-from .aliases import log_alias
 from .conf import EventSettings, event_settings
 from .log.registry import all_logs
 from .loops import loops
@@ -243,13 +243,13 @@ class EventsDoors(Doors):
         return {"subscriptions": [Subscription], "gaps": [Gap]}
 
     def aliases(self) -> set[str]:
-        return {*map(log_alias, all_logs())}
+        return {*map(model_alias, all_logs())}
 
     def models(self) -> list[type[EventLog]]:
         return all_logs()
 
     def read(self, question: Question) -> EventsSection | None:
-        using = question.using or log_alias(Event)
+        using = question.using or model_alias(Event)
         if not is_on(using, Subscription):
             return None
         parts = frozenset(part for part in self.parts() if question.wants(part))

@@ -21,13 +21,13 @@ import django.db
 from django.db import connections
 from django.db.models import F
 
+from ..aliases import model_alias
 from ..database.clock import database_time
 from ..database.lock_wait import atomic_with_lock_wait
 from ..exceptions import InvalidArgument, OutboxError
 from ..process.preflight import require_migrated
 from ..retention.rows import BATCH_SIZE, check_arguments, deleting_by_key, remove
 from ..text import Write, error_text, get_logger, one_line
-from .aliases import log_alias
 from .archives import Lookup, open_archive
 from .conf import event_settings
 from .exceptions import ArchiveError, ReadRefused
@@ -83,7 +83,7 @@ def prune_events(
         ArchiveRefused: There is no archive of the log, or a file of it is damaged.
     """
     chosen, days = chosen_events(log, older_than)
-    table, alias = chosen._meta.db_table, using or log_alias(chosen)
+    table, alias = chosen._meta.db_table, using or model_alias(chosen)
     check_arguments(alias, days, batch_size, older_than=older_than)
     if not log and not archive:
         arguments: Any = {"older_than": older_than, "batch_size": batch_size, "dry_run": dry_run}
@@ -132,7 +132,7 @@ def holds(log: type[EventLog], *, using: str | None = None, verify: bool = True)
     ``using`` is a database alias, by default the log's. Raises ``ReadRefused`` if a cursor is
     damaged or, with ``verify``, is from another database or from before its log was emptied.
     """
-    using = using or log_alias(log)
+    using = using or model_alias(log)
     readers = {by: LogReader(log, using=using, by_time=by) for by in (False, True)}
     found, names = [], set()
     cursors = Cursor.objects.using(using).filter(log=log._meta.db_table).order_by("pk")

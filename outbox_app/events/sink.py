@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..aliases import model_alias
 from ..exceptions import OutboxError
 from ..retention.rows import BATCH_SIZE
 from ..retention.run import Retention, logger
 from ..text import error_text
-from .aliases import log_alias
 from .archives import open_archive
 from .log.registry import sinks
 from .models import EventLog
@@ -31,7 +31,7 @@ class Sink(Retention):
     def __init__(self, log: type[EventLog], **options: Any) -> None:
         self.log = log
         self.resource = f"sink:{log._meta.db_table}"
-        super().__init__(using=log_alias(log), **options)
+        super().__init__(using=model_alias(log), **options)
 
     def _prune(self) -> Iterator[None]:
         table, before = self.log._meta.db_table, self.done

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..aliases import model_alias
 from ..database.clock import DatabaseNow
 from ..models import Process
 from ..process.lease import alive
 from ..text import without_passwords
-from .aliases import log_alias
 from .log.registry import sinks
 
 DAY = 86400.0
@@ -39,7 +39,7 @@ def sink_status(*, using: str | None = None) -> list[SinkStatus]:
     """Return the facts of all logs that sink, or of those on one alias."""
     found = []
     for log, (address, days) in sinks(using).items():
-        alias, table, archive = log_alias(log), log._meta.db_table, without_passwords(address)
+        alias, table, archive = model_alias(log), log._meta.db_table, without_passwords(address)
         processes = alive(Process.objects.using(alias).filter(resource=f"sink:{table}"))
         rows = log._base_manager.using(alias).order_by("pk").annotate(now=DatabaseNow())
         oldest = rows.values_list("pk", "recorded_at", "now").first()

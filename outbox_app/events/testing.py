@@ -11,8 +11,8 @@ from typing import Any
 
 from django.db import transaction
 
+from ..aliases import model_alias
 from ..testing.job import LISTED
-from .aliases import log_alias
 from .log.filter import EventFilter
 from .log.record import RecordedEvent, recorded
 from .log.state import SqliteState
@@ -42,7 +42,7 @@ def published_events(
         using: Database alias. Default: the log's.
     """
     wanted = {"type": type, "stream": stream}
-    rows = log._base_manager.using(using or log_alias(log)).order_by("id")
+    rows = log._base_manager.using(using or model_alias(log)).order_by("id")
     rows = rows.filter(**{name: value for name, value in wanted.items() if value is not None})
     return [recorded(row) for row in rows]
 

@@ -18,8 +18,8 @@ from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
 
+from ..aliases import model_alias
 from ..database.encoding import unstorable
-from ..events.aliases import log_alias
 from ..events.log.newevent import NewEvent, canonical, checked_name, checked_uuid, comparable
 from ..events.log.newevent import checked as checked_event
 from ..events.log.publish import require_log
@@ -84,7 +84,7 @@ def checked(new: NewPrepared, *, using: str = "") -> PreparedEvent:
     try:
         fields = (_job if new.job else _event)(new, remote=not using)
         fields["event_id"] = _event_id(new.event_id)
-        if using and not new.job and log_alias(log_named(fields["log"])) != using:
+        if using and not new.job and model_alias(log_named(fields["log"])) != using:
             raise InvalidPrepared(f"The log {fields['log']} is not on the keeper's {using!r}.")
         if using:
             _require_storable(fields, using)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from outbox_app.aliases import model_alias
 from outbox_app.entities import Command
 from outbox_app.entities.forwarding import leader_of
 from outbox_app.entities.request import Call
-from outbox_app.events.aliases import log_alias
 from outbox_app.fleet import topology
 from outbox_app.fleet.models import Server
 from outbox_app.fleet.registry import CLIENT, Member
@@ -108,7 +108,7 @@ def test_a_command_stays_here_where_no_list_can_be_pulled(
 
     def leader() -> str:
         call = Call(Command("a", "open", command_id="x"))
-        return leader_of(call, Account, using=log_alias(Account.versions))
+        return leader_of(call, Account, using=model_alias(Account.versions))
 
     assert leader() == ""
     assert cannot_start == []

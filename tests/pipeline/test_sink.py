@@ -92,7 +92,7 @@ def test_the_same_log_in_a_database_in_which_it_does_not_sink_is_pruned(
     alias, folder, old, left, monkeypatch
 ):
     old(3)
-    monkeypatch.setattr(registry, "log_alias", lambda log: "elsewhere")
+    monkeypatch.setattr(registry, "model_alias", lambda log: "elsewhere")
     assert prune_events(using=alias, older_than=1) == 3
     assert left() == []
 

@@ -418,7 +418,7 @@ def test_bad_input(alias: str, sender: str) -> None:
 def test_a_log_of_another_database_than_the_keepers(monkeypatch: Any) -> None:
     new = NewPrepared("s", "t")
     assert request.checked(new, using="default").log == "outbox_event"
-    monkeypatch.setattr(request, "log_alias", lambda log: "elsewhere")
+    monkeypatch.setattr(request, "model_alias", lambda log: "elsewhere")
     with pytest.raises(InvalidPrepared, match="is not on the keeper's 'default'"):
         request.checked(new, using="default")
 

@@ -16,11 +16,10 @@ from django.db import OperationalError, connections, transaction
 from django.utils.timezone import now
 
 from outbox_app import supervisor
-from outbox_app.aliases import inbox_alias
+from outbox_app.aliases import inbox_alias, model_alias
 from outbox_app.capability import Loop
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.events import publish, subscriber
-from outbox_app.events.aliases import log_alias
 from outbox_app.events.models import Event
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import InboxEntry, Incident, Lease, Process, StagedJob, Statistic
@@ -284,7 +283,7 @@ def test_the_retention_goes_on_after_a_kind_that_fails(
 def test_the_retention_of_a_second_outbox(alias: str, settings: Any) -> None:
     """The counters of logs in other databases, where no drainer may run; each inbox."""
     settings.OUTBOX = {**settings.OUTBOX, "DATABASE": None}
-    there = Statistic.objects.using(log_alias(Event))
+    there = Statistic.objects.using(model_alias(Event))
     there.create(source="one", name="handled", minute=now() - 3 * DAY, value=1.0)
     inboxes = [InboxEntry.objects.using(each) for each in (alias, inbox_alias())]
     for inbox in inboxes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...admin.actions import ConfirmedActionsAdmin
-from ..aliases import log_alias
+from ...aliases import model_alias
 from ..models import Event
 
 
 class LogAdmin(ConfirmedActionsAdmin):
     def alias(self) -> str:
-        return log_alias(Event)
+        return model_alias(Event)

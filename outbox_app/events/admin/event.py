@@ -24,8 +24,8 @@ from ...admin.job import carried_column
 from ...admin.payload import data_of
 from ...admin.row_range import RowRange, id_in, number, row_range
 from ...admin.tables import link
+from ...aliases import model_alias
 from ...text import one_line
-from ..aliases import log_alias
 from ..models import Event, EventLog
 
 
@@ -50,7 +50,7 @@ class EventAdmin(OutboxAdmin):
     shown_metadata = carried_column(_("metadata"), lambda event: data_of(event.metadata))
 
     def alias(self) -> str:
-        return log_alias(self.model)
+        return model_alias(self.model)
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         return ("-id",) if _asked_stream(request) is None else ("-version",)

@@ -22,9 +22,9 @@ from ...admin.blocking import in_flight_table
 from ...admin.filters import column_filter
 from ...admin.masking import masked_line, masked_text
 from ...admin.tables import SHORT, WORDS, Group, Table
+from ...aliases import model_alias
 from ...capability import kinds
 from ...text import duration, one_line, shown
-from ..aliases import log_alias
 from ..exceptions import ReplayRefused
 from ..models import Cursor, Event, ParkedStream, Subscription
 from ..subscriptions import control, lag
@@ -186,14 +186,14 @@ class SubscriptionAdmin(LogAdmin):
 
     def measure(self, rows: list[Any]) -> None:
         names = [row.name for row in rows]
-        lags = {each.name: each for each in lag.lags(using=log_alias(Event), names=names)}
+        lags = {each.name: each for each in lag.lags(using=model_alias(Event), names=names)}
         for row in rows:
             # A name that was escaped is not found. Only a row written by hand has such a name.
             row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
         cursors = self._cursors(context["original"].lag.cursors)
-        in_flight = in_flight_table(request, lag.in_flight(using=log_alias(Event)))
+        in_flight = in_flight_table(request, lag.in_flight(using=model_alias(Event)))
         context["tables"] = [cursors, in_flight]
         if context["original"].lag.state == "undeclared":
             context["note"] = kinds()["undeclared"].action

@@ -17,11 +17,11 @@ from ...admin.base import address
 from ...admin.charts import Line, chart
 from ...admin.masking import masked_line, masked_text
 from ...admin.tables import SHORT, WORDS, Group, Table, link, pairs
+from ...aliases import model_alias
 from ...models.statistic import label_of
 from ...monitoring.figures import number
 from ...text import duration, one_line, shown
 from .. import series
-from ..aliases import log_alias
 from ..models import Event, Gap
 from ..sinking import DAY, SinkStatus
 from ..subscriptions.lag import SubscriptionLag
@@ -31,7 +31,7 @@ def subscriptions(site: str, lags: list[SubscriptionLag]) -> Table:
     columns = {_("Name"): "", _("State"): "", _("Behind"): "", _("Oldest"): SHORT,
                _("Per minute"): "", _("Parked"): "", _("Gaps"): "", _("Error"): WORDS}  # fmt: skip
     # By subscription, the last full minute (which is shown) and the current one.
-    handled = series.handled(using=log_alias(Event), minutes=2)
+    handled = series.handled(using=model_alias(Event), minutes=2)
     rows = [
         (
             link(address(site, "outbox_events.subscription", each.key), name) if each.key else name,
@@ -88,7 +88,7 @@ def gaps(site: str, found: Iterable[Gap]) -> Table:
 
 
 def events_chart() -> SafeString:
-    using = log_alias(Event)
+    using = model_alias(Event)
     handled = _sums(series.handled(using=using, minutes=61).values())
     published = _sums(series.published(using=using, minutes=61).values())
     # Without the current minute, which is not over. Samples of the last one may still be missing.

@@ -17,10 +17,10 @@ from uuid import UUID
 
 from django.db import IntegrityError, connections, transaction
 
+from ...aliases import model_alias
 from ...database.transactions import require_atomic, require_table
 from ...jobs.staging.insert import CHUNK_ROWS
 from ...process.wakeup import EVENTS, wake_after_commit
-from ..aliases import log_alias
 from ..exceptions import InvalidEvent, MessageIdConflict, UnknownLog, VersionConflict
 from ..models import Event, EventLog
 from ..signals import events_published
@@ -101,7 +101,7 @@ def publish_many(
         As ``publish``.
     """
     require_log(log)
-    using = using or log_alias(log)
+    using = using or model_alias(log)
     offered = [checked(event, log) for event in events]
     expected = expected_of(expected_version, {each.row.stream for each in offered})
     require_atomic("publish()", using=using)

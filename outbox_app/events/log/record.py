@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from ..aliases import log_alias
+from ...aliases import model_alias
 from ..models import EventLog
 from ..models.event import cloudevent
 from .registry import log_named
@@ -56,7 +56,7 @@ class RecordedEvent(NamedTuple):
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
         """Return the event in the JSON format of CloudEvents."""
-        using = None if self.recorded_at.tzinfo else log_alias(log_named(self.log))
+        using = None if self.recorded_at.tzinfo else model_alias(log_named(self.log))
         return cloudevent(self, log=self.log, source=source, using=using)
 
 

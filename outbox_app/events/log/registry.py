@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from django.apps import apps
 from django.db.models import Max, Min
 
+from ...aliases import model_alias
 from ...database.clock import aware
-from ..aliases import log_alias
 from ..conf import event_settings
 from ..exceptions import UnknownLog
 from ..models import EventLog
@@ -26,7 +26,7 @@ def all_logs(*, using: str | None = None) -> list[type[EventLog]]:
     """Return the logs of the project, or those on one alias, by table name."""
     models = [model for model in apps.get_models() if issubclass(model, EventLog)]
     logs = [log for log in models if not log._meta.proxy]
-    logs = [log for log in logs if using is None or log_alias(log) == using]
+    logs = [log for log in logs if using is None or model_alias(log) == using]
     return sorted(logs, key=lambda log: log._meta.db_table)
 
 
@@ -45,7 +45,7 @@ def sinks(using: str | None = None) -> dict[type[EventLog], tuple[str, int]]:
     return {
         log: (archive, days)
         for log, (archive, days) in named.items()
-        if using in (None, log_alias(log))
+        if using in (None, model_alias(log))
     }
 
 

@@ -19,13 +19,13 @@ import django.db
 from django.db import transaction
 from django.db.models import Exists, OuterRef
 
+from ...aliases import model_alias
 from ...database.clock import DatabaseNow
 from ...database.lock_wait import atomic_with_lock_wait, is_conflict
 from ...database.transactions import own_connection
 from ...exceptions import TransactionEnded
 from ...models import Lease, counting
 from ...text import get_logger
-from ..aliases import log_alias
 from ..exceptions import ReplayRefused, UnknownSubscription
 from ..log.filter import EventFilter
 from ..log.reader import LogReader
@@ -308,7 +308,7 @@ def delete_subscription(name: str, *, using: str | None = None) -> None:
     Its cursors would keep ``outbox_prune`` from removing events. The effects of its handler stay.
     Raises ``ReplayRefused`` if the subscription is declared, or if a process runs it.
     """
-    using = using or log_alias(Event)
+    using = using or model_alias(Event)
     if any(each.name == name and (each.fault or each.using == using) for each in all_subscribers()):
         raise ReplayRefused(
             f"Subscription {name!r} is still declared, so it would begin again. First remove it "
@@ -337,7 +337,7 @@ def reads_of(name: str, using: str) -> dict[str, Any]:
 def alias_of(name: str) -> str:
     """Return the alias of a subscription; if it is not declared, the alias of ``Event``."""
     subscriber = _declared(name)
-    return subscriber.using if subscriber else log_alias(Event)
+    return subscriber.using if subscriber else model_alias(Event)
 
 
 def _declared_partitions(name: str, using: str) -> int:

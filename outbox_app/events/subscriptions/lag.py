@@ -17,12 +17,12 @@ import django.db
 from django.db.models import Count, Exists, OuterRef, QuerySet, Subquery
 from django.utils.connection import ConnectionDoesNotExist
 
+from ...aliases import model_alias
 from ...database.clock import DatabaseNow
 from ...models import Lease, Process, counting
 from ...monitoring.long_transactions import LongTransactions, open_writers
 from ...process.lease import alive
 from ...text import error_text
-from ..aliases import log_alias
 from ..exceptions import DamagedCursor, UnknownLog
 from ..log.filter import EventFilter
 from ..log.reader import LogReader, reads_by_time
@@ -187,7 +187,7 @@ def _unread(never_run: list[Subscriber]) -> set[str]:
     """Return the names of those subscriptions whose logs have any event."""
     logs = {each.name: set(each.logs) for each in never_run if not each.fault}
     every = set().union(*logs.values())
-    written = {log for log in every if log._base_manager.using(log_alias(log)).exists()}
+    written = {log for log in every if log._base_manager.using(model_alias(log)).exists()}
     return {name for name, mine in logs.items() if mine & written}
 
 

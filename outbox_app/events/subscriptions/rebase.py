@@ -17,10 +17,10 @@ from django.db import connections, transaction
 from django.db.models import Max, Min, Value
 from django.db.models.functions import Least
 
+from ...aliases import model_alias
 from ...exceptions import InvalidArgument
 from ...process.preflight import require_migrated
 from ...text import Write, get_logger
-from ..aliases import log_alias
 from ..exceptions import DamagedCursor, ReadRefused, ReplayRefused
 from ..log.reader import LogReader, reads_by_time
 from ..log.registry import all_logs, log_named
@@ -79,7 +79,7 @@ def rebase_outbox(
             f"--last-id must be a position of one log, at least 0; got {last_id}. Add --log."
         )
     if using is None:
-        own = sorted({log_alias(e) for e in ([log_named(log)] if log else all_logs())})
+        own = sorted({model_alias(e) for e in ([log_named(log)] if log else all_logs())})
         arguments: Any = {
             "last_id": last_id,
             "upgraded": upgraded,

@@ -16,11 +16,11 @@ from typing import Any, Literal, get_args
 from celery.app.task import Task
 from django.db.models import Max
 
+from ...aliases import model_alias
 from ...exceptions import OutboxError
 from ...jobs.staging.stage import stage_many
 from ...jobs.staging.validation import as_key
 from ...text import storable
-from ..aliases import log_alias
 from ..exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from ..log.filter import EventFilter
 from ..log.reader import LogReader
@@ -70,7 +70,7 @@ class Subscriber:
     @property
     def using(self) -> str:
         """The alias of its logs, which holds its cursors too. Raises ``InvalidSubscriber``."""
-        aliases = {log_alias(log) for log in self.logs}
+        aliases = {model_alias(log) for log in self.logs}
         if len(aliases) > 1:
             raise InvalidSubscriber(
                 f"Subscription {self.name!r} reads logs on {', '.join(sorted(aliases))}: its "

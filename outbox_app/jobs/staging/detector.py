@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -119,13 +119,14 @@ def install(detect: Detect | None = None) -> None:
     Task.apply_async = look_if_eager_and_apply  # type: ignore[method-assign, assignment]
 
 
-@contextmanager
-def watching_callbacks(of: str, *, using: str) -> Iterator[None]:
+def watching_callbacks(of: str, *, using: str) -> AbstractContextManager[None]:
     """Report the callbacks at risk that the block adds, before the transaction commits."""
     detect = _chosen or outbox_settings().DETECT
-    if not detect:
-        yield
-        return
+    return _watching(detect, of, using) if detect else nullcontext()
+
+
+@contextmanager
+def _watching(detect: str, of: str, using: str) -> Iterator[None]:
     before = pending(using)
     yield
     for name, file, line in at_risk(using, but=before):

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 from django.db import connections
 
-from ...events.aliases import log_alias
+from ...aliases import model_alias
 from ...events.conf import event_settings
 from ...events.log.registry import log_named
 from ...events.models import Event, EventLog
@@ -99,7 +99,7 @@ def pipeline(
             Spark become a ``PipelineError``.
     """
     model = log_named(log or Event._meta.db_table)
-    alias = using or log_alias(model)
+    alias = using or model_alias(model)
     require_alias(alias)
     overrides = {"password_file": password_file, "password_env": password_env}
     borrowed = is_running()

@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
+from outbox_app.aliases import model_alias
 from outbox_app.events import subscriber
-from outbox_app.events.aliases import log_alias
 from outbox_app.events.checks import check_declared_logs
 from outbox_app.events.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from outbox_app.events.models import Event, EventLog
@@ -229,7 +229,7 @@ def test_the_command_says_what_is_wrong():
     with pytest.raises(CommandError, match="--batch-size must be at least 1"):
         call_command("run_subscriptions", batch_size=0)
     subscriber("there")(handle)
-    with pytest.raises(CommandError, match=f"is on 'direct': .* of its logs, {log_alias(Event)}"):
+    with pytest.raises(CommandError, match=f"is on 'direct': .* of its logs, {model_alias(Event)}"):
         call_command("run_subscriptions", "--database", "direct")
     subscriber("x", logs=["shop.Nothing"])(handle)
     with pytest.raises(CommandError, match=r"no log 'shop\.Nothing'"):

@@ -20,7 +20,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ....events.aliases import log_alias
+from ....aliases import model_alias
 from ....management.base import OutboxCommand
 from ....models.counting import counted, shown_count
 from ....process.preflight import require_migrated
@@ -50,7 +50,7 @@ class Command(OutboxCommand):
         types = maintenance.entity_types()
         if options.get("type") is not None:
             types = [maintenance.entity_named(options["type"])]
-        found = {each: database or log_alias(each.versions) for each in types}
+        found = {each: database or model_alias(each.versions) for each in types}
         for each, using in found.items():
             require_migrated(using)
             require_migrated(using, each)

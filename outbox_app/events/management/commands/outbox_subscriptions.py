@@ -41,12 +41,12 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from ....aliases import model_alias
 from ....exceptions import InvalidArgument, OutboxError
 from ....management.base import OutboxCommand, when
 from ....models.counting import LISTED
 from ....process.preflight import require_migrated
 from ....text import one_line
-from ...aliases import log_alias
 from ...models import Event, Gap, Subscription
 from ...subscriptions import control, counting
 from ...subscriptions.lag import SubscriptionLag, in_flight, lags
@@ -98,7 +98,7 @@ class Command(OutboxCommand):
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
         name = options.get("name")
-        using = database or (control.alias_of(name) if name else log_alias(Event))
+        using = database or (control.alias_of(name) if name else model_alias(Event))
         require_migrated(using, Subscription)
         getattr(self, f"_{action.replace('-', '_')}")(using=using, **options)
 

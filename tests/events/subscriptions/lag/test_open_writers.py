@@ -88,7 +88,7 @@ def test_a_long_transaction_is_named(alias, published, run, seen_by):
 
 
 def test_logs_elsewhere_are_left_out(alias, monkeypatch):
-    monkeypatch.setattr(registry, "log_alias", lambda log: alias if log is Event else "elsewhere")
+    monkeypatch.setattr(registry, "model_alias", lambda log: alias if log is Event else "elsewhere")
     assert list(lag.in_flight(using=alias)) == ["outbox_event"]
 
 
