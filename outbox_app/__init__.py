@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from .jobs.idempotent import idempotent as idempotent
     from .jobs.staged import cancel as cancel
     from .jobs.staged import reschedule as reschedule
-    from .jobs.staging.declarations import on_create as on_create
-    from .jobs.staging.declarations import on_delete as on_delete
-    from .jobs.staging.declarations import on_update as on_update
     from .jobs.staging.stage import stage as stage
     from .jobs.staging.stage import stage_many as stage_many
     from .mixin import OutboxMixin as OutboxMixin
+    from .mixin import on_create as on_create
+    from .mixin import on_delete as on_delete
+    from .mixin import on_update as on_update
 
 __version__ = "0.1.0"
 
@@ -30,8 +30,7 @@ if not TYPE_CHECKING:  # so that type checkers report a name that does not exist
         {
             ".jobs.idempotent": ["idempotent"],
             ".jobs.staged": ["cancel", "reschedule"],
-            ".jobs.staging.declarations": ["on_create", "on_delete", "on_update"],
             ".jobs.staging.stage": ["stage", "stage_many"],
-            ".mixin": ["OutboxMixin"],
+            ".mixin": ["OutboxMixin", "on_create", "on_delete", "on_update"],
         },
     )

@@ -1,18 +1,20 @@
 """Models that stage: ``class Order(OutboxMixin, models.Model)``.
 
 ``self.stage()`` stages on the instance's own database. Each ``save()`` and ``delete()``,
-``QuerySet.delete()`` and cascade stages the jobs that ``outbox`` declares, in one transaction with
-the row: both are committed, or neither. Fixtures (``raw``) stage nothing. Neither do changes that
-send no signal: ``bulk_create()``, ``bulk_update()``, ``QuerySet.update()``, raw SQL and cascades of
-the database itself; call ``stage_declared()`` for these. If a declared job is refused, the
-transaction is marked for rollback, as Django does for a ``save()`` that fails half-way.
+``QuerySet.delete()`` and cascade stages the jobs that the model declares with ``outbox =
+[on_create("shop.tasks.send_receipt"), …]``, in one transaction with the row: both are committed, or
+neither. Fixtures (``raw``) stage nothing. Neither do changes that send no signal:
+``bulk_create()``, ``bulk_update()``, ``QuerySet.update()``, raw SQL and cascades of the database
+itself; call ``stage_declared()`` for these. If a declared job is refused, the transaction is marked
+for rollback, as Django does for a ``save()`` that fails half-way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from celery.app.task import Task
 from celery.canvas import Signature
@@ -22,9 +24,89 @@ from django.dispatch import receiver
 
 from .database.transactions import require_atomic
 from .exceptions import InvalidJob, OutboxError
-from .jobs.staging.declarations import Change, Declared, declared
 from .jobs.staging.insert import batching
+from .jobs.staging.sending import task_named
 from .jobs.staging.stage import stage
+
+Change = Literal["create", "update", "delete"]
+Work: TypeAlias = "Task[Any, Any] | Signature[Any] | str | Callable[[Any], Any]"
+When = Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Declared:
+    """One entry of a model's ``outbox``: what is staged when an instance changes."""
+
+    change: Change
+    task: Work
+    when: When | None
+    ordered: bool
+    options: dict[str, Any]
+
+    def jobs(self, instance: models.Model) -> Iterator[tuple[Any, Sequence[Any] | None]]:
+        """Yield the jobs to stage for an instance, each with the arguments to add."""
+        if self.when is not None and not self.when(instance):
+            return
+        if isinstance(self.task, str | Signature | Task):
+            if instance.pk is None:
+                raise InvalidJob(
+                    f"on_{self.change}() of {instance._meta.label}: a row has no primary key, "
+                    "which is the task's argument. Save it first; MySQL returns none from "
+                    "bulk_create(): read the rows again."
+                )
+            task: Any = self.task
+            if isinstance(task, str):  # found late: tasks import models, which need not import them
+                task = task_named(task, self.options.get("app"))
+            elif isinstance(task, Signature):
+                task = task.clone()  # a chain remembers the ids of its last run
+            yield task, (instance.pk,)
+        else:
+            made = self.task(instance)
+            for job in made if isinstance(made, list | tuple) else [made]:
+                if isinstance(job, Signature):
+                    yield job, None
+                elif job is not None:
+                    raise InvalidJob(
+                        f"on_{self.change}() of {instance._meta.label}: the callable must return a "
+                        f"signature, a list of them or None; it returned {job!r}. Write task.s(…)."
+                    )
+
+
+def on_create(
+    task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
+) -> Declared:
+    """Declare the work to stage when a row is created.
+
+    Args:
+        task: A task name, a task or a signature, called with the primary key; or a callable that
+            takes the instance and returns a signature, a list of them, or None for nothing.
+        when: A callable that takes the instance; if it returns False, nothing is staged.
+        ordered: The jobs of one row leave in the order in which they were staged.
+        **options: Options of ``outbox_app.stage``.
+    """
+    return Declared("create", task, when, ordered, options)
+
+
+def on_update(
+    task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
+) -> Declared:
+    """Declare the work to stage when a row is saved again; takes the arguments of ``on_create``."""
+    return Declared("update", task, when, ordered, options)
+
+
+def on_delete(
+    task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
+) -> Declared:
+    """Declare the work to stage when a row is deleted; takes the arguments of ``on_create``."""
+    return Declared("delete", task, when, ordered, options)
+
+
+def declared(model: type[models.Model], *changes: Change) -> list[Declared]:
+    """Return a model's declarations for the given changes; leave out anything else."""
+    declarations = getattr(model, "outbox", ())
+    if not isinstance(declarations, list | tuple):
+        return []
+    return [d for d in declarations if isinstance(d, Declared) and d.change in changes]
 
 
 class OutboxMixin(models.Model):

@@ -20,8 +20,7 @@ from kombu import serialization
 from ..capability import needed
 from ..conf import outbox_settings
 from ..jobs.staging.calls import MODES, deciding_pattern, own_mode
-from ..jobs.staging.declarations import load_tasks
-from ..jobs.staging.sending import active_apps, staging_apps
+from ..jobs.staging.sending import active_apps, load_tasks, staging_apps
 from .messages import listed
 
 

@@ -16,8 +16,7 @@ from django.core.checks import CheckMessage, Error, Warning
 
 from ..conf import outbox_settings
 from ..jobs.drain.misconfiguration import LIBRARY_MISSING, unusable, without_batches
-from ..jobs.staging.declarations import load_tasks
-from ..jobs.staging.sending import staging_apps
+from ..jobs.staging.sending import load_tasks, staging_apps
 from .apps import configuration_error
 
 #: By driver, transport options without which it waits without limit, and values for them.

@@ -23,8 +23,7 @@ from ..database.encoding import encoding_of
 from ..database.transactions import own_connection
 from ..database.watchdog import Watchdog
 from ..fields import CharField, TextField, exact_collation
-from ..jobs.staging.declarations import load_tasks
-from ..jobs.staging.sending import celery_app
+from ..jobs.staging.sending import celery_app, load_tasks
 from ..models import InboxEntry, StagedJob
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.waiting import TEST_SECONDS, StopFlag, has_old_driver, waiter

@@ -17,9 +17,8 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import router
 
 from ..aliases import outbox_alias
-from ..jobs.staging.declarations import Declared, task_named
-from ..jobs.staging.sending import StagingMixin
-from ..mixin import OutboxMixin
+from ..jobs.staging.sending import StagingMixin, task_named
+from ..mixin import Declared, OutboxMixin
 
 
 def check_models(

@@ -24,8 +24,8 @@ from ..database.clock import DatabaseNow
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
 from ..jobs.drain.status import Backlog, DrainerStatus, Held
-from ..jobs.staging.declarations import declared
 from ..jobs.staging.sending import staging_apps
+from ..mixin import declared
 from ..models import DeadJob, Incident, Process, StagedJob
 from ..text import error_text
 from . import series

@@ -26,7 +26,7 @@ from ..events.log.publish import require_log
 from ..events.log.registry import log_named
 from ..events.models import Event, EventLog
 from ..exceptions import OutboxError
-from ..jobs.staging.declarations import task_named
+from ..jobs.staging.sending import task_named
 from ..process.tracing import TRACE, current_trace, trace_in
 from .conf import prepared_settings
 from .exceptions import InvalidPrepared

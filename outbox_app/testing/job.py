@@ -23,8 +23,7 @@ from kombu import serialization
 from kombu.message import Message as KombuMessage
 
 from ..jobs.message import Message, moment
-from ..jobs.staging.declarations import load_tasks
-from ..jobs.staging.sending import celery_app
+from ..jobs.staging.sending import celery_app, load_tasks
 from ..models import StagedJob
 
 #: The most jobs, events or commands that a failure message lists.

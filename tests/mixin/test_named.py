@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 from django.test.utils import override_system_checks
 
-from outbox_app.jobs.staging import declarations
-from outbox_app.jobs.staging.declarations import task_named
+from outbox_app.jobs.staging import sending
+from outbox_app.jobs.staging.sending import task_named
 from tests.mixin import gate
 from tests.patience import patience
 
@@ -82,7 +82,7 @@ def test_second_thread_waits_for_the_modules(make_app, module, monkeypatch):
             self.lock.release()
 
     lock = Lock()
-    monkeypatch.setattr(declarations, "_loading", lock)
+    monkeypatch.setattr(sending, "_loading", lock)
     name = module(
         "from celery import shared_task\n"
         "from tests.mixin import gate\n"

@@ -1,4 +1,4 @@
-"""The hooks on Celery: the mixin that replaces ``Celery.send_task``, and all others.
+"""The hooks on Celery: the mixin that replaces ``Celery.send_task``, and all others; the apps.
 
 ``calls`` decides which calls are staged, ``producer`` writes the rows. Each hook lets Celery's own
 code run, which Celery's users and tracing tools also wrap.
@@ -15,8 +15,9 @@ from functools import wraps
 from inspect import signature
 from types import FunctionType, SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
-from celery import Celery
+from celery import Celery, current_app
 from celery._state import _get_active_apps  # type: ignore[attr-defined]
 from celery.app.task import Task
 from celery.canvas import group
@@ -33,7 +34,8 @@ from .calls import Call, Mode, around, may_stage, mode_here, shadow_mode, surrou
 from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
 from .results import remember_staged, wrap_backend
 
-logger = get_logger("outbox_app.shadow")
+logger = get_logger("outbox_app.staging")
+shadow_logger = get_logger("outbox_app.shadow")
 
 # Every hook on Celery. The code of each says why it exists:
 #
@@ -131,7 +133,7 @@ class StagingMixin:
         except StagingRefused as error:
             refused = str(error)
         except Exception:
-            logger.exception("Shadow mode failed task=%s", call.name)
+            shadow_logger.exception("Shadow mode failed task=%s", call.name)
             return None
         options = {"using": call.using or outbox_alias(), "ordering_key": call.ordering_key}
         return shadow.ShadowProducer(self, call.name, refused=refused, **options)
@@ -250,15 +252,52 @@ def staging_apps() -> list[Celery]:
     return sorted(staging, key=lambda app: app.main or "")
 
 
+def task_named(name: str, app: Celery | None = None) -> Task[Any, Any] | str:
+    """Return the task of this name, with the options of its decorator, or else the name itself.
+
+    If the app does not know the name, this imports the app's task modules, as a worker does at its
+    start. The import may fail in a process that lacks the libraries of the workers.
+    """
+    sender: Any = app or current_app._get_current_object()  # type: ignore[attr-defined]
+    if name not in sender.tasks:
+        try:
+            load_tasks(sender)
+        except Exception as error:  # any error of the project's modules
+            logger.warning("Task modules cannot be imported task=%s error=%s", name, error)
+    return sender.tasks.get(name, name)  # type: ignore[no-any-return]
+
+
+_loading = threading.RLock()
+_loaded: WeakSet[Celery] = WeakSet()
+
+
+def load_tasks(app: Celery) -> None:
+    """Import the task modules of an app, once."""
+    # A second thread waits here: else it would find half of the tasks, and stage others by name.
+    with _loading:
+        if app not in _loaded:
+            _loaded.add(app)
+            # Celery would run the system checks first, which query all databases since Django 6.1.
+            before = os.environ.get("CELERY_SKIP_CHECKS", "")
+            os.environ["CELERY_SKIP_CHECKS"] = "1"
+            try:
+                app.loader.import_default_modules()
+            finally:
+                os.environ["CELERY_SKIP_CHECKS"] = before
+
+
 def _renew_locks() -> None:
-    """Give a forked child locks of Celery and kombu that no thread holds.
+    """Give a forked child locks that no thread holds: of Celery, of kombu, and ours.
 
     Each read of a kombu ``cached_property``, such as ``app.amqp``, takes a lock of the property,
     even if the value is there; so does a signal that has receivers, and the cached name of the
     host. A child that was forked while another thread of its parent held such a lock would wait for
-    that thread for ever, inside an open transaction. What the locks guard are single assignments,
+    that thread for ever, inside an open transaction. What their locks guard are single assignments,
     which were made or are made again.
     """
+    global _loading
+    _loading = threading.RLock()
+    _loaded.clear()
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("celery", "kombu"):
             for value in list(getattr(module, "__dict__", {}).values()):

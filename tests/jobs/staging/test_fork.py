@@ -19,7 +19,7 @@ from kombu.utils.objects import cached_property
 
 from outbox_app.events import publish
 from outbox_app.events.signals import events_published
-from outbox_app.jobs.staging import declarations, sending
+from outbox_app.jobs.staging import sending
 from outbox_app.models import StagedJob
 from outbox_app.signals import jobs_staged
 from tests.patience import patience
@@ -55,7 +55,7 @@ def stage(add, alias):
         group(add.s(1, 2) | add.s(3), add.s(4, 5)).delay()
         publish("order-1", "order.paid", using=alias)
         # As a model does that declares a task of another service by its name.
-        assert declarations.task_named("another.service", add.app) == "another.service"
+        assert sending.task_named("another.service", add.app) == "another.service"
         assert StagedJob.objects.using(alias).count() == 3
         transaction.set_rollback(True, using=alias)
 
@@ -92,7 +92,7 @@ def test_a_child_waits_for_no_thread_of_its_parent(alias, add, held, monkeypatch
         "properties": properties(lambda: stage(add, alias), monkeypatch),
         "signals": [each.lock for each in SIGNALS],
         "hostname": [getclosurevars(gethostname).nonlocals["mutex"]],
-        "tasks": [declarations._loading],
+        "tasks": [sending._loading],
     }[held]
     ready, go = threading.Barrier(2), threading.Event()
 
