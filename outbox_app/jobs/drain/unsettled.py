@@ -67,6 +67,8 @@ class Unsettled:
         Rows that another transaction has locked are kept, too: this drainer does not read them
         again, and an incident records that the next owner of their shards may do so.
         """
+        if not (self._incidents or self._published):
+            return
         while self._incidents:
             record_incident(**self._incidents[0], using=self.using)
             del self._incidents[0]
