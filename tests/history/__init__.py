@@ -1,0 +1,1 @@
+"""Tests of histories, and of the judge who reads them."""
