@@ -1,59 +1,66 @@
-"""Reads the books of a run: from the database, the consumer's file, and the writers' logs."""
+"""Reads the history of a run: the database, the consumer's file, and what the writers noted."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from outbox_app.history import Record, read
+
 from .consumer import READ, connect
-from .judge import Arrival, Books, Recorded, Row
 from .world import World
 
 
-def read(world: World) -> Books:
-    """Return the books for the judge."""
+def history(world: World, faults: Mapping[str, int]) -> Iterator[Record]:
+    """Yield the records of a run, with the faults that were injected, by name."""
+    heard = list(read(sorted(world.folder.glob("*.transactions"))))
+    ended = {each["id"]: each for each in heard if each.what == "transaction"}
+    happened = (Record("happening", {"name": name, "count": n}) for name, n in faults.items())
+    return chain(heard, happened, _arrived(world.arrivals), _found(ended))
+
+
+def _arrived(file: Path) -> Iterator[Record]:
+    """Yield the messages that the broker has accepted, in their order."""
+    for task_id, at in _query(file, "SELECT task_id, at FROM arrival ORDER BY number"):
+        yield Record("publish", {"job": task_id}, began=at, ended=at)
+
+
+def _found(ended: Mapping[str, Record]) -> Iterator[Record]:
+    """Yield what the database has; ``ended``: the transactions as their writers heard of them."""
     from outbox_app.events.models import Event
+    from outbox_app.events.subscriptions.subscriber import all_subscribers
     from outbox_app.models import DeadJob, Incident
 
     from .models import Committed, Executed, Handled, Staged
 
-    arrivals = _query(world.arrivals, "SELECT task_id, at FROM arrival ORDER BY number")
-    handled: dict[str, list[int]] = {name: [] for name in subscriptions()}
+    for number in Committed.objects.values_list("number", flat=True):
+        yield Record("commit", {"transaction": number})
+    # Two rows of one key are in the order of staging: their writers hold the lock of the key.
+    for row in Staged.objects.order_by("id").values("id", "task_id", "row", "shard", "key"):
+        facts = {"job": row["task_id"], "row": row["row"], "shard": row["shard"]}
+        yield Record("stage", {**facts, "key": row["key"], "order": row["id"]})
+    for dead in DeadJob.objects.defer("body", "envelope"):
+        yield Record("dead", {"job": dead.task_id, "reason": dead.reason})
+    for each in Incident.objects.all():
+        facts = {"kind": each.kind, "shards": each.shards, "first": each.first_id}
+        at = each.created_at.timestamp()
+        yield Record("incident", {**facts, "last": each.last_id}, began=at, ended=at)
+    for task_id in Executed.objects.order_by("id").values_list("task_id", flat=True):
+        yield Record("execute", {"job": task_id})
+    for event in Event.objects.values("id", "stream", "version", "data"):
+        writer = ended.get(event["data"]["number"])
+        names = ("began", "ended", "outcome")
+        times: Any = {name: getattr(writer, name) for name in names} if writer else {}
+        facts = {"position": event["id"], "stream": event["stream"], "version": event["version"]}
+        yield Record("event", facts, **times)
+    partitions = {each.name: each.partitions for each in all_subscribers()}
     for name, position in Handled.objects.order_by("id").values_list("subscription", "position"):
-        handled[name].append(position)
-    heard = transactions(world)
-    rows = Staged.objects.order_by("id").values_list("id", "task_id", "row", "shard", "key")
-    return Books(
-        rows=[Row(*row) for row in rows],
-        arrivals=[Arrival(*arrival) for arrival in arrivals],
-        incidents=[
-            Recorded(i.kind, frozenset(i.shards), i.first_id, i.last_id, i.created_at.timestamp())
-            for i in Incident.objects.all()
-        ],
-        dead={dead.task_id: dead.reason for dead in DeadJob.objects.defer("body", "envelope")},
-        executed=list(Executed.objects.values_list("task_id", flat=True)),
-        events={
-            id: (stream, version)
-            for id, stream, version in Event.objects.values_list("id", "stream", "version")
-        },
-        handled=handled,
-        committed=list(Committed.objects.values_list("number", flat=True)),
-        heard_committed=heard["committed"],
-        heard_rolled_back=heard["rolled"],
-        sends_of_an_attempt=2 if world.broker_name == "redis" else 1,
-    )
-
-
-def transactions(world: World) -> dict[str, list[str]]:
-    """Return the numbers of the transactions in the writers' logs, by the outcome in the log."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for file in world.folder.glob("*.transactions"):
-        for line in file.read_text().splitlines():
-            what, number, *_ = line.split()
-            found[what].append(number)
-    return found
+        facts = {"subscription": name, "position": position, "partitions": partitions[name]}
+        yield Record("handle", facts)
 
 
 def subscriptions() -> list[str]:

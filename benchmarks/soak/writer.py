@@ -1,9 +1,9 @@
 """A writer, to be killed: ``python -m benchmarks.soak.writer NAME SEED RATE LOG FAULTS``.
 
 The writer runs one transaction after another, with jobs and events. It rolls some back, keeps some
-open for seconds, and kills itself in some right after it has sent COMMIT. It logs to LOG the state
-of each transaction as far as it knows it, ``begun``, ``committed``, ``rolled`` or ``unknown``, and
-with immediate delivery how many jobs it has published itself.
+open for seconds, and kills itself in some right after it has sent COMMIT. LOG is its history: each
+transaction before it begins, outcome unknown, and when it has ended; its own faults; and with
+immediate delivery how many jobs it has published itself.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import django
 
+from outbox_app.history import Writer as History
+from outbox_app.history.record import FAILED, UNKNOWN
+
+#: A happening in the history of a writer that publishes its jobs itself.
+PUBLISHED = "published by writers"
 KEYS = [f"key-{n}" for n in range(20)]
 STREAMS = [f"stream-{n}" for n in range(40)]
 
@@ -34,16 +38,16 @@ class Writer:
     Args:
         name: The prefix of the numbers of its transactions.
         random: The generator of its random choices.
-        log: Writes a line to the log.
+        history: Takes the records.
         faults: Names of the faults that it injects itself.
     """
 
     def __init__(
-        self, name: str, random: random.Random, log: Callable[[str], None], faults: set[str]
+        self, name: str, random: random.Random, history: History, faults: set[str]
     ) -> None:
         self.name = name
         self.random = random
-        self.log = log
+        self.history = history
         self.faults = faults
         self.count = 0
 
@@ -60,7 +64,9 @@ class Writer:
         long = "long-transaction" in self.faults and 0.08 <= fate < 0.084
         dies = "killed-at-commit" in self.faults and 0.084 <= fate < 0.088
         jobs = 150 if self.random.random() < 0.01 else self.random.randint(0, 3)
-        self.log(f"begun {number}")
+        began = time.time()
+        noted = partial(self.history.write, "transaction", id=number, began=began)
+        noted(outcome=UNKNOWN)
         try:
             with transaction.atomic():
                 Committed.objects.create(number=number)
@@ -68,25 +74,25 @@ class Writer:
                 self._publish(number, long=long)
                 self._undo_savepoint(number)
                 if long:
-                    self.log(f"fault long-transaction {number}")
+                    self.history.write("happening", name="long-transaction")
                     time.sleep(self.random.uniform(5, 15))
                 if transaction.get_rollback():  # the signal swallowed an error: see enter()
                     raise OperationalError("The books could not be kept.")
                 if rolls_back:
                     raise RolledBack
                 if dies:
-                    self.log(f"fault killed-at-commit {number}")
+                    self.history.write("happening", name="killed-at-commit")
                     _send_commit(connection.connection)
                     os.kill(os.getpid(), signal.SIGKILL)
         except RolledBack:
-            self.log(f"rolled {number}")
+            noted(outcome=FAILED)
         except Error as error:
-            self.log(f"unknown {number} {type(error).__name__}")
+            noted(outcome=UNKNOWN, error=type(error).__name__)
             with suppress(Exception):  # closing a broken connection may raise any error
                 connection.close()
             time.sleep(0.5)
         else:
-            self.log(f"committed {number}")
+            noted()
         return jobs
 
     def _stage(self, number: str, jobs: int, *, keyed: bool) -> None:
@@ -141,8 +147,8 @@ def _send_commit(raw: Any) -> None:
         raw.send_query("COMMIT")
 
 
-def _note_published(log: Callable[[str], None], count: int, **kwargs: Any) -> None:
-    log(f"immediate {count}")
+def _note_published(history: History, count: int, **kwargs: Any) -> None:
+    history.write("happening", name=PUBLISHED, count=count)
 
 
 @contextmanager
@@ -158,12 +164,10 @@ def main(name: str, seed: str, rate: str, log: str, faults: str) -> None:
     django.setup()
     from outbox_app.signals import jobs_published
 
-    # Line buffered, so that SIGKILL loses no line.
-    with open(log, "a", buffering=1) as file, until_terminated() as is_ended:
-        writer = Writer(
-            name, random.Random(seed), lambda line: print(line, file=file), set(faults.split(","))
-        )
-        published = partial(_note_published, writer.log)
+    with open(log, "a") as file, until_terminated() as is_ended:
+        history = History(file, name)
+        writer = Writer(name, random.Random(seed), history, set(faults.split(",")))
+        published = partial(_note_published, history)
         jobs_published.connect(published)
         due = time.monotonic()
         while not is_ended():

@@ -29,9 +29,10 @@ def test_soak_runs(broker: str, tmp_path: Path) -> None:
         text=True,
         timeout=patience(380),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(file.read_text())
-    assert set(result["verdicts"].values()) == {0}
+    assert set(result["broken"].values()) == {0}, done.stdout + done.stderr
+    # Within seconds some of the hard things do not happen, and the run says so.
+    assert done.returncode == (3 if result["did not happen"] else 0), done.stdout + done.stderr
     jobs, events = result["jobs"], result["events"]
     assert 0 < jobs["committed"] == jobs["accepted"] == jobs["executed"]
     assert jobs["published by writers"]
