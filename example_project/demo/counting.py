@@ -1,10 +1,10 @@
 """Compares the writers' ledgers with the worker's notes, without asking the outbox.
 
-A task of a committed order is *lost* if it never succeeded. A run is *leaked* if its order was
-rolled back, or is not in the table of orders. A task is *duplicated* if it succeeded more than
-once; an incident explains this if it names the shard and the id of the task's outbox row. However
-often a task ran, its effects must be there once: the pieces taken from the stock are those that the
-orders reserved. A row of a view is *right* if it agrees with the shop's tables, else *wrong*.
+The judge of ``outbox_app.history`` compares: a task of a committed order is *lost* if it never ran,
+and *leaked* if its order is not in the table of orders. A task is *duplicated* if it succeeded more
+than once; the judge says which of these no incident explains. However often a task ran, its effects
+must be there once: the pieces taken from the stock are those that the orders reserved. A row of a
+view is *right* if it agrees with the shop's tables, else *wrong*.
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from example_project.shop.models import ArticleSales, Execution, Order, OrderProgress, Shelf, Stock
+from outbox_app.history import Record, judge
 from outbox_app.models import Incident
 
 from .ledger import COMMITTED, ROLLED_BACK, UNKNOWN
@@ -119,39 +120,57 @@ class Count:
         self.expected = {(order, task) for order in self.committed for task in STAGED_AS}
         succeeded = Counter((order, task) for order, task, state in self.runs if state == "SUCCESS")
         self.executed = self.expected & succeeded.keys()
-        self.lost = self.expected - succeeded.keys()
-        self.leaked = self._find_leaked()
         self.duplicated = {run: times - 1 for run, times in succeeded.items() if times > 1}
-        self.unexplained = [run for run in self.duplicated if not self._is_explained(*run)]
+        # A batch that is one pipeline may be sent again one by one.
+        self.verdict = judge(
+            self._history(entries, succeeded),
+            promises=("P1", "P2", "P3", "P5"),
+            sends_of_an_attempt=2,
+        )
+
+    @property
+    def unfinished(self):
+        return self.expected - self.executed
+
+    @property
+    def lost(self):
+        return self.verdict.findings.get("P3", [])
+
+    @property
+    def leaked(self):
+        return [text for name in ("P1", "P2") for text in self.verdict.findings.get(name, [])]
+
+    @property
+    def unexplained(self):
+        return self.verdict.findings.get("P5", [])
 
     @property
     def finished(self):
         """Whether each task of each committed order has succeeded."""
-        return not self.lost
+        return not self.unfinished
 
     @property
     def passed(self):
-        wrong = self.lost or self.leaked or self.unexplained
-        wrong = wrong or any(view.wrong for view in self.views)
-        return not wrong and self.taken == self.reserved
+        right = not any(view.wrong for view in self.views) and self.taken == self.reserved
+        return self.verdict.holds and self.finished and right
 
     def orders_done(self):
         """Return the number of committed orders with all the rows that their tasks write."""
         done = Order.objects.exclude(reserved_at=None).exclude(payment=None).exclude(receipt=None)
         return len(self.committed.keys() & {str(pk) for pk in done.values_list("pk", flat=True)})
 
-    def _find_leaked(self):
-        stored = {str(pk) for pk in Order.objects.values_list("pk", flat=True)}
-        return {
-            (order, task)
-            for order, task, _ in self.runs
-            if order in self.rolled_back or order not in stored
-        }
-
-    def _is_explained(self, order, task):
-        entry = self.committed.get(order) or self.unknown.get(order)
-        row = entry and entry.staged.get(STAGED_AS[task])
-        return bool(row) and any(
-            row["shard"] in incident.shards and incident.first_id <= row["row"] <= incident.last_id
-            for incident in self.incidents
-        )
+    def _history(self, entries, succeeded):
+        outcomes = {COMMITTED: "ok", ROLLED_BACK: "failed", UNKNOWN: "unknown"}
+        for entry in entries:
+            yield Record("transaction", {"id": entry.order}, outcome=outcomes[entry.outcome])
+            for task, staged_as in STAGED_AS.items():
+                facts = {"job": (entry.order, task), "transaction": entry.order}
+                yield Record("stage", {**facts, **entry.staged[staged_as]})
+        for pk in Order.objects.values_list("pk", flat=True):
+            yield Record("commit", {"transaction": str(pk)})
+        # What ran was published, also if it has failed.
+        for run in {(order, task) for order, task, _ in self.runs}:
+            yield from [Record("publish", {"job": run})] * max(1, succeeded[run])
+        for each in self.incidents:
+            facts = {"kind": each.kind, "shards": each.shards}
+            yield Record("incident", {**facts, "first": each.first_id, "last": each.last_id})

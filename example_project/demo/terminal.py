@@ -43,8 +43,8 @@ def table(count):
         ("committed", len(count.committed), len(count.expected), ""),
         ("rolled back", len(count.rolled_back), "", f"{count.by_savepoint} of them by a savepoint"),
         ("executed", count.orders_done(), len(count.executed), ""),
-        ("lost", _orders(count.lost), len(count.lost), ""),
-        ("leaked", _orders(count.leaked), len(count.leaked), ""),
+        ("lost", _orders(count.unfinished), len(count.lost), ""),
+        ("leaked", len(count.leaked), len(count.leaked), ""),
         (
             "duplicated",
             _orders(count.duplicated),

@@ -9,7 +9,7 @@ nothing may be missing, and every extra publish must belong to an incident. Time
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +27,7 @@ from outbox_app.process import backoff, lease
 
 from .brokers import Broker
 from .fault_injector import FaultInjector, set_failpoints
-from .model import Model, Recorded
+from .model import Model
 from .writer import DUE, LateWriter, Writer
 
 #: In seconds. The database's clock goes on in real time too: no sum of the times that the machine
@@ -65,8 +65,8 @@ class ModelState:
         self.writer = Writer(using=stage.alias, tasks=stage.tasks, model=self.model)
         self.late: LateWriter | None = None
         self.injectors: list[FaultInjector] = []
-        #: What the latest check found in the dead table: the errors by task id.
-        self.dead: dict[str, str] = {}
+        #: What the latest check found in the dead table: errors and reasons by task id.
+        self.dead: dict[str, tuple[str, str]] = {}
         self.passed = 0.0
         Broker.current = self.broker = Broker(self.model.accepted)
         stage.reset_broker(True)
@@ -120,21 +120,17 @@ class ModelState:
         for id in list(held.values_list("id", flat=True)):
             held.filter(id=id).update(available_at=F("available_at") - ago)
 
-    def check(self) -> None:
+    def check(self, incidents: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Raise AssertionError where a promise is broken that holds at any time."""
-        self._check_jobs()
+        self._check_jobs(incidents)
         self._check_owners()
 
-    def _check_jobs(self) -> None:
-        rows = StagedJob.objects.using(self.using).values_list("task_id", "id")
-        staged = dict(rows)
-        assert len(staged) == len(rows), f"staged twice: {rows}"
+    def _check_jobs(self, incidents: Sequence[Mapping[str, Any]] | None) -> None:
+        staged = list(StagedJob.objects.using(self.using).values_list("task_id", flat=True))
         buried = DeadJob.objects.using(self.using).values_list("task_id", "error", "reason")
-        assert all(error and reason for _, error, reason in buried)
-        self.dead = {task_id: error for task_id, error, _ in buried}
+        self.dead = {task_id: (error, reason) for task_id, error, reason in buried}
         assert len(self.dead) == len(buried), f"dead twice: {buried}"
-        self.model.check_kept(staged, self.dead)
-        self.model.check_order()
+        self.model.check(staged, self.dead, incidents)
 
     def _check_owners(self) -> None:
         owner = dict(Lease.objects.using(self.using).values_list("part", "owner"))
@@ -161,18 +157,19 @@ class ModelState:
         self._drain()
         for injector in self.alive:
             injector.stop()
-        self.check()
-        incidents = [
-            Recorded(
-                incident.kind,
-                "".join(_UUID.findall(incident.drainer)),
-                frozenset(incident.shards),
-                incident.first_id,
-                incident.last_id,
-            )
-            for incident in Incident.objects.using(self.using)
-        ]
-        self.model.check_covered(incidents, sends_of_an_attempt=1)
+        incidents = Incident.objects.using(self.using)
+        self.check(
+            [
+                {
+                    "kind": incident.kind,
+                    "drainer": "".join(_UUID.findall(incident.drainer)),
+                    "shards": incident.shards,
+                    "first": incident.first_id,
+                    "last": incident.last_id,
+                }
+                for incident in incidents
+            ]
+        )
 
     def _drain(self) -> None:
         injector = self.start()

@@ -32,7 +32,7 @@ def test_a_batch_is_deleted_beside_an_open_transaction(alias, machine):
     machine.stage_in_late_transaction([Spec(), Spec()])
     machine.stage_jobs([Spec()] * 8, commit=True)
     machine.turn(0)
-    assert [len(job.accepted) for job in machine.model.jobs.values()] == [0] * 2 + [1] * 8
+    assert machine.model.times_accepted() == [0] * 2 + [1] * 8
     machine.end_late_transaction(commit=True)
     machine.turn(0)
-    assert all(job.accepted for job in machine.model.jobs.values())
+    assert all(machine.model.times_accepted())

@@ -58,7 +58,7 @@ class Writer:
 
     def _stage(self, spec: Spec, transaction: int, immediate: bool) -> str:
         # Not a random id: it decides on the shard, and runs have to repeat.
-        task_id = f"job-{len(self.model.jobs)}"
+        task_id = f"job-{len(self.model.specs)}"
         options: dict[str, Any] = {"ordering_key": spec.key, "task_id": task_id}
         options["immediate"] = immediate
         if spec.kind == EXPIRED:
