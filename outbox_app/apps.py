@@ -23,7 +23,7 @@ class OutboxAppConfig(capability.Capability):
     def start(self) -> None:
         from . import checks
         from .conf import require_celery
-        from .monitoring import log_lines  # noqa: F401  # connects its receivers
+        from .monitoring import log_lines, no_drainer  # noqa: F401  # they connect receivers
         from .text import get_logger
 
         require_celery()

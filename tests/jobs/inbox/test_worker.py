@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from celery import chain
 from django.db import transaction
 
 from outbox_app.celery import OutboxCelery
+from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import CallbackFailed
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
@@ -129,6 +131,21 @@ def test_a_message_that_arrives_twice_is_executed_once(app, worker, effects, not
     until_repeated(worker, times=20)
     assert effects() == sorted(f"work{i}" for i in range(20))
     assert noted() == sorted(jobs)
+
+
+def test_its_processes_say_together_that_no_drainer_runs(alias, app, worker, client, effects):
+    """See ``monitoring.no_drainer``: the pool has two processes, and one of them says it."""
+    with transaction.atomic(using=alias):
+        app.send_task("work", ("waits",))
+    long_ago = DatabaseNow() - timedelta(minutes=2)
+    StagedJob.objects.using(alias).update(staged_at=long_ago)
+    for i in range(20):
+        app.send_task("work", (f"work{i}",))
+
+    until(lambda: len(effects()) == 20, worker)
+    until(lambda: "No drainer runs" in worker.log.read_text(), worker)
+    [line] = [each for each in worker.log.read_text().splitlines() if "No drainer runs" in each]
+    assert "WARNING/ForkPoolWorker-" in line
 
 
 def test_a_job_that_is_drained_twice_is_executed_once(alias, app, worker, effects):
