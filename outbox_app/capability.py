@@ -198,8 +198,6 @@ class Doors:
     counters: Collection[str] = ()
     #: Further names in that table, which are not removed with the counters.
     statistics: Collection[str] = ()
-    #: Whether checks of its own look at the engines of the tables of ``models()`` on MySQL.
-    checks_engines = False
 
     def parts(self) -> Mapping[str, Collection[type[Model]]]:
         """Return parts of its section. The overview shows one to who may view a model of it."""

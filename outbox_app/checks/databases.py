@@ -39,9 +39,6 @@ STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_o
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     models = {*(m for app in capabilities() for m in app.get_models()), *_of_the_project()}
-    for doors in all_doors():
-        if doors.checks_engines:
-            models.difference_update(doors.models())
     found: list[CheckMessage] = []
     for connection, tables in _holding(databases):
         if connection.vendor == "mysql":
@@ -103,8 +100,8 @@ def _check_mysql(connection: Any, models: list[Any]) -> Iterator[CheckMessage]:
         engines = cursor.fetchall()
     for table, engine in engines:
         yield Error(
-            f"Table {table} on {connection.alias!r} has engine {engine}, not InnoDB: a job would "
-            "stay when its transaction is rolled back.",
+            f"Table {table} on {connection.alias!r} has engine {engine}, not InnoDB: its "
+            "rows would stay when their transaction is rolled back.",
             hint=f"ALTER TABLE {table} ENGINE = InnoDB",
             id="outbox.E008",
         )

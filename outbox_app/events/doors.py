@@ -237,7 +237,6 @@ class EventsDoors(Doors):
     prunes = ("--events", "--archived DIR")
     kinds = KINDS
     empty = EventsSection()
-    checks_engines = True
 
     def parts(self) -> Mapping[str, Any]:
         return {"subscriptions": [Subscription], "gaps": [Gap]}

@@ -238,8 +238,14 @@ class TestMySQL:
     def test_engine(self, alias, changed):
         back = "ALTER TABLE outbox_event ENGINE = InnoDB"
         with changed("ALTER TABLE outbox_event ENGINE = MyISAM", back):
-            assert_found(alias, "outbox.E008", "outbox_event", back)
-            assert ids(check_databases(databases=[alias])) == []
+            [message] = check_databases(databases=[alias])
+            assert (message.id, message.hint) == ("outbox.E008", back)
+            assert ids(check_log_tables(databases=[alias])) == []
+            assert "outbox_event has engine MyISAM" in start(alias)
+            with changed(
+                "RENAME TABLE outbox_stagedjob TO x", "RENAME TABLE x TO outbox_stagedjob"
+            ):
+                assert ids(check_log_tables(databases=[alias])) == ["outbox.E008"]
 
     def test_collation_of_a_log_of_ones_own(self, alias, run):
         run("ALTER TABLE ledger CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
