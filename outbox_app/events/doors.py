@@ -43,7 +43,7 @@ from .loops import loops
 from .models import Event, EventLog, Gap, Subscription
 from .retention import chosen_events, prune_events
 from .series import EventsPerMinute
-from .sinking import SinkStatus, sink_status
+from .sink import SinkStatus, sink_status
 from .subscriptions import lag
 from .subscriptions.lag import SubscriptionLag
 

@@ -9,7 +9,7 @@ import pytest
 
 from outbox_app.capability import kinds
 from outbox_app.events.doors import EventsSection
-from outbox_app.events.sinking import SinkStatus
+from outbox_app.events.sink import SinkStatus
 from outbox_app.events.subscriptions.lag import SubscriptionLag
 from outbox_app.jobs.dead_summary import DeadMatrix, DeadRow
 from outbox_app.jobs.drain.status import Backlog, DrainerStatus, Held

@@ -24,8 +24,7 @@ from outbox_app.events.log import registry
 from outbox_app.events.log.registry import sinks
 from outbox_app.events.loops import sinking
 from outbox_app.events.models import Event
-from outbox_app.events.sink import Sink
-from outbox_app.events.sinking import sink_status
+from outbox_app.events.sink import Sink, sink_status
 from outbox_app.models import Lease, Process
 from outbox_app.pipeline.exceptions import ArchiveRefused, Unreachable
 from outbox_app.pipeline.table import Archive

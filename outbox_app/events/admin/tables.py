@@ -23,7 +23,7 @@ from ...monitoring.figures import number
 from ...text import duration, one_line, shown
 from .. import series
 from ..models import Event, Gap
-from ..sinking import DAY, SinkStatus
+from ..sink import DAY, SinkStatus
 from ..subscriptions.lag import SubscriptionLag
 
 
