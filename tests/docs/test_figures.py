@@ -60,3 +60,12 @@ def test_the_range_of_routing_is_that_of_the_committed_run() -> None:
     found = [each["routed"]["per_second"] / each["scattered"]["per_second"] for each in rounds]
     assert f"range from {min(found):.2f} to {max(found):.2f} times" in text
     assert f"medians of {len(found)} rounds" in text
+
+
+def test_a_split_table_is_that_of_the_committed_run() -> None:
+    text = (ROOT / "docs/howto/split-a-table.md").read_text()
+    ratios = result("fleet")["ratios"]
+    names = ("", "_inserts", "_look_ups", "_inserts_by_hundreds")
+    row = " | ".join(f"{ratios[f'sharded_vs_plain{name}']:.2f}" for name in names)
+    assert f"\n| {row} |\n" in text
+    assert result("fleet")["sharded"]["rows"] == 10_000_000

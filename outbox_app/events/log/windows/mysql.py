@@ -4,7 +4,7 @@ Delivery continues past a missing position, and delivers its row when it appears
 *dirty* read, which sees uncommitted rows, looks for the positions that are still missing. The run
 rule: missing positions that follow one another are one run, and the run is open while a dirty read
 sees any of it. A run of which nothing was seen for the settle time counts as never used. Why, with
-figures: docs/explanation/reading-the-log.md.
+figures: docs/explanation/log-on-mysql.md.
 """
 
 from __future__ import annotations
