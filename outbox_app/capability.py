@@ -196,8 +196,6 @@ class Doors:
     empty: Section | None = None
     #: Names of its counters, which the processes write to the table of statistics.
     counters: Collection[str] = ()
-    #: Further names in that table, which are not removed with the counters.
-    statistics: Collection[str] = ()
 
     def parts(self) -> Mapping[str, Collection[type[Model]]]:
         """Return parts of its section. The overview shows one to who may view a model of it."""

@@ -17,11 +17,10 @@ from django.utils.decorators import method_decorator
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 
-from ..capability import all_doors
 from ..models import Incident, Overview, Process, Statistic
 from ..text import one_line, shown
 from .base import EscapedChangeList, OutboxAdmin, column
-from .filters import ColumnFilter, column_filter
+from .filters import column_filter
 from .overview import may_view, overview
 
 
@@ -57,17 +56,6 @@ class IncidentAdmin(OutboxAdmin):
     short_detail = column(_("detail"), lambda incident: shown(incident.detail, 120))
 
 
-class NameFilter(ColumnFilter):
-    parameter_name = "name"
-    title = _("name")
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Offer all known names, too: the newest rows may have a few of them only."""
-        found = dict(super().lookups(request, model_admin))
-        names = [name for doors in all_doors() for name in doors.statistics]
-        return sorted({**{name: name for name in names}, **found}.items())
-
-
 class StatisticChangeList(EscapedChangeList):
     def get_ordering(self, request: HttpRequest, queryset: Any) -> Any:
         """Within a name, append no id: the order is total, and MariaDB would sort all rows."""
@@ -80,7 +68,7 @@ class StatisticChangeList(EscapedChangeList):
 class StatisticAdmin(OutboxAdmin):
     list_display = ["minute", "name", "short_label", "value", "source"]
     list_display_links = None
-    list_filter = [NameFilter, column_filter("source", _("source"))]
+    list_filter = [column_filter("name", _("name")), column_filter("source", _("source"))]
     indexed_by = "name"
     actions = None
 

@@ -20,7 +20,7 @@ from ..fields import CharField
 KEY = ("name", "minute", "source", "dimension", "label")
 #: Rows per INSERT.
 BATCH = 500
-#: Longer than the columns of a log, or of a task's name, so that no such name is cut.
+#: Longer than the names of subscriptions and of logs, so that none of these is cut.
 LABEL_LENGTH = 300
 
 
@@ -37,12 +37,12 @@ def label_of(text: str) -> str:
 
 class Statistic(models.Model):
     id = models.BigAutoField(primary_key=True)
-    #: The table of the log that the figure is about; for a counter the process that counted.
+    #: The process that counted.
     source = CharField(_("source"), max_length=128)
-    #: The start of the minute; for a figure about a whole log the newest event's.
+    #: The start of the minute.
     minute = models.DateTimeField(_("minute"))
     name = CharField(_("name"), max_length=40)
-    #: The grouping and the group: ``type`` and ``OrderPlaced``. Empty for a total.
+    #: The grouping and the group: ``subscription`` and its name. Empty for a total.
     dimension = CharField(_("dimension"), max_length=20, blank=True, default="")
     label = CharField(_("label"), max_length=LABEL_LENGTH, blank=True, default="")
     value = models.FloatField(_("value"))

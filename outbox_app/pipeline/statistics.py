@@ -1,8 +1,8 @@
 """Statistics of a log: events per minute, hot streams, skew of partitions, times until handled.
 
-All results have the columns of ``statistic_names``, and a row for each figure. A row is about one
-minute; a figure about the whole log has the minute of its newest event. Two runs over the same
-events give the same rows, and the same bytes of a file.
+All results have the columns ``COLUMNS``, and a row for each figure. A row is about one minute; a
+figure about the whole log has the minute of its newest event. Two runs over the same events give
+the same rows, and the same bytes of a file.
 
 Percentiles are exact in rank and interpolated, of times rounded to three significant digits: at
 most ten thousand values for each type are in memory, however many events there are.
@@ -12,7 +12,6 @@ most ten thousand values for each type are in memory, however many events there 
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,28 @@ from pyarrow import parquet
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from .statistic_names import COLUMNS
-
+#: The columns of a statistic. These and the names are part of the API: files and dashboards refer
+#: to them.
+COLUMNS = ("source", "minute", "name", "dimension", "label", "value")
+#: All statistics of a log.
+NAMES = (
+    # Events of one minute: all of them, by type, by topic.
+    "events",
+    # Events of the busiest streams: in all, and as a share of the log.
+    *("stream_events", "stream_share"),
+    # Events of each partition, and the largest partition in proportion to the mean.
+    *("partition_events", "partition_skew"),
+    # Events of a type that were handled, and that the inbox does not have.
+    *("handled_events", "unmatched_events"),
+    # Percentiles of the seconds from recorded to handled, by type.
+    *(f"handled_seconds_p{percent}" for percent in (50, 90, 95, 99)),
+)
 #: The columns of a log that are read.
 USED = ("topic", "stream", "type", "slice", "message_id", "recorded_at")
 #: How many hot streams are named.
 TOP = 100
 #: The number of partitions for which the skew is computed.
 PARTITIONS = 8
-#: How many minutes, types and topics go into the table: a day, and fifty of each.
-TABLE_MINUTES, TABLE_LABELS = 24 * 60, 50
 #: Other times were set by hand: infinity, or dates that do not exist (MySQL), which are NULL.
 IS_MOMENT = (
     "recorded_at between timestamp'0001-01-01 00:00:00Z' and timestamp'9999-12-31 23:59:59.999999Z'"
@@ -85,18 +96,6 @@ SELECT newest, name, 'type', label, value FROM types CROSS JOIN whole LATERAL VI
         'handled_seconds_p95', p[2], 'handled_seconds_p99', p[3]) AS name, value
 WHERE value IS NOT NULL
 """
-_FOR_TABLE = """
-WITH counts AS (
-    SELECT * FROM {frame} WHERE name = 'events'
-), kept AS (
-    SELECT dimension, label, row_number() OVER
-        (PARTITION BY dimension ORDER BY sum(value) DESC, label) <= {labels} AS kept
-    FROM counts GROUP BY dimension, label
-)
-SELECT * FROM {frame} LEFT JOIN kept USING (dimension, label)
-WHERE (dimension NOT IN ('type', 'topic') OR kept) AND (name != 'events'
-    OR unix_seconds(minute) > (SELECT unix_seconds(max(minute)) FROM counts) - {seconds})
-"""
 
 
 def statistics(
@@ -139,23 +138,6 @@ def write_statistics(frame: DataFrame, folder: str | os.PathLike[str]) -> Path:
     parquet.write_table(rows.toArrow(), beside, store_schema=False)
     os.replace(beside, target / FILE)
     return target / FILE
-
-
-def for_table(frame: DataFrame) -> DataFrame:
-    """Return the statistics that a table can hold, however long and varied the log is.
-
-    These are the newest minutes of the events per minute, and the types and topics with the most
-    events. Types and topics that are left out still count in the totals.
-    """
-    params = {"seconds": 60 * TABLE_MINUTES, "labels": TABLE_LABELS}
-    return _queried(_FOR_TABLE, frame, frame=frame, **params).select(*COLUMNS)
-
-
-def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """Return statistics as tuples."""
-    source, _, *others = COLUMNS
-    rows = frame.select(source, F.unix_seconds("minute"), *others).collect()
-    return [(name, datetime.fromtimestamp(at, UTC), *values) for name, at, *values in rows]
 
 
 def _queried(sql: str, frame: DataFrame, /, **params: Any) -> DataFrame:

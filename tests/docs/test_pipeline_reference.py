@@ -13,7 +13,7 @@ from outbox_app.pipeline.defects import KINDS
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.options import Options, _spelled
 from outbox_app.pipeline.schema import ANSWERS, SCHEMAS, arrow_types
-from outbox_app.pipeline.statistic_names import COLUMNS, NAMES
+from outbox_app.pipeline.statistics import COLUMNS, NAMES
 from outbox_app.pipeline.table import Mark
 from tests.pages import REFERENCE
 

@@ -25,7 +25,7 @@ def main(master: str, archive: str, projection: str, password_file: str) -> None
     declared(projection)
     settings = {"spark.executor.memory": "512m", "spark.sql.shuffle.partitions": "2"}
     session = spark_session(master=master, settings=settings)
-    for pipeline in (("audit",), ("statistics", "--table"), ("rebuild", projection)):
+    for pipeline in (("audit",), ("statistics", "--to", "figures"), ("rebuild", projection)):
         given = ("--archive", archive, "--password-file", password_file)
         call_command("outbox_pipeline", *pipeline, *given)
     print("executors", *session.sparkContext.parallelize(range(2), 2).map(_package).collect())

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from outbox_app.events import publish
 from outbox_app.events.models import Event, Gap, StreamHead
-from outbox_app.models import InboxEntry, Statistic
+from outbox_app.models import InboxEntry
 from outbox_app.pipeline.driver import run
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.table import Archive
@@ -151,41 +151,40 @@ def test_a_report_that_cannot_be_written_is_refused_first(
 
 
 @on("postgres")
-def test_statistics_into_a_file_and_into_the_table(
-    alias: str, call: Call, events: list[Event], tmp_path: Path
-) -> None:
+def test_statistics(alias: str, call: Call, events: list[Event], tmp_path: Path) -> None:
     InboxEntry.objects.using(alias).create(job_id=str(events[0].message_id), task="tasks.mail")
-    said = call("statistics", "--to", str(tmp_path / "figures"), "--table")
-    assert "table=outbox_statistic" in said
-    rows = parquet.read_table(tmp_path / "figures" / "statistics.parquet").to_pylist()
+    said = call("statistics", "--to", str(tmp_path / "figures"))
+    file = tmp_path / "figures" / "statistics.parquet"
+    assert said == f"statistics log=outbox_event file={file}\n"
+    rows = parquet.read_table(file).to_pylist()
     of = {(row["name"], row["dimension"], row["label"]): row["value"] for row in rows}
     assert sum(v for (name, by, _), v in of.items() if (name, by) == ("events", "type")) == 12
     assert of["handled_events", "type", "order.placed"] == 1
     assert of["unmatched_events", "type", "order.placed"] == 11
-    assert Statistic.objects.using(alias).count() == len(rows)
 
 
 def test_statistics_of_times_without_a_zone_have_the_minutes_of_the_events(
-    alias: str, call: Call, events: list[Event], settings: Any
+    alias: str, call: Call, events: list[Event], settings: Any, tmp_path: Path
 ) -> None:
-    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
-    call("statistics", "--table")
     times = Event.objects.using(alias).values_list("recorded_at", flat=True)
-    figures = Statistic.objects.using(alias).filter(name="events", dimension="")
-    assert set(figures.values_list("minute", flat=True)) == {
-        time.replace(second=0, microsecond=0) for time in times
-    }
+    expected = {time.replace(second=0, microsecond=0) for time in times}
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
+    call("statistics", "--to", str(tmp_path))
+    figures = parquet.read_table(tmp_path / "statistics.parquet").to_pylist()
+    assert {each["minute"] for each in figures if each["name"] == "events"} == expected
 
 
 @on("default")
 def test_statistics_have_to_go_somewhere(call: Call) -> None:
-    with pytest.raises(CommandError, match="--to DIR, --table"):
+    with pytest.raises(CommandError, match="required: --to"):
         call("statistics")
+    with pytest.raises(CommandError, match="--to is empty"):
+        call("statistics", "--to", "")
     with pytest.raises(CommandError, match="a folder of this machine"):
         call("statistics", "--to", "s3://bucket/figures")
     for number in (-1, 0, 1025):
         with pytest.raises(CommandError, match="--partitions must be from 1 to 1024"):
-            call("statistics", "--table", f"--partitions={number}")
+            call("statistics", "--to=figures", f"--partitions={number}")
 
 
 @on("postgres", "mariadb")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
@@ -18,10 +16,9 @@ from pyspark.sql import functions as F
 
 from outbox_app.events.log.newevent import slice_of
 from outbox_app.pipeline import statistics as module
-from outbox_app.pipeline.statistic_names import COLUMNS, NAMES
 from outbox_app.pipeline.statistics import (
-    for_table,
-    rows_of,
+    COLUMNS,
+    NAMES,
     statistics,
     write_statistics,
 )
@@ -64,8 +61,12 @@ NEWEST = max(row[5] for row in EVENTS).replace(second=0, microsecond=0)
 
 
 def figures(frame):
-    """The rows of a frame, by all columns but the value; none is there twice."""
-    rows = [row[1:] for row in rows_of(frame)]
+    """The rows of a frame, by all columns but the source and the value; none is there twice."""
+    return by_key(frame.toArrow())
+
+
+def by_key(table):
+    rows = [tuple(row[name] for name in COLUMNS[1:]) for row in table.to_pylist()]
     found = {row[:-1]: row[-1] for row in rows}
     assert len(found) == len(rows)
     return found
@@ -110,7 +111,7 @@ def result(frame):
 
 def test_columns_and_names(frame, result):
     assert tuple(frame.columns) == COLUMNS
-    assert {row[0] for row in rows_of(frame)} == {LOG}
+    assert {row.source for row in frame.collect()} == {LOG}
     assert {key[1] for key in result} == set(NAMES)
 
 
@@ -199,17 +200,21 @@ def test_of_equals_the_first_streams_count(spark, inbox, monkeypatch):
 
 def test_an_empty_log_has_none(spark, inbox, tmp_path):
     frame = statistics(spark.createDataFrame([], SCHEMA), inbox, log=LOG)
-    assert figures(for_table(frame)) == {}
     assert pq.read_table(write_statistics(frame, tmp_path)).num_rows == 0
 
 
-def test_minutes_are_in_utc_wherever_the_driver_is(frame, result, monkeypatch):
+def test_minutes_are_in_utc_wherever_the_driver_is(spark, frame, tmp_path, monkeypatch):
     """In Berlin the hour from 02:00 comes twice, or never."""
+    file = write_statistics(frame, tmp_path).read_bytes()
+    assert by_key(pq.read_table(tmp_path)) == figures(frame)
+    zone = "spark.sql.session.timeZone"
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
+    spark.conf.set(zone, "Asia/Kolkata")
     try:
-        assert figures(frame) == result
+        assert write_statistics(frame, tmp_path).read_bytes() == file
     finally:
+        spark.conf.set(zone, "UTC")
         monkeypatch.undo()
         time.tzset()
 
@@ -236,37 +241,6 @@ def test_times_that_were_set_by_hand_are_left_out(spark, inbox):
         events = events.unionByName(events.limit(1).withColumn("recorded_at", F.expr(moment)))
     assert events.count() > 1
     assert figures(statistics(events, inbox, log=LOG)) == one
-
-
-@pytest.fixture(scope="module")
-def small(frame):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outbox_app.pipeline.statistics.TABLE_MINUTES", 5)
-        patch.setattr("outbox_app.pipeline.statistics.TABLE_LABELS", 2)
-        return figures(for_table(frame))
-
-
-class TestForTheTable:
-    def test_the_newest_minutes_are_kept(self, small, result):
-        first = NEWEST - timedelta(minutes=4)
-        expected = {
-            key: n for key, n in named(result, "events").items() if key[0] >= first and not key[1]
-        }
-        assert {key: n for key, n in named(small, "events").items() if not key[1]} == expected
-        assert {key[0] for key in named(small, "events")} == {key[0] for key in expected}
-
-    def test_types_and_topics_with_the_most_events_are_kept(self, small):
-        for dimension, place in (("type", 2), ("topic", 0)):
-            counts = Counter(row[place] for row in EVENTS)
-            most = sorted(counts, key=lambda label: (-counts[label], label))[:2]
-            kept = {key[3] for key in small if key[2] == dimension}
-            assert kept == set(most)
-
-    def test_what_is_about_the_whole_log_is_kept(self, small, result):
-        def about_the_whole(figures):
-            return {key: n for key, n in figures.items() if key[2] in ("stream", "partition")}
-
-        assert about_the_whole(small) == about_the_whole(result) != {}
 
 
 class TestTheFile:
@@ -326,16 +300,3 @@ class TestTheFile:
         write_statistics(frame.withColumn("value", F.lit(3.0)), tmp_path)
         assert [*tmp_path.iterdir()] == [path]
         assert pq.read_table(path)["value"].to_pylist() == [3.0]
-
-
-@pytest.mark.parametrize(
-    ("name", "missing"),
-    [
-        ("statistics", {"django"}),
-        ("statistic_names", {"django", "pyspark"}),
-    ],
-)
-def test_executors_need_no_django_and_the_table_no_spark(name, missing):
-    code = f"import sys, outbox_app.pipeline.{name}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not missing & {*done.stdout.split()}

@@ -1,6 +1,6 @@
 """Runs pipelines and keeps their results: an audit's gaps and report, and statistics.
 
-The file, or the admin's table, has only the statistics of the last run.
+The folder has only the statistics of the last run.
 """
 
 from __future__ import annotations
@@ -9,13 +9,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from django.db import connections, transaction
-
-from ...aliases import outbox_alias
-from ...models import Statistic
-from ...models.statistic import label_of, write_figures
 from ...text import Write
 from ..archive_reader import check_files, planned
 from ..audit import LIMIT, audit
@@ -26,11 +20,9 @@ from ..exceptions import InvalidOption, PipelineError
 from ..figures import figures
 from ..offset import Offsets
 from ..schema import some
-from ..statistic_names import COLUMNS, NAMES
-from ..statistics import USED, for_table, rows_of, statistics, write_statistics
+from ..statistics import USED, statistics, write_statistics
 from .audit_gaps import accepted_gaps, record
 from .pipeline import Pipeline, disconnect
-from .rebuild_fold import as_stored
 from .report import write_report
 
 #: How many defects are written out, line by line.
@@ -133,43 +125,17 @@ def run_statistics(
     run: Pipeline,
     *,
     inbox: Pipeline,
+    to: str,
     archive: str = "",
-    to: str = "",
-    table: bool = False,
     partitions: int | None = None,
     write: Write,
 ) -> None:
-    """Compute the statistics of a log. Raises ``OutboxError``."""
+    """Write the statistics of a log into a folder. Raises ``OutboxError``."""
     if "://" in to:
         raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
     log, handled = run.options.log, inbox.read(read="inbox")
     events = run.read(some(*USED), archive=archive).persist()
     found = statistics(events, handled, log=log, partitions=partitions).persist()
-    if to:
-        write(f"statistics log={log} file={write_statistics(found, to)}")
-    if table:
-        rows = [
-            (source, as_stored(minute, connections[run.using]), *figure)
-            for source, minute, *figure in rows_of(for_table(found))
-        ]
-        store(rows, log=log)
-        write(f"statistics log={log} table=outbox_statistic rows={len(rows)}")
+    write(f"statistics log={log} file={write_statistics(found, to)}")
     found.unpersist()
     events.unpersist()
-
-
-def store(rows: Iterable[tuple[Any, ...]], *, log: str) -> None:
-    """Replace the statistics of a log in the table, in one transaction.
-
-    Readers see the old rows until the commit, and a run that is killed has changed nothing. The
-    transaction is short: on PostgreSQL no subscription reads beyond one that is still writing.
-    """
-    using = outbox_alias()
-    made = [
-        Statistic(**dict(zip(COLUMNS, (*key, label_of(label), value), strict=True)))
-        for *key, label, value in rows
-    ]
-    with transaction.atomic(using=using):
-        Statistic.objects.using(using).filter(source=log, name__in=NAMES).delete()
-        # Rows that another run has inserted since the DELETE are updated.
-        write_figures(made, using=using)

@@ -31,7 +31,7 @@ def left(alias):
     return [(row.name, (ago(0) - row.minute).total_seconds() / 60) for row in rows]
 
 
-def test_old_counters_go_and_a_logs_statistics_stay(alias):
+def test_old_counters_go_and_names_of_nobody_stay(alias):
     plant(
         alias,
         *((9 * DAYS, name, 1.0) for name in ("events", "handled_events")),

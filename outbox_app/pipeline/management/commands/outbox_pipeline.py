@@ -60,8 +60,7 @@ class Command(OutboxCommand):
         rebuild.add_argument("name", metavar="PROJECTION", help="the projection")
 
         add = statistics.add_argument
-        add("--to", metavar="DIR", help="write the figures as Parquet")
-        add("--table", action="store_true", help="write the figures to the table of the admin")
+        add("--to", required=True, metavar="DIR", help="folder for statistics.parquet")
         skew = "number of partitions to compute the skew for (default 8)"
         add("--partitions", type=int, metavar="N", help=skew)
 
@@ -89,7 +88,7 @@ class Command(OutboxCommand):
     def handle(self, **options: Any) -> None:
         conf = dict(_setting(text) for text in options["conf"])
         _check(options)
-        options |= {name: options.get(name) or "" for name in ("archive", "to")}
+        options["archive"] = options.get("archive") or ""
         if options["pipeline"] == "rebuild":
             log, using = log_of(options["name"])
             options |= {"log": log._meta.db_table, "database": using}
@@ -135,7 +134,7 @@ class Command(OutboxCommand):
     def _statistics(self, run: Pipeline, options: dict[str, Any]) -> None:
         from ...driver.run import run_statistics
 
-        arguments = {name: options[name] for name in ("archive", "to", "table", "partitions")}
+        arguments = {name: options[name] for name in ("archive", "to", "partitions")}
         alias = inbox_alias()
         inbox = run if alias == run.using else run.elsewhere(alias)
         run_statistics(run, **arguments, inbox=inbox, write=self.write)
@@ -147,8 +146,6 @@ def _check(options: dict[str, Any]) -> None:
             raise InvalidArgument(f"--{name.replace('_', '-')} must be from 1 to {most}.")
     if not 0 < options.get("interval", 1) <= 3600:
         raise InvalidArgument("--interval must be more than 0 and at most 3600 seconds.")
-    if options["pipeline"] == "statistics" and not (options["to"] or options["table"]):
-        raise InvalidArgument("Say where to write the figures: --to DIR, --table, or both.")
 
 
 def _setting(text: str) -> tuple[str, str]:
