@@ -37,7 +37,6 @@ from ..text import get_logger
 from .drain.batch import SMALL_BYTES, Row, delete, release
 from .drain.outcome import PublishResult, announce
 from .drain.publisher import Publisher
-from .drain.tracing import trace_batch
 from .staging.sending import celery_app
 
 logger = get_logger("outbox_app.immediate")
@@ -167,7 +166,6 @@ class CommitBatch:
         self._count(accepted)
         for result in results:
             announce(result, sender=StagedJob, using=self.using)
-            trace_batch(result)
 
     def _publish_app(self, app: str, rows: list[Row]) -> PublishResult:
         timeout = outbox_settings().IMMEDIATE_TIMEOUT

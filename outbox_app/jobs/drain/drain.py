@@ -43,7 +43,6 @@ from .dead_rows import blocked_by_dead, move_to_dead
 from .drain_counters import DrainCounters
 from .incidents import record_run_out, record_takeover
 from .outcome import PublishResult, announce
-from .tracing import trace_batch
 from .unsettled import Unsettled
 
 logger = get_logger("outbox_app.drain")
@@ -309,7 +308,6 @@ class Drain(ProcessLoop):
 
         announce(result, sender=Drain, using=self.using, keep_alive=keep_alive)
         app.send_events(result, keep_alive)
-        trace_batch(result)
 
     def _may_send(self, seconds: float = 0.0) -> float:
         """Renew the lease if a send needs it. Return how many seconds the send may take."""

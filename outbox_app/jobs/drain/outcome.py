@@ -24,6 +24,7 @@ from ..message import Declaration, Message, moment
 from ..staging.calls import surrounded
 from . import brokers
 from .batch import Row
+from .tracing import trace_batch
 
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("exchange", "routing_key", "content_type", "content_encoding"), str),
@@ -208,17 +209,17 @@ def announce(
 ) -> None:
     """Send the signals of plain Celery after a publish, and our own, for the accepted jobs.
 
-    Receivers may be slow: call this when the rows are settled.
+    Receivers and exporters of spans may be slow: call this when the rows are settled.
     """
-    if not (jobs := outcome.accepted):
-        return
-    if after_task_publish.receivers:
-        for item in outcome.taken(outcome.prepared):
-            keep_alive()
-            _announce_to_celery(item)
-    jobs_published.send_robust(
-        sender, using=using, count=len(jobs), seconds=outcome.seconds, jobs=jobs
-    )
+    if jobs := outcome.accepted:
+        if after_task_publish.receivers:
+            for item in outcome.taken(outcome.prepared):
+                keep_alive()
+                _announce_to_celery(item)
+        jobs_published.send_robust(
+            sender, using=using, count=len(jobs), seconds=outcome.seconds, jobs=jobs
+        )
+    trace_batch(outcome)
 
 
 def _announce_to_celery(item: PreparedMessage) -> None:

@@ -10,18 +10,18 @@ most: an error or a slow exporter stops nothing, and causes no second send.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...process.tracing import api_with_provider, new_span
 from ...text import get_logger
-from .outcome import PublishResult
+
+if TYPE_CHECKING:
+    from .outcome import PublishResult
 
 logger = get_logger("outbox_app.drain")
 
 #: The most spans of one batch: they go to the first jobs whose traces are sampled.
 MAX_SPANS = 100
-#: The most jobs of one batch whose context is read.
-MAX_LOOKS = 1000
 #: Seconds after which a batch gets no more spans, as an exporter may be slow with each.
 MAX_SECONDS = 1.0
 
@@ -41,9 +41,9 @@ def _make_spans(trace: Any, outcome: PublishResult) -> None:
     errors: dict[int, Exception | None] = {row.id: outcome.error for row in outcome.unknown}
     errors |= {row.id: error for row, error in outcome.refused}
     errors |= {row.id: None for row in outcome.accepted}
-    for item in [each for each in outcome.prepared[:MAX_LOOKS] if each.row.id in errors]:
-        row, error = item.row, errors[item.row.id]
-        span = new_span(
+    for item in outcome.prepared:
+        row = item.row
+        span = row.id in errors and new_span(
             "outbox publish",
             [item.message.headers],
             kind="PRODUCER",
@@ -58,12 +58,11 @@ def _make_spans(trace: Any, outcome: PublishResult) -> None:
             },
             start_time=outcome.began,
         )
-        if span is None:
-            continue
-        if error is not None:
-            # Not the text of the error: it may hold an address or a part of the message.
-            span.set_status(trace.StatusCode.ERROR, type(error).__name__)
-        span.end(outcome.began + int(outcome.seconds * 1e9))
-        made += 1
+        if span:
+            if (error := errors[row.id]) is not None:
+                # Not the text of the error: it may hold an address or a part of the message.
+                span.set_status(trace.StatusCode.ERROR, type(error).__name__)
+            span.end(outcome.began + int(outcome.seconds * 1e9))
+            made += 1
         if made == MAX_SPANS or time.monotonic() >= until:
             return

@@ -8,6 +8,7 @@ from django.db import connections, transaction
 
 from outbox_app import cancel, stage, stage_many
 from outbox_app.jobs import immediate
+from outbox_app.jobs.drain import outcome
 from outbox_app.models import StagedJob
 from outbox_app.signals import jobs_published
 from tests.jobs.staging.transactions import rolled_back
@@ -147,10 +148,10 @@ def test_signals_are_sent_as_by_a_drainer(alias, app):
 
 def test_spans_are_made_as_by_a_drainer(alias, app, monkeypatch):
     traced = []
-    monkeypatch.setattr(immediate, "trace_batch", traced.append)
+    monkeypatch.setattr(outcome, "trace_batch", traced.append)
     with transaction.atomic(using=alias):
         app.tasks["note"].delay("", 1)
-    assert [row.task for outcome in traced for row in outcome.accepted] == ["note"]
+    assert [row.task for each in traced for row in each.accepted] == ["note"]
 
 
 def test_no_more_than_an_insert_and_a_delete(alias, app, django_assert_num_queries):
