@@ -28,7 +28,7 @@ from ....process.waiting import StopFlag
 from ...driver.pipeline import Pipeline, pipeline
 from ...driver.rebuild import log_of, rebuild_on_spark
 from ...exceptions import PipelineError
-from ...session import reason
+from ...session import is_running, reason
 
 
 class Command(OutboxCommand):
@@ -95,6 +95,8 @@ class Command(OutboxCommand):
         arguments = {
             name: options[name] for name in ("log", "master", "password_file", "password_env")
         }
+        if self.stderr.isatty() and not is_running():  # nothing else is written until it has
+            self.stderr.write("Starting Spark: it may take a minute.", style_func=str)
         try:
             with pipeline(**arguments, using=options["database"], conf=conf) as run:
                 getattr(self, f"_{options['pipeline']}")(run, options)
