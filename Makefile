@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-pipeline demo-prepared demo-fleet up quick test test-matrix lint docs screenshots bench venv system clean
+.PHONY: help demo demo-pipeline demo-prepared demo-fleet up quick test test-matrix lint docs dist screenshots bench venv system clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -60,6 +60,13 @@ lint: venv ## format, lint, types, import contracts, migrations
 docs: venv ## build the documentation, warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 	@echo 'file://$(CURDIR)/docs/_build/html/index.html'
+
+dist: venv ## build the sdist, and from it the wheel; check them, and use the wheel in a new project
+	rm -rf dist
+	$(BIN)/python -m build
+	$(PIP) nox twine
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m nox --session package
 
 screenshots: venv ## take the pictures of the admin in the documentation
 	SCREENSHOTS=docs/images/admin CI=true $(BIN)/python -m pytest tests/browser/test_screenshots.py -k pictures_of

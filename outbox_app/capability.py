@@ -313,12 +313,6 @@ def require_app(name: str) -> None:
         raise ImproperlyConfigured(f"INSTALLED_APPS does not have {name}. {lines_to_add([name])}")
 
 
-def checks_page(room: str = "checks") -> str:
-    """Return the page that lists the ids of the core, or of the capability in this room."""
-    anchor = "" if room == "checks" else "#system-checks"
-    return f"docs/reference/{room}.md{anchor}"
-
-
 def needed(by: str, names: Sequence[str]) -> checks.Error:
     """Return the error of a check that something needs apps which are not installed."""
     what = f"{by} needs {', '.join(names)}, which INSTALLED_APPS does not have."
@@ -328,21 +322,13 @@ def needed(by: str, names: Sequence[str]) -> checks.Error:
 def check_needs(**kwargs: Any) -> list[checks.CheckMessage]:
     """Report each app of the package whose needed apps are not installed."""
     ours = [app for app in apps.get_app_configs() if isinstance(app, Capability)]
-    found: list[checks.CheckMessage] = [
-        needed(app.name, app.missing) for app in ours if app.missing
-    ]
-    for message in found:
-        message.hint = f"{message.hint}\n\tSee {checks_page()}."
-    return found
+    return [needed(app.name, app.missing) for app in ours if app.missing]
 
 
 def check_app(**kwargs: Any) -> list[checks.CheckMessage]:
     """Report that a project has an OutboxCelery, and not the app with its tables and commands."""
-    if apps.is_installed("outbox_app"):
-        return []
-    message = needed("OutboxCelery", ["outbox_app"])
-    message.hint = f"{message.hint}\n\tSee {checks_page()}."
-    return [message]
+    installed = apps.is_installed("outbox_app")
+    return [] if installed else [needed("OutboxCelery", ["outbox_app"])]
 
 
 def is_on(alias: str, model: type[Model]) -> bool:

@@ -24,7 +24,7 @@ from .databases import (
     check_sqlite_settings,
     check_tables,
 )
-from .messages import linked
+from .messages import guarded
 from .models import check_models
 from .servers import check_servers
 from .values import check_settings
@@ -49,10 +49,9 @@ DEPLOY_DATABASE = (check_sessions, check_servers)
 
 def register(module: ModuleType) -> None:
     """Register the checks of a module: its ALWAYS, DEPLOY, DATABASE and DEPLOY_DATABASE."""
-    room = module.__name__.split(".")[1]  # such as events; of the core: checks
     tags = {"ALWAYS": (), "DEPLOY": (), "DATABASE": (Tags.database,)}
     tags["DEPLOY_DATABASE"] = (Tags.database,)
     for name, further in tags.items():
         for check in getattr(module, name, ()):
             deploy = name.startswith("DEPLOY")
-            checks.register(linked(check, room), "outbox", *further, deploy=deploy)
+            checks.register(guarded(check), "outbox", *further, deploy=deploy)

@@ -1,7 +1,7 @@
-"""How messages of checks are written: long lists are cut, and each message names a page.
+"""How messages of checks are written: long lists are cut, and passwords are hidden.
 
-A hint ends with the page of the documentation that lists the checks of the app. Its rows link to
-the pages of their subjects.
+A hint says what to do by itself, and names no page: the wheel has none. The id leads to the row of
+the reference that says more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from ..capability import NEEDED, checks_page
 from ..process.preflight import usable_aliases
 from ..text import escaped, without_passwords
 from .values import check_settings
@@ -29,18 +28,11 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def linked(
-    check: Callable[..., Iterable[CheckMessage]], room: str = "checks"
-) -> Callable[..., list[CheckMessage]]:
-    """Let a check report nothing while settings are unreadable, and its hints name the page.
-
-    Args:
-        check: A check of Django, which may yield its messages.
-        room: The package of the check's app, as ``events``; for the core ``checks``.
-    """
+def guarded(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
+    """Let a check, which may yield its messages, report nothing while settings are unreadable."""
 
     @wraps(check)
-    def with_pages(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    def guard(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
         usable = [alias for alias in databases or () if alias in usable_aliases()]
         try:
             messages = list(check(databases=usable, **kwargs))
@@ -50,8 +42,7 @@ def linked(
             messages = []
         for message in messages:
             message.msg = escaped(without_passwords(message.msg))
-            page = checks_page("checks" if message.id == NEEDED else room)
-            message.hint = f"{escaped(message.hint)}\n\tSee {page}."
+            message.hint = escaped(message.hint)
         return messages
 
-    return with_pages
+    return guard

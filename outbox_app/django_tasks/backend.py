@@ -320,7 +320,6 @@ def _faults(backend: OutboxBackend) -> Iterator[CheckMessage]:
             f"TASKS[{backend.alias!r}] has the queues {', '.join(missing)}, which the setting "
             f"task_queues of Celery app {current_app.main!r} does not declare.",
             hint="Add them there. Else no worker takes from them, unless -Q names them; with "
-            "task_create_missing_queues off enqueue() is refused."
-            "\n\tSee docs/howto/django-tasks.md.",
+            "task_create_missing_queues off enqueue() is refused.",
             id="outbox.W043",
         )

@@ -8,9 +8,9 @@ from typing import Any
 from django.core.checks import CheckMessage, Error, Warning
 
 from .conf import door_settings
-from .peers import SIGNS, VERIFIES, Peer, peer_faults, valid_keys
+from .peers import FIELDS, SIGNS, VERIFIES, Peer, peer_faults, valid_keys
 
-HINT = "docs/reference/door.md lists the fields of a peer."
+HINT = f"Correct it. The fields of a peer are {', '.join(FIELDS)}."
 
 
 def check_peers(**kwargs: Any) -> Iterator[CheckMessage]:

@@ -7,6 +7,7 @@ command that cannot be passed on is not lost: it is executed where it arrives.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +21,8 @@ from .cluster import CHOICES
 from .conf import FleetSettings, fleet_settings
 from .registry import Registry
 
-HINT = "docs/reference/fleet.md has the keys of FLEET."
+KEYS = ", ".join(each.name for each in fields(FleetSettings))
+HINT = f"Correct it, or leave it out. The keys of FLEET are {KEYS}."
 
 
 def check_fleet(**kwargs: Any) -> Iterator[CheckMessage]:

@@ -39,8 +39,8 @@ SELECTING = ("app", "archive", "archived", "database", "error", "key", "log", "q
 #: The format of log lines if the project configures no logging. The time has its zone.
 LINE = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 UNSEEN = (
-    "Progress is not shown: LOGGING has no level INFO for the logger 'outbox_app' "
-    "(docs/howto/deploy.md)."
+    "Progress is not shown: LOGGING has no level INFO for the logger 'outbox_app'. Set it in "
+    "LOGGING['loggers']."
 )
 
 

@@ -116,8 +116,8 @@ class Store:
         if failed and not missing and not self.is_local:
             raise Unreachable(
                 f"Access to {self.folder} failed: {message_of(error)}. Each process needs valid "
-                "credentials and a way to the store (docs/howto/object-storage.md). The rows in "
-                "the archive's table are archived; run the command again."
+                "credentials and a way to the store. The rows in the archive's table are "
+                "archived; run the command again."
             ) from error
         if isinstance(error, OSError):
             if error.errno is None:  # delta-rs has raised it, in several lines

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outbox_app.checks.messages import linked
+from outbox_app.checks.messages import guarded
 from outbox_app.checks.values import check_settings
 from outbox_app.door.checks import check_peers
 
@@ -24,7 +24,7 @@ PEER = {
 
 def messages(settings: Any, peers: Any) -> list[str]:
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": peers}
-    found = [*check_settings(), *(linked(check_peers)())]
+    found = [*check_settings(), *(guarded(check_peers)())]
     assert {each.id for each in found} <= {"outbox.E003", "outbox.W035"}
     return [each.msg for each in found if each.id == "outbox.E003"]
 

@@ -71,7 +71,7 @@ class WindowState:
             if (made := values.pop("window")) != cls.window:
                 raise ValueError(
                     f"it was made on {made!r:.50}, and this is {cls.window!r}. After a move to "
-                    "another database engine see docs/howto/move-to-another-engine.md"
+                    "another database engine replay it --from now"
                 )
             return cls.of(values)
         except _NONSENSE as error:

@@ -67,7 +67,7 @@ def test_what_had_handled_all_continues_from_now(
     run("stock")  # it stops, and its list says why
     [lag] = lags(using=target)
     assert (lag.state, seen) == ("failing", [])
-    assert "docs/howto/move-to-another-engine.md" in lag.error
+    assert "replay it --from now" in lag.error
 
     control.replay("stock", "now", using=target)
     publish(target, "a", "e")
