@@ -47,7 +47,6 @@ KEYS_OF_APPS = {
         "EVENT_RETENTION_DAYS",
         "SINK",
         "MAX_EVENT_BYTES",
-        "WINDOWS",
         "SETTLE_SECONDS",
         "TOMBSTONES",
         "PAGE_SIZE",

@@ -8,7 +8,7 @@ rule of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -63,9 +63,10 @@ def _check_value(
         known = ", ".join(map(repr, connections))
         text = f"OUTBOX[{name!r}] is {value!r}, which is not an alias of DATABASES."
         return [Error(text, hint=f"Write one of {known}, or None.", id="outbox.E002")]
-    expected = _expected(name, value, hint)
     if rule:
         expected = None if rule.fits(value) else rule.expected
+    else:
+        expected = _expected(name, value, hint)
     if expected is None:
         return []
     text = f"OUTBOX[{name!r}] is {value!r}; expected {expected}."
@@ -106,9 +107,6 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
     if name == "ADMIN_DATABASES":
         fits = isinstance(value, tuple | list) and all(each in list(connections) for each in value)
         return None if fits else f"a tuple of aliases: {', '.join(map(repr, connections))}"
-    if get_origin(hint) is Mapping:
-        fits = isinstance(value, dict) and all(map(_is_function, value.values()))
-        return None if fits else "a dictionary of database vendors and dotted paths of classes"
     if get_origin(hint) is tuple:
         texts = isinstance(value, tuple | list) and all(isinstance(v, str) for v in value)
         fits = texts and all(any(map(str.isalnum, v)) for v in value)

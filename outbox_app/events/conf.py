@@ -41,8 +41,6 @@ class EventSettings:
     SINK: Mapping[str, tuple[str, int]] = field(default_factory=dict, metadata={"rule": SINKS})
     #: Largest data and metadata of an event, in bytes of JSON each.
     MAX_EVENT_BYTES: int = 256 * 1024
-    #: Dotted paths of window classes by database vendor. They replace the built-in ones.
-    WINDOWS: Mapping[str, str] = field(default_factory=dict)
     #: MySQL: seconds after which a missing position whose row was never seen counts as never used.
     SETTLE_SECONDS: float = 5.0
     #: MySQL: seal positions that were never used with a tombstone row.

@@ -74,7 +74,6 @@ def test_every_check_is_registered_and_guarded(settings):
         ({"PEERS": ["shop"]}, "E003"),
         ({"TASK_MODES": [1]}, "E003"),
         ({"HOLD_HORIZON": "300"}, "E003"),
-        ({"WINDOWS": 1}, "E003"),
         ({"SETTLE_SECONDS": "1"}, "E003"),
     ],
     ids=repr,

@@ -79,7 +79,6 @@ WRONG = {
     "BATCH_SIZE": [0, -1, 10.0, "1000", True],
     "INBOX_RETENTION_DAYS": [0, -1, 0.5, 365_001, 10**9],
     "EVENT_RETENTION_DAYS": [0, 10**9],
-    "WINDOWS": [{"mysql": 1}, {"mysql": "nowhere.Window"}],
     "ADMIN_DATABASES": [("nowhere",), "default", ("default", 1)],
     "SINK": [
         *({"outbox_event": ("there", days)} for days in (0, 365_001, 1.5, True, "1")),

@@ -39,7 +39,7 @@ from outbox_app import (
 )
 from outbox_app.capability import Capability, capabilities
 from outbox_app.entities import testing as of_entities
-from outbox_app.events import log, subscriptions
+from outbox_app.events import subscriptions
 from outbox_app.events import testing as of_events
 from outbox_app.metrics import all_metrics
 from outbox_app.prepared import testing as of_prepared
@@ -51,7 +51,6 @@ PUBLIC = (
     outbox_app,
     celery,
     entities,
-    log,
     events,
     model_fields,
     fleet,

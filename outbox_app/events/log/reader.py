@@ -17,7 +17,6 @@ from django.conf import settings
 from django.db import connections
 from django.db.models import JSONField, QuerySet
 from django.db.models.expressions import Col
-from django.utils.module_loading import import_string
 
 from ..conf import event_settings
 from ..exceptions import LogSetBack
@@ -25,7 +24,6 @@ from ..models import EventLog
 from .filter import EventFilter
 from .insert import own_values
 from .record import COLUMNS, NO_ANSWER, RecordedEvent, columns_of, lazy_record
-from .requirements import require_exact
 from .state import WindowState
 from .window import TOMBSTONE, Page, Window
 from .windows.mysql import MysqlWindow
@@ -33,7 +31,8 @@ from .windows.postgres import SERVER, PostgresWindow
 from .windows.sqlite import SqliteWindow
 from .windows.time import time_window
 
-_WINDOWS: dict[str, type[Window[Any]]] = {
+#: The window of each database vendor.
+WINDOWS: dict[str, type[Window[Any]]] = {
     "postgresql": PostgresWindow,
     "mysql": MysqlWindow,
     "sqlite": SqliteWindow,
@@ -87,8 +86,7 @@ class LogReader:
         #: The values that follow those of ``COLUMNS`` in a record.
         self._rest = (self.table,) if len(self.columns) > len(COLUMNS) else (self.table, *NO_ANSWER)
         conf = event_settings()
-        own = conf.WINDOWS.get(self.vendor)
-        window = import_string(own) if own else _WINDOWS[self.vendor]
+        window = WINDOWS[self.vendor]
         if by_time:
             window = time_window(self.vendor, local=not settings.USE_TZ)
         self.window = window(
@@ -106,8 +104,6 @@ class LogReader:
 
     def verify(self, state: WindowState) -> None:
         """Check the log's requirements, and that the state is the log's. Raises ``ReadRefused``."""
-        if self.vendor in event_settings().WINDOWS and not self.by_time:
-            require_exact(self.vendor, self.table, self.run)  # a project's window may not check
         if isinstance(self.window, PostgresWindow):
             [(self._server,)] = self.run(f"SELECT {SERVER}", [])
         self.window.verify(state)

@@ -1,1 +1,1 @@
-"""Windows, one for each database vendor. The setting WINDOWS replaces them."""
+"""Windows, one for each database vendor."""
