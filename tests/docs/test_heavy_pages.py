@@ -1,4 +1,7 @@
-"""The pages on the hardest subjects are read at one go: short, in short sentences."""
+"""The pages on the hardest subjects are read at one go: short, in short sentences.
+
+The sentences of other pages, but those of the reference, have a bound, too.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,12 @@ PAGES = (
     "explanation/reading-the-log",
     "explanation/log-on-mysql",
 )
-WORDS, SENTENCE = 900, 27
+OTHERS = sorted(
+    str(page.relative_to(DOCS).with_suffix(""))
+    for kind in ("tutorial", "howto", "explanation")
+    for page in DOCS.glob(f"{kind}/*.md")
+)
+WORDS, SENTENCE, LONGEST = 900, 27, 45
 #: What is not read as a sentence: code, comments, and where a link leads to.
 BESIDE = re.compile(r"^ *```.*?^ *```$|<!--.*?-->|(?<=\])\([^)]*\)", re.MULTILINE | re.DOTALL)
 #: What ends a paragraph: an empty line, a point of a list, a heading, the cell of a table.
@@ -43,3 +51,8 @@ def test_it_is_short(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_its_sentences_are_short(page: str) -> None:
     assert [each for each in sentences(read(page)) if len(each.split()) > SENTENCE] == []
+
+
+@pytest.mark.parametrize("page", OTHERS)
+def test_no_page_has_endless_sentences(page: str) -> None:
+    assert [each for each in sentences(read(page)) if len(each.split()) > LONGEST] == []
