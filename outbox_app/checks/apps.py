@@ -21,6 +21,7 @@ from ..capability import needed
 from ..conf import outbox_settings
 from ..jobs.staging.calls import MODES, deciding_pattern, own_mode
 from ..jobs.staging.sending import active_apps, load_tasks, staging_apps
+from ..text import error_text
 from .messages import listed
 
 
@@ -77,7 +78,8 @@ def _check_app(app: Celery) -> Iterator[CheckMessage]:
         except Exception as raised:  # the project's modules may raise anything
             error = raised
     if error is not None:
-        text = f"Celery app {app.main!r} cannot be loaded here, with its task modules: {error!r}."
+        why = error_text(error)
+        text = f"Celery app {app.main!r} cannot be loaded here, with its task modules: {why}."
         hint = "Silence this where the app is not used, or only workers have its dependencies."
         yield Warning(text, hint=hint, id="outbox.W031")
     else:

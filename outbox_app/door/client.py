@@ -24,6 +24,7 @@ from email.utils import parsedate_to_datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
+from ..text import error_text
 from .exceptions import PeerUnavailable
 from .messages import JSON, PROBLEM, MessageRefused, media_type, parsed, written
 from .peers import VERIFIES, Key, Peer, base_url, signing_key, valid_keys
@@ -75,7 +76,7 @@ def call(
         response, answer = future.result()
     except (httpx2.HTTPError, httpx2.StreamError, OSError, *not_sent) as error:
         raise PeerUnavailable(
-            f"The peer {peer.name!r} gave no answer: {error!r}",
+            f"The peer {peer.name!r} gave no answer: {error_text(error)}",
             sent=not isinstance(error, not_sent),
         ) from error
 

@@ -17,6 +17,8 @@ from outbox_app.celery import OutboxCelery
 from outbox_app.checks.apps import check_apps
 from outbox_app.checks.brokers import check_brokers, check_transports
 from outbox_app.checks.servers import check_servers
+from outbox_app.exceptions import BrokerUnavailable
+from outbox_app.jobs.drain.misconfiguration import find_transport
 from tests import forking, tasks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +77,8 @@ def test_modules_that_cannot_be_imported(make_app):
     app = make_app(imports=["tests.no_such_module"])
     [message] = messages_of(app)
     assert message.id == "outbox.W031"
-    assert "tests.no_such_module" in message.msg
+    why = "ModuleNotFoundError: No module named 'tests.no_such_module'"
+    assert message.msg.endswith(f", with its task modules: {why}.")
 
 
 @pytest.mark.parametrize("serializer", ["pickle", "yaml"])
@@ -140,7 +143,9 @@ def test_configuration_that_cannot_be_loaded_here(make_app):
     app.config_from_object("tests.no_such_configuration")
     [message] = messages_of(app)
     assert message.id == "outbox.W031"
-    assert "no_such_configuration" in message.msg
+    assert "task modules: ModuleNotFoundError: module 'tests' has no attribute" in message.msg
+    with pytest.raises(BrokerUnavailable, match="here: ModuleNotFoundError: module 'tests' has "):
+        find_transport(app)
     assert [m.id for m in check_brokers() if app.main in m.msg] == ["outbox.W015"]
     assert not [m for m in check_transports() if app.main in m.msg]
     check_servers(databases=["default"])  # and no error

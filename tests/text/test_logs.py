@@ -127,6 +127,7 @@ def test_the_message_stays_apart_from_its_arguments(caplog: pytest.LogCaptureFix
         (3, "3", 3),
         (None, "None", None),
         (ValueError("x y"), '"ValueError: x y"', "ValueError: x y"),
+        (TimeoutError(), "TimeoutError", "TimeoutError"),
         (ValueError("redis://u:secret@h/0"), '"ValueError: redis://u:**@h/0"', ANY),
         (Careless(HOSTILE), f'"Careless: {escaped(HOSTILE)}"', ANY),
         (Unspeakable(), '"its text cannot be had (LookupError)"', ANY),

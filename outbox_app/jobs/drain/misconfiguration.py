@@ -15,6 +15,7 @@ from celery import Celery
 from kombu import Producer
 
 from ...exceptions import BrokerUnavailable
+from ...text import error_text
 
 #: What kombu raises if the library of a transport is not installed.
 LIBRARY_MISSING = (ImportError, AttributeError, NameError)
@@ -28,7 +29,8 @@ def find_transport(app: Celery) -> Any:
         app.conf.broker_write_url  # noqa: B018  # loads the configuration
     except Exception as error:  # any error of the project's configuration
         raise BrokerUnavailable(
-            f"The configuration of Celery app {app.main!r} cannot be loaded here: {error!r}. "
+            f"The configuration of Celery app {app.main!r} cannot be loaded here: "
+            f"{error_text(error)}. "
             "Correct it, or stop the drainers of this host."
         ) from None
     try:
