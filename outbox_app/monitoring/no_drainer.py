@@ -48,8 +48,8 @@ def look(sender: Any = None, **kwargs: Any) -> None:
         return
     if waited > WAITED:
         logger.warning(
-            'No drainer runs, and jobs wait database=%s seconds=%d start="manage.py drain_outbox"',
-            *(using, waited),
+            "No drainer runs, and jobs wait database=%s seconds=%d start=%s",
+            *(using, waited, "manage.py drain_outbox"),
         )
 
 
