@@ -64,7 +64,7 @@ class DeadJobAdmin(JobAdmin):
     died = column(_("died at"), lambda job: job.died_at, ordering="id")
     bulk_actions = (REQUEUE, DISCARD)
     fieldsets = [
-        (_("Why it is dead"), {"fields": ["error", "reason", "died_at"]}),
+        (_("Why it is dead"), {"fields": ["called", "error", "reason", "died_at"]}),
         (_("Job"), {"fields": ["task", "task_id", "queue", "ordering_key", "app", "shard",
                                "staged_id", "staged_at"]}),
         (_("Message"), {"fields": MESSAGE_FIELDS}),
@@ -109,7 +109,8 @@ def _dead_row(site: str, row: DeadRow, column: str) -> tuple[Any, ...]:
         for window, count in zip(WINDOWS, row.counts, strict=True)
     ]
     total = link(address(site, "outbox_app.deadjob", **every), row.total)
-    return one_line(row.name, 100), *counts, total, masked_line(row.reason, 200)
+    name = class_name(row.name) if column == "error" else one_line(row.name, 100)
+    return name, *counts, total, masked_line(row.reason, 200)
 
 
 def _more(is_all: bool) -> str:

@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import counting
 from ..models.job import JobMessage
+from ..text import one_line
 from .actions import ConfirmedActionsAdmin
 from .base import OutboxAdmin, column, few
 from .payload import Payload, TextBlock, in_messages, payload
@@ -63,6 +64,18 @@ class JobAdmin(ConfirmedActionsAdmin):
     def ids_of_task(self, request: HttpRequest, task_id: str, using: str) -> list[int]:
         rows = self.model._default_manager.using(using).filter(task_id=task_id)
         return list(rows.values_list("id", flat=True)[: counting.LISTED])
+
+    @admin.display(description=_("call"))
+    def called(self, job: Any) -> str:
+        """Return the call that the job is, for whom may see its arguments."""
+        arguments = _payload(job).arguments
+        if arguments is None:
+            return gettext(
+                "The stored message is damaged, so no worker can execute it. "
+                "Below is what is left of it."
+            )
+        name = one_line(job.task.rpartition(".")[2], 100)
+        return f"{name}({arguments if getattr(job, 'may_be_seen', False) else '…'})"
 
     due = column(_("due"), lambda job: _payload(job).due or "-")
     expires = column(_("expires"), lambda job: _payload(job).expires or "-")

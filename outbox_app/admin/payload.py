@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 from ..conf import outbox_settings
 from ..models import StagedJob
 from ..models.job import JobMessage
-from ..text import LIMIT, shown
+from ..text import LIMIT, one_line, shown
 from .masking import masked, may_be_sensitive
 
 #: The longest text that is parsed, in characters. A longer one is shown as it was written.
@@ -48,6 +48,8 @@ class Payload:
     expires: str
     #: The W3C ``traceparent``, or empty.
     trace: str
+    #: The arguments as in a call; "…" if they are not decoded, None if the message is damaged.
+    arguments: str | None
 
 
 #: A trace's ids and flags, and nothing else, as the header is untrusted text.
@@ -59,7 +61,7 @@ def payload(job: JobMessage) -> Payload:
     if not isinstance(envelope, dict):
         damaged = _as_it_is(_("The envelope is damaged. It is shown as it is."), job.envelope)
         body = TextBlock(_opaque(_("of unknown type"), len(_bytes(job.body))))
-        return Payload(body, damaged, TextBlock(""), "", "", "")
+        return Payload(body, damaged, TextBlock(""), "", "", "", None)
     headers = envelope.pop("headers", {})
     times = headers if isinstance(headers, dict) else {}
     held = job.available_at if isinstance(job, StagedJob) else None
@@ -73,7 +75,24 @@ def payload(job: JobMessage) -> Payload:
         due=shown(due, 100),
         expires=shown(expires, 100),
         trace=trace if re.fullmatch(TRACEPARENT, trace) else "",
+        arguments=_arguments(_bytes(job.body), envelope, times),
     )
+
+
+def _arguments(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> str | None:
+    if envelope.get("content_type") != JSON or headers.get("compression") or len(body) > PARSED:
+        return "…"
+    value = parsed(_text(body))
+    if value is _UNPARSED:
+        return None
+    try:
+        match masked(value):
+            case [list(args), dict(kwargs), *_]:
+                parts = [*map(repr, args), *(f"{name}={each!r}" for name, each in kwargs.items())]
+                return one_line(", ".join(parts), 300)
+    except RecursionError:  # nested too deeply
+        pass
+    return "…"
 
 
 def difference_of(before: Any, after: Any) -> TextBlock:

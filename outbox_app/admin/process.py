@@ -14,6 +14,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 
@@ -48,8 +49,39 @@ class OverviewAdmin(OutboxAdmin):
         return overview(request, self)
 
 
+def meaning(incident: Incident) -> str:
+    """Return what an incident means, and what to do."""
+    match incident.kind:
+        case Incident.Kind.CONTRADICTION:
+            return gettext(
+                "A prepared event was decided, and its sender or a person says otherwise. It "
+                "concerns no job. Find out which sender uses no fence, or who guessed."
+            )
+        case Incident.Kind.REQUEUE:
+            return gettext(
+                "A person staged dead jobs again. They may have been sent before they died. "
+                "Idempotent tasks need nothing."
+            )
+    return gettext("These jobs may have been sent twice. Idempotent tasks need nothing.")
+
+
+def how_to_find(incident: Incident) -> str:
+    """Return how the jobs of an incident are found."""
+    if incident.kind == Incident.Kind.CONTRADICTION:
+        return gettext("The detail names the event.")
+    return gettext(
+        "A second delivery has the task id of the first one: look in the logs of the workers for "
+        "task ids that appear twice. These jobs had ids from %(first)d to %(last)d in the table; "
+        "a receiver of the signal jobs_published can log id and task id of each job."
+    ) % {"first": incident.first_id, "last": incident.last_id}
+
+
 @admin.register(Incident)
 class IncidentAdmin(OutboxAdmin):
+    fields = ["kind", "meaning", "how_to_find", "created_at", "detail", "drainer", "first_id",
+              "last_id", "shards"]  # fmt: skip
+    meaning = column(_("what it means"), meaning)
+    how_to_find = column(_("how to find them"), how_to_find)
     list_display = ["kind", "short_detail", "created_at", "first_id", "last_id"]
     list_filter = [column_filter("kind", _("kind"))]
     sortable_by = ["created_at"]

@@ -53,8 +53,8 @@ class StagedJobAdmin(JobAdmin):
     staged = column(_("staged at"), lambda job: job.staged_at, ordering="id")
     blocked_reason = column(_("what it waits for"), lambda job: blocked_reason(job))
     fieldsets = [
-        (None, {"fields": ["blocked_reason", "task", "task_id", "queue", "ordering_key", "app",
-                           "shard", "staged_at", "available_at"]}),
+        (None, {"fields": ["called", "blocked_reason", "task", "task_id", "queue", "ordering_key",
+                           "app", "shard", "staged_at", "available_at"]}),
         (_("Message"), {"fields": MESSAGE_FIELDS}),
     ]  # fmt: skip
 
@@ -77,9 +77,9 @@ def blocked_reason(job: StagedJob) -> str:
     drainers = status.drainers(using=using)
     owner = next((each for each in drainers if job.shard in each.owned), None)
     if not drainers:
-        return gettext("Waiting for a drainer. None is running.")
+        return gettext("Waiting for a drainer: none is running.")
     if owner is None:
-        return gettext("Waiting for a drainer. None owns shard %(shard)d.") % {"shard": job.shard}
+        return gettext("Waiting for a drainer: none owns shard %(shard)d.") % {"shard": job.shard}
     values = {
         "drainer": shown(owner.drainer, 100),
         "time": duration(owner.silent_seconds),

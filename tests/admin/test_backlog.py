@@ -87,11 +87,11 @@ def test_what_hinders_a_job(alias, superuser):
     def hindered():
         return text(superuser.get(page(job))).partition("What it waits for: ")[2][:120]
 
-    assert hindered().startswith("Waiting for a drainer. None is running.")
+    assert hindered().startswith("Waiting for a drainer: none is running.")
     lease = Lease.objects.using(alias).create(resource="jobs", part=job.shard)
-    assert hindered().startswith("Waiting for a drainer. None is running.")
+    assert hindered().startswith("Waiting for a drainer: none is running.")
     row = drainer(alias)
-    assert hindered().startswith(f"Waiting for a drainer. None owns shard {job.shard}.")
+    assert hindered().startswith(f"Waiting for a drainer: none owns shard {job.shard}.")
     lease.owner = row.pk
     lease.save(using=alias)
     assert hindered().startswith("Nothing. ")

@@ -230,3 +230,49 @@ def test_a_payload_never_raises():
     for odd in (None, b"", memoryview(b"\xff"), "text", "\ud800"):
         payload(StagedJob(**columns(body=odd, envelope="{}")))
         payload(dead_row(body=b"", envelope=odd))
+
+
+@pytest.mark.parametrize("rows", [staged_jobs, dead_jobs])
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ([[1], {}, {}], "index_product(1)"),
+        ([["a", None], {"on": True}, {}], "index_product('a', None, on=True)"),
+        ([[], {"password": "hunter2"}, {}], "index_product(password='••••')"),
+        ([["x" * 999], {}, {}], f"index_product('{'x' * 299}…)"),
+        ({"task": "of the first protocol"}, "index_product(…)"),
+    ],
+)
+def test_a_job_begins_with_its_call(alias, superuser, rows, content, shown):
+    [row] = rows(using=alias, task="shop.tasks.index_product", body=json.dumps(content).encode())
+    found = text(superuser.get(page(row)))
+    assert f"Call: {shown} " in found
+    assert found.index("Call: ") < found.index("Task: ")
+
+
+def test_arguments_take_a_permission_and_a_body_that_is_decoded(alias, superuser, log_in):
+    [row] = staged_jobs(using=alias, body=b"[[1], {}, {}]")
+    assert "Call: send(…) " in text(log_in("viewer").get(page(row)))
+    [row] = staged_jobs(using=alias, body=pickle.dumps(1), envelope=message(content_type="x"))
+    assert "Call: send(…) " in text(superuser.get(page(row)))
+
+
+@pytest.mark.parametrize("damage", [{"body": b"[[1]"}, {"envelope": "{"}])
+def test_a_damaged_dead_job_says_so(alias, superuser, damage):
+    [row] = dead_jobs(using=alias, **damage)
+    assert "Call: The stored message is damaged, so no worker can" in text(superuser.get(page(row)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("takeover", "These jobs may have been sent twice. Idempotent tasks need nothing."),
+        ("requeue", "A person staged dead jobs again."),
+        ("contradiction", "It concerns no job."),
+    ],
+)
+def test_an_incident_says_what_it_means_and_how_to_find_its_jobs(alias, superuser, kind, words):
+    row = Incident.objects.using(alias).create(kind=kind, first_id=5, last_id=77)
+    shown = text(superuser.get(page(row)))
+    assert words in shown.partition("What it means: ")[2]
+    assert ("These jobs had ids from 5 to 77" in shown) == (kind != "contradiction")

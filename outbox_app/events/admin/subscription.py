@@ -181,6 +181,8 @@ class SubscriptionAdmin(LogAdmin):
 
     def applies(self, action: BulkAction, row: Any) -> bool:
         """Return whether an action can help: nothing but to forget it helps an undeclared one."""
+        if action.name == "release_selected" and not row.lag.parked:
+            return False
         is_undeclared: bool = row.lag.state == "undeclared"
         return is_undeclared == (action.name == "forget_selected")
 
@@ -262,6 +264,9 @@ class ParkedStreamAdmin(LogAdmin):
     fields = ["subscription", "partition", "log", "stream", "version", "position", "parked_at",
               "released", "error", "event"]  # fmt: skip
     short_reason = column(_("error"), lambda row: shown(row.error, 120))
+
+    def applies(self, action: BulkAction, row: Any) -> bool:
+        return action.name != "release_selected" or not row.released
 
     @admin.display(description=_("event"))
     def event(self, row: ParkedStream) -> SafeString | str:
