@@ -1,6 +1,7 @@
 """``python -m example_project.up`` runs the example until Ctrl-C: drainer, views, worker, web.
 
-After ``manage.py migrate`` it starts these four, and any of them may be run on its own instead:
+After ``manage.py migrate``, and with some trouble to look at in the admin (``trouble``), it starts
+these four. Any of them may be run on its own instead:
 
     python manage.py drain_outbox
     python manage.py run_subscriptions
@@ -45,6 +46,9 @@ def main():
         with data_folder.in_use():
             call_command("migrate", verbosity=0)
             demo_user.make()
+            from . import trouble  # it needs the models
+
+            trouble.make()
             return run(options.address)
     except (data_folder.InUseError, AddressError) as error:
         return f"up: {error}"
