@@ -98,8 +98,8 @@ class ProblemKind(NamedTuple):
     action: Any
     #: Where it is fixed: a model of the admin and a filter of its list, or a table of the overview.
     place: tuple[str, Mapping[str, str]] | str = ("outbox_app.process", {})
-    #: If its subjects keep rows waiting: what a subject is, and the effect.
-    blocks: tuple[Any, Any] | None = None
+    #: Whether what its subjects say is the cause, which belongs into a headline.
+    has_cause: bool = False
     #: The sentence if ``n`` is 0; without one, that is no problem.
     none: Any = None
 
@@ -111,8 +111,6 @@ class Subject:
     name: str
     #: Why, in the words of the exception if there is one.
     why: str = ""
-    #: For how long, in seconds; None if that is unknown.
-    seconds: float | None = None
     #: Where it is fixed, within the problem's place: the primary key of its row, or filters.
     key: str = ""
     filters: Mapping[str, str] = field(default_factory=dict)

@@ -24,8 +24,6 @@ from .process.counters import KEPT_DAYS, NAMES, by_name
 from .retention.rows import Kept, prune
 from .retention.run import Retention, retain_here
 
-_SILENT = _("Drainer silent"), _("The jobs of its shards wait.")
-_TROUBLE = _("Drainer in trouble"), _("The jobs of its shards wait.")
 # fmt: off
 KINDS = {
     "no_drainer": ProblemKind(
@@ -33,14 +31,13 @@ KINDS = {
         "%(count)s job is waiting and no drainer is running.",
         "%(count)s jobs are waiting and no drainer is running.", "n"),
         _("Start manage.py drain_outbox%(on)s."),
-        blocks=_SILENT,
         none=_("No drainer is running.")),
     "trouble": ProblemKind(
         20, BAD, ngettext_lazy(
         "%(count)s job is waiting and every drainer is in trouble.",
         "%(count)s jobs are waiting and every drainer is in trouble.", "n"),
-        _("Fix the error above. Drainers retry on their own."),
-        blocks=_TROUBLE),
+        _("Remove the cause; drainers retry on their own."),
+        has_cause=True),
     "not_leaving": ProblemKind(
         30, BAD, ngettext_lazy(
         "%(count)s job has been ready for %(age)s.",
@@ -86,13 +83,12 @@ KINDS = {
         "%(count)s drainer is silent beyond its lease: its jobs wait for another drainer.",
         "%(count)s drainers are silent beyond their lease: their jobs wait for another drainer.",
         "n"),
-        _("Start the drainer again, or another one."),
-        blocks=_SILENT),
+        _("Start the drainer again, or another one.")),
     "drainer_trouble": ProblemKind(
         130, WARNING, ngettext_lazy(
         "%(count)s drainer is in trouble.", "%(count)s drainers are in trouble.", "n"),
-        _("Remove the cause that the drainer names; it continues by itself."),
-        blocks=_TROUBLE),
+        _("Remove the cause; it continues by itself."),
+        has_cause=True),
     "dead": ProblemKind(
         160, WARNING, ngettext_lazy(
         "%(count)s job has died in the last hour.",

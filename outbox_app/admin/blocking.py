@@ -1,4 +1,4 @@
-"""What blocks: transactions in flight, held snapshots, and the problems that keep rows waiting.
+"""What blocks: transactions in flight, and held snapshots.
 
 The table names the session, its user, its age, and what it keeps waiting. The text of its query may
 contain anyone's data, so it needs a permission of its own.
@@ -6,28 +6,26 @@ contain anyone's data, so it needs a permission of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from ..capability import Problem
 from ..models import StagedJob
 from ..monitoring.long_transactions import LongTransaction, LongTransactions
 from ..monitoring.status import OutboxStatus
 from ..text import duration, one_line
-from .masking import masked_line
 from .tables import SHORT, WORDS, Group, Table
 
 #: The cells of a row: what blocks, who, for how long, the query or error, and the effect.
 Row = tuple[Any, str, str, str, Any]
 
 
-def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -> Table:
-    rows = [*_subjects(found), *_transactions(request, status.in_flight, status.snapshots)]
-    return _table(_("What blocks"), rows, anchor="blocking", empty=_("Nothing."))
+def blocking(request: HttpRequest, status: OutboxStatus) -> Table:
+    rows = _transactions(request, status.in_flight, status.snapshots)
+    return _table(_("What blocks"), rows, anchor="blocking")
 
 
 def in_flight_table(request: HttpRequest, found: dict[str, LongTransactions]) -> Table:
@@ -40,17 +38,6 @@ def _table(caption: str, rows: Iterable[Row], **options: str) -> Table:
     columns = {_("What"): "", _("Who"): WORDS, _("For"): SHORT, _("Query or error"): WORDS,
                _("Effect"): WORDS}  # fmt: skip
     return Table(caption, [Group(columns, [*rows])], **options)
-
-
-def _subjects(found: list[Problem]) -> Iterator[Row]:
-    for problem in found:
-        if problem.code == "no_drainer" and not problem.subjects:
-            yield _("No drainer"), "", "-", "", _("All jobs wait.")
-        elif problem.kind.blocks:
-            what, effect = problem.kind.blocks
-            for each in problem.subjects:
-                age = "-" if each.seconds is None else duration(each.seconds)
-                yield what, one_line(each.name, 100), age, masked_line(each.why, 200), effect
 
 
 def _transactions(

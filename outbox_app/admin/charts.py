@@ -24,7 +24,7 @@ from django.utils.translation import gettext as _
 from ..monitoring.figures import number
 from ..monitoring.series import Series
 
-WIDTH, HEIGHT = 480, 150
+WIDTH, HEIGHT = 480, 100
 _LEFT, _RIGHT, _TOP, _FLOOR = 52, WIDTH - 10, 10, HEIGHT - 22
 
 
@@ -42,7 +42,11 @@ def job_charts(hour: Series, day: Series, *, now: int) -> list[SafeString]:
     """Return charts of backlog and rates, by hour and by day; ``now`` is the current backlog."""
     drawn = []
     for name, heading, counted in (("hour", _("last hour"), hour), ("day", _("last day"), day)):
-        ready = Line(_("ready"), [*counted.ready[:-1], now], 1)
+        if counted is day:  # the peak of a step, not what it ended with
+            peak = max(now, counted.ready[-1] or 0)
+            ready = Line(_("ready, the most in ten minutes"), [*counted.ready[:-1], peak], 1)
+        else:
+            ready = Line(_("ready"), [*counted.ready[:-1], now], 1)
         title = _("Ready jobs, %(span)s") % {"span": heading}
         drawn.append(chart(f"outbox-backlog-{name}", title, counted.starts, [ready]))
         # Without the current step, which is not over: its rates would look like a drop.
@@ -63,9 +67,11 @@ def _known(counted: Series, values: list[float]) -> list[float | None]:
 
 
 def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Line]) -> SafeString:
-    """Return a chart of at most three lines. Its name must be unique on the page."""
+    """Return a chart of at most three lines; empty without figures. Its name must be unique."""
     known = [value for line in lines for value in line.values if value is not None]
-    scale = _round_up(max(known, default=0))
+    if not known:
+        return SafeString("")
+    scale = _round_up(max(known))
     times = [date_format(timezone.localtime(start), "H:i") for start in starts]
     rows = [
         (time, [number(line.values[place]) for line in lines]) for place, time in enumerate(times)
@@ -96,7 +102,6 @@ def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Lin
         ],
         "area_width": f"{width:.1f}",
         "area_height": _FLOOR - _TOP,
-        "is_empty": not known,
         "rows": rows[::-1],
     }
     return render_to_string("admin/outbox_app/chart.html", context)
@@ -106,9 +111,9 @@ def _described(line: Line) -> str:
     known = [value for value in line.values if value is not None]
     if not known:
         return _("%(name)s: no figures") % {"name": line.name}
-    return _("%(name)s: now %(now)s, at most %(most)s") % {
+    return _("%(name)s: last %(last)s, at most %(most)s") % {
         "name": line.name,
-        "now": number(known[-1]),
+        "last": number(known[-1]),
         "most": number(max(known)),
     }
 

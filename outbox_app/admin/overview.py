@@ -62,17 +62,18 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     }
     facts = outbox_status(parts=parts)
     found = problems(facts)
-    tone, sentence = headline(facts, found, parts)
+    tone, sentence, cause = headline(facts, found, parts)
     charts: list[SafeString] = []
     if "jobs" in parts:
         hour = series(using=facts.database, minutes=61)
         day = series(using=facts.database, minutes=24 * 60 + 10, step=10)
-        charts += job_charts(hour, day, now=facts.backlog.rows)
+        if any([*day.published, *day.dead, *map(bool, day.ready)]):
+            charts += job_charts(hour, day, now=facts.backlog.rows)
         # Of the minutes that ``facts.published`` is of: the last full one, and the current one.
         counted, at_once = (sum(each[-2:]) for each in (hour.published, hour.immediate))
         facts = replace(facts, immediate=facts.published * at_once / counted if counted else 0.0)
     for section in facts.sections.values():
-        charts += section.charts()
+        charts += filter(None, section.charts())
     context: dict[str, Any] = {
         "using": facts.database,
         "many": MANY,
@@ -80,14 +81,10 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         "now": timezone.now(),
         "tone": tone,
         "headline": sentence,
-        "problems": list(problem_lines(site, found)),
+        "problems": list(problem_lines(site, found, cause)),
         "figures": figures(site, facts),
         "charts": charts,
-        "tables": [
-            blocking(request, facts, found),
-            tables.drainers(site, facts),
-            *_tables(request, facts, parts, site=site),
-        ],
+        "tables": [table for table in _tables(request, facts, parts, site=site) if table.has_rows],
     }
     if request.GET.get("part") == "live":
         return TemplateResponse(request, "admin/outbox_app/overview_live.html", context)
@@ -104,9 +101,11 @@ def _tables(
     request: HttpRequest, facts: OutboxStatus, parts: Collection[str], *, site: str
 ) -> Iterator[Table]:
     """Yield the tables that this user may view."""
+    yield blocking(request, facts)
+    yield tables.drainers(site, facts)
     if "dead" in parts:
         yield matrix_table(site, facts.dead)
-    if "jobs" in parts:
+    if "jobs" in parts and facts.held.rows:
         yield held_table(site, facts.held)
     for section in facts.sections.values():
         yield from section.tables(site)
@@ -121,14 +120,24 @@ def may_view(request: HttpRequest, model: type[Model]) -> bool:
     )
 
 
-def headline(facts: OutboxStatus, found: list[Problem], parts: Collection[str]) -> tuple[str, str]:
-    """Return tone and text of the headline: the worst problem, or whether work is leaving."""
+def headline(
+    facts: OutboxStatus, found: list[Problem], parts: Collection[str]
+) -> tuple[str, str, str]:
+    """Return tone and text of the headline, and the cause that the text names.
+
+    The text is the worst problem and its cause, or whether work is leaving.
+    """
     if found:
+        causes = {each.why for each in found[0].subjects if found[0].kind.has_cause}
+        cause = causes.pop() if len(causes) == 1 else ""
         text = _worst(found[0])
+        if cause:
+            words = masked_line(cause.removeprefix("BrokerUnavailable: "), 300)
+            text = f"{text.removesuffix('.')}: {words.removesuffix('.')}."
         if more := len(found) - 1:
             words = ngettext("%d other problem.", "%d other problems.", more)
             text = f"{text} {words % more}"
-        return found[0].severity, text
+        return found[0].severity, text, cause
     if not facts.alive:
         text = _("This project stages nothing, and needs no drainer.")
     elif "jobs" not in parts:
@@ -141,25 +150,33 @@ def headline(facts: OutboxStatus, found: list[Problem], parts: Collection[str]) 
         text = _("Work is leaving. The oldest ready job waits %(age)s.") % {
             "age": duration(facts.backlog.oldest_seconds)
         }
-    return "good", text
+    return "good", text, ""
 
 
 def _worst(problem: Problem) -> str:
     if problem.code in STOPPED:
-        words = f"{problem.text[:1].lower()}{problem.text[1:]} {problem.action}"
+        words = f"{problem.text[:1].lower()}{problem.text[1:]}"
         return _("Nothing is being sent: %(problem)s") % {"problem": words}
     if problem.code == "late":
         return _("Work is leaving, late: %(problem)s") % {"problem": problem.text}
-    return f"{problem.text} {problem.action}"
+    return problem.text
 
 
 def problem_lines(
-    site: str, found: list[Problem]
-) -> Iterator[tuple[Problem, str, list[tuple[str, str, str]]]]:
-    """Yield each problem, its link, and its subjects, each with name, reason and link."""
-    for problem in found:
-        subjects = [_subject(site, problem.code, each) for each in problem.subjects]
-        yield problem, _place(site, problem.code), subjects
+    site: str, found: list[Problem], cause: str
+) -> Iterator[tuple[Problem, str, str, list[tuple[str, str, str]]]]:
+    """Yield each problem, its text, its link, and its subjects, each with name, reason and link.
+
+    What the headline has said, the text of the first problem and the cause, is left out.
+    """
+    for number, problem in enumerate(found):
+        known = cause if number == 0 else ""
+        subjects = [
+            _subject(site, problem.code, replace(each, why="") if each.why == known else each)
+            for each in problem.subjects
+        ]
+        text = problem.text if number else ""
+        yield problem, text, _place(site, problem.code), subjects
 
 
 def _subject(site: str, code: str, subject: Subject) -> tuple[str, str, str]:

@@ -59,6 +59,15 @@ class Table:
     #: Text that is shown if there are no rows. Default: "None.".
     empty: str = ""
 
+    @property
+    def has_rows(self) -> bool:
+        return any(group.rows for group in self.groups)
+
+    @property
+    def shown(self) -> list[Group]:
+        """Return the groups that have rows, or one that says there are none."""
+        return [group for group in self.groups if group.rows] or self.groups[:1]
+
 
 def link(address: str, words: Any) -> SafeString:
     shown = localize(words)
@@ -68,7 +77,7 @@ def link(address: str, words: Any) -> SafeString:
 def drainers(site: str, facts: OutboxStatus) -> Table:
     columns = {_("Host"): "", _("Process id"): "", _("Shards"): WORDS, _("Last heartbeat"): SHORT,
                _("Per minute"): "", _("Published"): "", _("Trouble"): WORDS}  # fmt: skip
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (
             one_line(each.drainer.host, 100),
             str(each.drainer.pid),
@@ -80,8 +89,9 @@ def drainers(site: str, facts: OutboxStatus) -> Table:
         )
         for each in facts.drainers
     ]
-    unowned = (_("Unowned shards"), "", _shards(facts.unowned_shards), *[""] * 4)
-    group = Group(columns, [*rows, unowned], [each.is_silent for each in facts.drainers])
+    if rows and facts.unowned_shards:
+        rows.append((_("Unowned shards"), "", _shards(facts.unowned_shards), "", "", "", ""))
+    group = Group(columns, rows, [each.is_silent for each in facts.drainers])
     return Table(_("Drainers"), [group], address(site, "outbox_app.process"))
 
 

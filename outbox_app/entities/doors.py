@@ -59,7 +59,8 @@ class EntitiesSection(Section):
         # fmt: on
 
     def tables(self, site: str) -> Iterator[Table]:
-        yield _table(self.commands)
+        if self.commands != Commands():
+            yield _table(self.commands)
 
 
 def _table(found: Commands) -> Table:

@@ -59,22 +59,24 @@ FEW = 10
 
 _SUBSCRIPTIONS = ("outbox_events.subscription", dict[str, str]())
 _OPEN_GAPS = ("outbox_events.gap", {"state": "open"})
-_EVENTS = _("Its events wait, and are not pruned.")
 # fmt: off
 KINDS = {
-    "subscription": ProblemKind(
+    "failing": ProblemKind(
         50, BAD, ngettext_lazy(
-        "%(count)s subscription has stopped.", "%(count)s subscriptions have stopped.", "n"),
-        _("Remove the cause that its error names, or start manage.py run_subscriptions."),
-        place=_SUBSCRIPTIONS,
-        blocks=(_("Subscription stopped"), _EVENTS)),
+        "%(count)s subscription is failing.", "%(count)s subscriptions are failing.", "n"),
+        _("Remove the cause; it tries again by itself. Its events wait, and are not pruned."),
+        place=_SUBSCRIPTIONS, has_cause=True),
+    "subscription": ProblemKind(
+        55, BAD, ngettext_lazy(
+        "%(count)s subscription is stopped.", "%(count)s subscriptions are stopped.", "n"),
+        _("Start manage.py run_subscriptions. Its events wait, and are not pruned."),
+        place=_SUBSCRIPTIONS),
     "paused": ProblemKind(
         140, WARNING, ngettext_lazy(
         "%(count)s subscription is paused, and behind.",
         "%(count)s subscriptions are paused, and behind.", "n"),
         _("Resume the subscription when the reason for its pause is gone."),
-        place=_SUBSCRIPTIONS,
-        blocks=(_("Subscription paused"), _EVENTS)),
+        place=_SUBSCRIPTIONS),
     "undeclared": ProblemKind(
         145, WARNING, ngettext_lazy(
         "%(count)s subscription is not declared, and no process runs it.",
@@ -82,8 +84,7 @@ KINDS = {
         _("If it was removed from the code, forget it (manage.py outbox_subscriptions forget NAME, "
           "or the admin): it keeps events from being pruned. If other code declares it, start "
           "run_subscriptions there."),
-        place=_SUBSCRIPTIONS,
-        blocks=(_("Subscription not declared"), _EVENTS)),
+        place=_SUBSCRIPTIONS),
     "parked": ProblemKind(
         150, WARNING, ngettext_lazy(
         "%(count)s stream is parked.", "%(count)s streams are parked.", "n"),
@@ -130,7 +131,7 @@ class EventsSection(Section):
                      json="events_per_minute", lines=[per_minute] if lags else ())
         yield Figure([each.as_json() for each in lags], json="subscriptions",
                      lines=map(_line, lags), note=_("the slowest"),
-                     title="subscriptions" in self.parts and _("Subscriptions behind"),
+                     title=lags and _("Subscriptions behind"),
                      shown=duration(max(late, default=0.0)), place=_SUBSCRIPTIONS)
         yield Figure({(each.name, each.state): 1 for each in lags}, "outbox_subscription_state",
                      "1 for the state of a subscription: running, stopped, failing, paused, "
@@ -150,13 +151,15 @@ class EventsSection(Section):
                      "Streams that a subscription has parked.", label)
         yield Figure(self.gaps, "outbox_gaps_open", "Gaps of the logs that are open.", json="gaps",
                      lines=[f"gaps        {gaps} open"] if lags or self.gaps else (),
-                     title="gaps" in self.parts and _("Open gaps"), shown=gaps, place=_OPEN_GAPS)
+                     title=self.gaps and _("Open gaps"), shown=gaps, place=_OPEN_GAPS)
         yield Figure([asdict(each) for each in self.sinks], json="sinks",
                      lines=chain.from_iterable(map(_sink_lines, self.sinks)))
         # fmt: on
 
     def problems(self, on: str) -> Iterator[Problem]:
         lags = self.subscriptions
+        failing = [each for each in lags if each.state == "failing"]
+        yield problem_of("failing", [_subject(each, each.error) for each in failing])
         stopped = [_subject(each, why) for each in lags if (why := _why(each))]
         yield problem_of("subscription", stopped)
         paused = [each for each in lags if each.state == "paused" and each.behind]
@@ -168,7 +171,7 @@ class EventsSection(Section):
         yield problem_of("undeclared", behind)
         parked = [each for each in lags if each.parked and each not in undeclared]
         yield counted("parked", sum(each.parked for each in parked), *map(_parked, parked))
-        still = [Subject(each.log, each.waits_for, each.behind_seconds) for each in self.sinks
+        still = [Subject(each.log, each.waits_for) for each in self.sinks
                  if each.waits_for and each.behind_seconds > OLD_SINK]  # fmt: skip
         yield problem_of("sink", still)
         yield counted("gaps", self.gaps)
@@ -209,10 +212,8 @@ def _sink_lines(each: SinkStatus) -> Iterator[str]:
 
 
 def _why(each: SubscriptionLag) -> str:
-    """Return why a subscription has stopped; empty if it moves, or is not meant to."""
-    if each.state == "failing":
-        return each.error
-    if each.state in ("paused", "undeclared") or each.served:
+    """Return why a subscription is stopped; empty if it moves, or is not meant to."""
+    if each.state in ("failing", "paused", "undeclared") or each.served:
         return ""
     if each.state == "waiting":
         return "it has never run, and there are events" if each.unread else ""
@@ -220,13 +221,12 @@ def _why(each: SubscriptionLag) -> str:
 
 
 def _subject(each: SubscriptionLag, why: str) -> Subject:
-    return Subject(each.name, why, each.oldest_seconds if each.behind else None, each.key)
+    return Subject(each.name, why, each.key)
 
 
 def _parked(each: SubscriptionLag) -> Subject:
     why = f"{shown_count(each.parked)} parked, open gaps: {shown_count(each.gaps)}"
-    seconds = each.oldest_seconds if each.behind else None
-    return Subject(each.name, why, seconds, filters={"subscription": each.key})
+    return Subject(each.name, why, filters={"subscription": each.key})
 
 
 class EventsDoors(Doors):

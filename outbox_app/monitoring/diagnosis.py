@@ -114,15 +114,15 @@ def _of_dead(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
 
 
 def _of_transactions(status: OutboxStatus) -> Iterator[Problem]:
-    writers = [
-        Subject(table, f"open for {duration(oldest)}", oldest)
+    writers = {
+        table: oldest
         for table, found in status.in_flight.items()
         if (oldest := max((each.seconds or 0 for each in found.transactions), default=0))
         > OLD_WRITER
-    ]
+    }
+    subjects = [Subject(table, f"open for {duration(age)}") for table, age in writers.items()]
     if writers:
-        age = duration(max(each.seconds or 0 for each in writers))
-        yield Problem("transaction", {"age": age}, (*writers,))
+        yield Problem("transaction", {"age": duration(max(writers.values()))}, (*subjects,))
     if status.snapshots.transactions:
         yield Problem("snapshot", {"age": duration(status.snapshots.transactions[0].seconds or 0)})
 
@@ -138,4 +138,4 @@ def counted(code: str, count: int, *subjects: Subject, **values: Any) -> Problem
 
 
 def _drainer(each: DrainerStatus, why: str) -> Subject:
-    return Subject(str(each.drainer), why, each.silent_seconds)
+    return Subject(str(each.drainer), why)

@@ -37,7 +37,7 @@ def job_figures(facts: OutboxStatus) -> Iterator[Figure]:
                  title=jobs and _("Ready"), shown=backlog.shown, place=_READY)
     yield Figure(backlog.oldest_seconds, "outbox_oldest_ready_seconds",
                  "For how long the oldest job has been ready.",
-                 title=jobs and _("Oldest ready"), shown=oldest, place=_READY)
+                 title=jobs and facts.waiting and _("Oldest ready"), shown=oldest, place=_READY)
     due, soon, later = map(shown_count, (held.due, held.within_the_hour, held.later))
     yield Figure(asdict(held), json="held",
                  lines=[f"held        {due} due now, {soon} within the hour, {later} later"])
@@ -55,7 +55,7 @@ def job_figures(facts: OutboxStatus) -> Iterator[Figure]:
     yield Figure(delay, "outbox_publish_delay_seconds", "Seconds from staging to the broker's "
                  "confirm, percentiles of the last five minutes.", ("percentile",),
                  json="delay_seconds", lines=[f"delay       {shown}"] if known else (),
-                 title=jobs and _("Staged to published"), shown=known.get("p95", "-"),
+                 title=jobs and known and _("Staged to published"), shown=known.get("p95", "-"),
                  note=_("95th percentile of the last 5 minutes"))
     note = _("last minute")
     if facts.immediate:

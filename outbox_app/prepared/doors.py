@@ -93,7 +93,7 @@ class PreparedSection(Section):
         # fmt: off
         yield Figure(facts and asdict(facts) | more, json="prepared",
                      lines=_lines(facts, decided) if facts else (),
-                     title=facts and _("Undecided"), place=_UNDECIDED,
+                     title=facts and facts.undecided and _("Undecided"), place=_UNDECIDED,
                      shown=shown_count(facts.undecided) if facts else "")
         yield Figure({state: getattr(facts, state, None) for state in ("prepared", "undecided")},
                      "outbox_prepared_events", "Prepared events that are open, up to 100001.",
@@ -116,15 +116,15 @@ class PreparedSection(Section):
         yield counted("no_check_back", 0 if facts.processes else facts.due, on=on)
         yield counted("undecided", facts.undecided)
         silent = [
-            Subject(s.sender, s.last_answer, s.oldest_seconds, filters={"sender": s.sender})
-            for s in facts.silent
+            Subject(s.sender, s.last_answer, filters={"sender": s.sender}) for s in facts.silent
         ]
         yield problem_of("sender_silent", silent)
         yield counted("contradiction", facts.contradictions)
 
     def tables(self, site: str) -> Iterator[Table]:
-        if self.facts:
-            yield _table(self.facts, self.decisions)
+        found = self.facts
+        if found and (found.prepared or found.undecided or found.contradictions):
+            yield _table(found, self.decisions)
 
 
 def _lines(facts: PreparedStatus, decided: Decisions) -> Iterator[str]:

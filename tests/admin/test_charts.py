@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from outbox_app.admin.charts import Line, _round_up, chart, number
+from outbox_app.admin.charts import Line, _round_up, chart, job_charts, number
+from outbox_app.monitoring.series import Series
 
 START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
@@ -32,7 +33,7 @@ def heights(points):
 def test_a_line_goes_from_the_floor_to_the_top():
     [points] = runs(drawn(Line("ready", [0, 5, 10, 5])))
     floor, middle, top, again = heights(points)
-    assert floor == 128
+    assert floor == 78
     assert top == 10
     assert middle == again == (floor + top) / 2
 
@@ -41,7 +42,6 @@ def test_where_nobody_took_a_figure_there_is_a_hole_and_no_zero():
     left, right = runs(drawn(Line("ready", [3, 3, None, 3])))
     assert len(left.split()) == 2
     assert len(right.split()) == 2, "one alone is a short dash"
-    assert runs(drawn(Line("ready", [None] * 4))) == []
 
 
 def test_lines_share_one_scale():
@@ -64,7 +64,7 @@ def test_a_screen_reader_is_told_what_is_drawn():
     title, description = picture.get("aria-labelledby").split()
     assert picture.find(f"title[@id='{title}']").text == "Ready & waiting"
     told = picture.find(f"desc[@id='{description}']").text
-    assert told == "ready: now 7, at most 1,234; dead: no figures"
+    assert told == "ready: last 7, at most 1,234; dead: no figures"
     cells = [cell.text for cell in tree.findall("details/table/tbody/tr/td")]
     assert cells == ["7", "?", "?", "?", "1,234", "?", "1", "?"], "the newest first"
 
@@ -83,8 +83,21 @@ def test_nothing_has_a_style_or_a_script_of_its_own():
     assert not re.search(r"\bstyle=|\son\w+=|https?:", page)
 
 
-def test_without_figures_it_says_so():
-    assert "No figures yet." in chart("outbox-x", "Ready", [], [Line("ready", [])])
+def test_without_figures_there_is_no_chart():
+    assert not chart("outbox-x", "Ready", [], [Line("ready", [])])
+    assert not chart("outbox-x", "Ready", [START], [Line("ready", [None])])
+
+
+def test_a_day_shows_the_peak_of_a_step_even_of_the_last_one():
+    def series(*ready):
+        steps = [START + timedelta(minutes=10 * each) for each in range(len(ready))]
+        none = [0.0] * len(ready)
+        return Series(steps, none, none, none, [None] * len(ready), [*ready])
+
+    drawn = job_charts(series(3, 9), series(3, 9), now=2)
+    hour, day = (ElementTree.fromstring(drawn[place]) for place in (0, 2))
+    assert [each.text for each in hour.findall("details/table/tbody/tr/td")] == ["2", "3"]
+    assert [each.text for each in day.findall("details/table/tbody/tr/td")] == ["9", "3"]
 
 
 @pytest.mark.parametrize(

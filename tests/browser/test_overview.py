@@ -26,7 +26,8 @@ def test_it_answers_what_one_asks_in_the_night(project: Project, page: Page) -> 
     opened(page, OVERVIEW)
     content = page.locator("#content")
     verdict = content.locator(".outbox-headline")
-    expect(verdict).to_have_text(re.compile(r"^1 subscription has stopped\. .* other problems\.$"))
+    words = r"^1 subscription is failing: ConnectionError: .* other problems\.$"
+    expect(verdict).to_have_text(re.compile(words))
     expect(content.get_by_role("row", name=re.compile("shop-1.*128"))).to_be_visible()
     problems = content.get_by_role("list", name="What needs attention")
     expect(problems.get_by_role("link", name="warehouse-export", exact=True)).to_be_visible()
@@ -107,3 +108,12 @@ def test_it_shows_only_what_one_may_see(project: Project, open_page: Any) -> Non
     expect(page.get_by_role("table", name="Dead jobs")).to_be_visible()
     for name in ("Subscriptions", "Open gaps", "Latest incidents"):
         expect(page.get_by_role("table", name=name)).to_have_count(0)
+
+
+def test_with_jobs_only_it_fits_two_screens(project: Project, open_page: Any) -> None:
+    page = open_page(("view_process", "view_stagedjob", "view_deadjob", "view_incident"))
+    opened(page, OVERVIEW)
+    expect(page.get_by_role("table", name="Dead jobs")).to_be_visible()
+    assert page.locator("figure").count() == 4
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height <= 2 * page.evaluate("innerHeight")

@@ -56,7 +56,7 @@ def test_charts_say_what_they_show(page: Page) -> None:
     opened(page, OVERVIEW)
     chart = page.get_by_role("img", name=re.compile("Ready jobs, last hour"))
     expect(chart).to_be_visible()
-    expect(chart).to_have_accessible_name(re.compile(r"now \d+.*at most [\d,]+"))
+    expect(chart).to_have_accessible_name(re.compile(r"last \d+.*at most [\d,]+"))
     figure = page.get_by_role("figure", name="Ready jobs, last hour")
     figure.get_by_text("As a table").click()
     expect(figure.get_by_role("row")).to_have_count(62)

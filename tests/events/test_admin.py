@@ -296,8 +296,21 @@ def test_a_subscription_is_shown_with_what_keeps_it(alias, shop, superuser):
     assert shown.count("outbox_event") >= 2
     over = text(superuser.get(OVERVIEW))
     assert "shop failing" in over
-    assert "1 subscription has stopped." in over
-    assert "shop : ValueError" in over
+    assert over.count("ValueError: <script>") == 2, "with the problem and in the table"
+    assert "1 subscription is failing." in over
+
+
+def test_release_is_offered_where_something_is_parked(alias, shop, superuser):
+    subscription, stream, _ = shop
+
+    def offered(row):
+        return 'value="release_selected"' in body(superuser.get(page(row)))
+
+    assert (offered(subscription), offered(stream)) == (True, True)
+    ParkedStream.objects.using(alias).update(released=True)
+    assert not offered(stream)
+    ParkedStream.objects.using(alias).all().delete()
+    assert not offered(subscription)
 
 
 def test_a_subscription_without_a_process_is_a_problem(alias, shop, superuser):

@@ -147,7 +147,6 @@ def test_details_name_each_error_once():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"state": "failing", "error": "ValueError: secret"}, "ValueError: secret"),
         ({"state": "stopped", "served": False, "behind": 1}, "no process runs it"),
         ({"state": "stopped", "served": False, "complete": False}, "no process runs it"),
         ({"state": "waiting", "served": False, "unread": True}, "it has never run"),
@@ -156,10 +155,17 @@ def test_details_name_each_error_once():
 def test_a_subscription_stands_still(changes, why):
     still = subscription(**changes)
     [problem] = problems(with_events(subscriptions=[still, SUBSCRIPTION]), Limits())
-    assert (problem.code, problem.text) == ("subscription", "1 subscription has stopped.")
+    assert (problem.code, problem.text) == ("subscription", "1 subscription is stopped.")
     assert problem.detail.startswith(f"stock: {why}")
     two = with_events(subscriptions=[still, still])
-    assert told(two) == [("subscription", "2 subscriptions have stopped.")]
+    assert told(two) == [("subscription", "2 subscriptions are stopped.")]
+
+
+def test_one_that_fails_has_the_word_of_its_list():
+    failing = subscription(state="failing", error="ValueError: secret")
+    [problem] = problems(with_events(subscriptions=[failing, SUBSCRIPTION]))
+    assert (problem.code, problem.text) == ("failing", "1 subscription is failing.")
+    assert problem.detail == "stock: ValueError: secret"
 
 
 @pytest.mark.parametrize(

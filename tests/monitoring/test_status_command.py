@@ -88,7 +88,7 @@ def test_the_table_of_an_outbox_in_trouble(
     ]
     assert lines[3] == "    Start manage.py drain_outbox."
     assert lines[4:6] == [
-        "  ! 1 subscription has stopped.",
+        "  ! 1 subscription is failing.",
         r"    stock: ValueError: no \x1b[31m",
     ]
     assert re.fullmatch(r"  ! The oldest ready job is \d+\.\d s old; the limit is 60 s\.", lines[7])

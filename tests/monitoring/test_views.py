@@ -79,7 +79,7 @@ def test_it_tells_numbers_only(alias, client, staged, died, drainer, published, 
     assert response.status_code == 503
     assert [each["code"] for each in response.json()["problems"]] == [
         "trouble",
-        "subscription",
+        "failing",
         "max_dead",
     ]
     assert "hunter2" not in response.text
