@@ -66,7 +66,7 @@ def tasks_look_for_no_drainer() -> None:
     """Else one of the tests that count queries would, once a minute, count one more."""
     from outbox_app.monitoring import no_drainer
 
-    no_drainer._looked[:] = struct.pack("d", math.inf)
+    no_drainer._last_look[:] = struct.pack("d", math.inf)
 
 
 @pytest.fixture(scope="session")

@@ -29,19 +29,19 @@ PAUSE = 60.0
 WAITED = 30.0
 
 #: When a process of this worker looked last: forked processes share it. Two that meet look twice.
-_looked = mmap.mmap(-1, 8)
+_last_look = mmap.mmap(-1, 8)
 
 
 @task_postrun.connect(dispatch_uid="outbox_app.no_drainer")  # before Celery closes the connection
 def look(sender: Any = None, **kwargs: Any) -> None:
-    now, [last] = monotonic(), struct.unpack("d", _looked[:])
+    now, [last] = monotonic(), struct.unpack("d", _last_look[:])
     if (last and now - last < PAUSE) or sender.request.is_eager:
         return
     using = outbox_alias()
     used = [each for each in connections.all(initialized_only=True) if each.alias == using]
     if not used or used[0].connection is None or used[0].in_atomic_block:
         return
-    _looked[:] = struct.pack("d", now)
+    _last_look[:] = struct.pack("d", now)
     try:
         waited = seconds_without_drainer(using)
     except django.db.Error:  # tasks and drainers say so, if the database cannot be read

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def not_looked_yet(monkeypatch):
-    monkeypatch.setattr(no_drainer, "_looked", bytearray(8))
+    monkeypatch.setattr(no_drainer, "_last_look", bytearray(8))
 
 
 @pytest.fixture
