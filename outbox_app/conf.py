@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import celery
@@ -169,7 +170,8 @@ def _refuse_unknown(values: dict[str, Any], is_ready: bool) -> None:
                 "INSTALLED_APPS, or remove the key."
             )
     if unknown := sorted(values.keys() - {*known}, key=str):
-        near = [get_close_matches(str(name).upper(), known, 1, cutoff=0.75) for name in unknown]
+        every = {*known, *chain.from_iterable(KEYS_OF_APPS.values())}
+        near = [get_close_matches(str(name).upper(), every, 1, cutoff=0.75) for name in unknown]
         hint = f"Known keys: {', '.join(known)}."
         if all(near):
             hint = f"Did you mean {', '.join(repr(each) for [each] in near)}?"

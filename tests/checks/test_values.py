@@ -214,6 +214,9 @@ def test_a_key_of_an_app_that_is_not_installed_names_the_app(settings, monkeypat
         "The setting OUTBOX has 'DATACENTRE' of outbox_app.ids: add 'outbox_app.ids' to "
         "INSTALLED_APPS, or remove the key."
     )
+    settings.OUTBOX = {"DATACENTER": 1}
+    with pytest.raises(ImproperlyConfigured, match="Did you mean 'DATACENTRE'"):
+        outbox_settings()
 
 
 def test_the_core_knows_the_keys_of_each_app():
