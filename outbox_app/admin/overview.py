@@ -132,7 +132,8 @@ def headline(
         cause = causes.pop() if len(causes) == 1 else ""
         text = _worst(found[0])
         if cause:
-            words = masked_line(cause.removeprefix("BrokerUnavailable: "), 300)
+            first = cause.partition("\n")[0]  # then come notes of the exception
+            words = masked_line(first.removeprefix("BrokerUnavailable: "), 300)
             text = f"{text.removesuffix('.')}: {words.removesuffix('.')}."
         if more := len(found) - 1:
             words = ngettext("%d other problem.", "%d other problems.", more)

@@ -60,6 +60,7 @@ def _progress(page: Page) -> None:
 PICTURES: dict[str, Any] = {
     "index": lambda page: opened(page, "/admin/outbox_app/"),
     "overview": lambda page: opened(page, OVERVIEW),
+    "overview-tables": lambda page: opened(page, OVERVIEW),
     "staged-jobs": lambda page: opened(
         page, list_of("stagedjob") + "?state=held&task=shop.tasks.remind_customer"
     ),
@@ -95,8 +96,10 @@ PICTURES: dict[str, Any] = {
 }
 THEMES: tuple[Any, ...] = ("light", "dark")
 NAMES = {f"{name}-{theme}.png" for name in PICTURES for theme in THEMES}
+#: Without what is above the first of these.
+BELOW = {"overview-tables": ".outbox-table"}
 #: As high as they are.
-WHOLE = {"overview"}
+WHOLE = {"overview-tables"}
 
 
 def test_pictures_of_every_page(project: Project, page: Page, pictures: Path) -> None:
@@ -115,8 +118,9 @@ def test_pictures_of_every_page(project: Project, page: Page, pictures: Path) ->
         page.evaluate("document.getElementById('toggle-nav-sidebar')?.remove()")
         bottom = "document.getElementById('content').getBoundingClientRect().bottom + scrollY"
         height = page.evaluate(bottom) + MARGIN
-        shown = height if name in WHOLE else min(height, HEIGHT)
-        clip = {"x": 0, "y": 0, "width": 1280, "height": shown}
+        top = page.locator(BELOW[name]).first.bounding_box()["y"] if name in BELOW else 0
+        shown = height - top if name in WHOLE else min(height, HEIGHT)
+        clip = {"x": 0, "y": top, "width": 1280, "height": shown}
         for theme in THEMES:
             page.emulate_media(color_scheme=theme)
             taken = page.screenshot(full_page=True, clip=clip, animations="disabled")
