@@ -86,8 +86,9 @@ def error_text(error: BaseException) -> str:
     except Exception as other:  # its own __str__ has failed
         text = f"its text cannot be had ({type(other).__name__})"
     notes = getattr(error, "__notes__", [])
-    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    text = "\n".join([said, *notes])[:10_000]
+    name = type(error).__name__
+    line = f"{name}: {text}" if text else name
+    text = "\n".join([line, *notes])[:10_000]
     return without_passwords(storable(text))[:10_000]
 
 

@@ -111,13 +111,13 @@ def check_log_tables(
 ) -> Iterator[CheckMessage]:
     for alias in databases or ():
         tables = connections[alias].introspection.table_names()
-        told: set[str] = set()  # by check_databases, where there is an outbox
+        reported = set()  # by check_databases, where there is an outbox
         if StagedJob._meta.db_table in tables:
-            told = {"outbox.E008", "outbox.E011"} if alias in written_aliases() else {"outbox.E008"}
+            reported = {"outbox.E008", *["outbox.E011"] * (alias in written_aliases())}
         for log in (log for log in all_logs() if log._meta.db_table in tables):
             run = LogReader(log, using=alias).run
             for each in violations(connections[alias].vendor, log._meta.db_table, run):
-                if each.id not in told:
+                if each.id not in reported:
                     text = f"On {alias!r}: {each.text}"
                     yield Error(text, hint=each.hint, obj=log, id=each.id)
             with suppress(django.db.Error):  # ``migrate`` checks before it adds columns

@@ -184,6 +184,11 @@ class OutboxCommand(BaseCommand):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes again at exit
             raise SystemExit(141) from None
 
+    def remark(self, line: str) -> None:
+        """Tell a person at a terminal, beside the output."""
+        if self.stderr.isatty():
+            self.stderr.write(line, style_func=str)
+
     def write_json(self, value: Any) -> None:
         """Write a value as JSON."""
         for line in json.dumps(value, indent=2, default=datetime.isoformat).splitlines():

@@ -95,8 +95,8 @@ class Command(OutboxCommand):
         arguments = {
             name: options[name] for name in ("log", "master", "password_file", "password_env")
         }
-        if self.stderr.isatty() and not is_running():  # nothing else is written until it has
-            self.stderr.write("Starting Spark: it may take a minute.", style_func=str)
+        if not is_running():  # nothing else is written until it has
+            self.remark("Starting Spark: it may take a minute.")
         try:
             with pipeline(**arguments, using=options["database"], conf=conf) as run:
                 getattr(self, f"_{options['pipeline']}")(run, options)
