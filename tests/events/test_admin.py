@@ -226,11 +226,11 @@ def test_an_address_of_a_name_that_no_database_can_compare(alias, shop, superuse
         assert superuser.get(address).status_code == 302
 
 
-@pytest.mark.parametrize("id", ["x", "", "-1", "9" * 5000, "٣", 2**63])
 @pytest.mark.parametrize(("url", "action"), [(PARKED, "release_selected"), (GAPS, "skip_selected")])
-def test_forged_ids_are_refused(superuser, url, action, id):
-    form = {"action": action, "_selected_action": [id], "confirmed": "yes", "reason": "why"}
-    assert superuser.post(url, form).status_code == 400
+def test_forged_ids_are_refused(superuser, url, action):
+    form = {"action": action, "confirmed": "yes", "reason": "why"}
+    for id in ("x", "", "-1", "9" * 5000, "٣", 2**63):
+        assert superuser.post(url, {**form, "_selected_action": [id]}).status_code == 400, id
 
 
 def test_events_are_found(alias, superuser):

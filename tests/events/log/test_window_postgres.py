@@ -298,14 +298,14 @@ NONSENSE += [" 5:7:", "7:5:", "5:7:9", "5:7:7", "5:7:4", "5:7:-6", "5_0:70:", "5
 NONSENSE += ["\u0665:\u0667:", "5:" + "9" * 5000 + ":", None, 5]
 
 
-@pytest.mark.parametrize("text", NONSENSE, ids=lambda text: repr(text)[:20])
-def test_nonsense_snapshots(alias, text):
-    with pytest.raises(DamagedCursor):
-        Snapshot.parse(text)
-    values = {"window": "postgresql", "cluster": "1", "lo": text, "hi": "", "pos": 0}
-    values |= {"first": 0, "last": 0, "rebased": None}
-    with pytest.raises(DamagedCursor):
-        PostgresState.load(json.dumps(values))
+def test_nonsense_snapshots(alias):
+    for text in NONSENSE:
+        with pytest.raises(DamagedCursor):
+            Snapshot.parse(text)
+        values = {"window": "postgresql", "cluster": "1", "lo": text, "hi": "", "pos": 0}
+        values |= {"first": 0, "last": 0, "rebased": None}
+        with pytest.raises(DamagedCursor):
+            PostgresState.load(json.dumps(values))
 
 
 @pytest.mark.parametrize(

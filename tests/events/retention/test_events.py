@@ -374,25 +374,25 @@ def test_a_log_that_cannot_be_pruned_stops_no_other(alias, old, left, published,
     assert left() == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--events", "--older-than=1", "--log=nowhere"], "There is no log 'nowhere'"),
-        (["--events", "--older-than=0"], "at least 1 day; got 0"),
-        (["--events", "--older-than=1", "--database=x"], "no such alias"),
-        (["--inbox", "--log=outbox_event"], "--log needs --events"),
-        (["--inbox", "--older-than=1000000"], "--older-than must be at most 365000 days"),
-        (["--events", "--older-than=1", "--archived="], "--archived is empty"),
-        (["--events", "--older-than=1", "--log="], "--log is empty"),
-        (["--events", "--older-than=1", "--database="], "--database is empty"),
-    ],
-)
-def test_wrong_arguments_are_refused(alias, arguments, message, old, left):
+WRONG = [
+    (["--events", "--older-than=1", "--log=nowhere"], "There is no log 'nowhere'"),
+    (["--events", "--older-than=0"], "at least 1 day; got 0"),
+    (["--events", "--older-than=1", "--database=x"], "no such alias"),
+    (["--inbox", "--log=outbox_event"], "--log needs --events"),
+    (["--inbox", "--older-than=1000000"], "--older-than must be at most 365000 days"),
+    (["--events", "--older-than=1", "--archived="], "--archived is empty"),
+    (["--events", "--older-than=1", "--log="], "--log is empty"),
+    (["--events", "--older-than=1", "--database="], "--database is empty"),
+]
+
+
+def test_wrong_arguments_are_refused(alias, old, left):
     """Nothing goes, as where a script's variable is not set."""
     there = old("a")
-    with pytest.raises(CommandError, match=message) as error:
-        call_command("outbox_prune", *arguments)
-    assert error.value.returncode == 2
+    for arguments, message in WRONG:
+        with pytest.raises(CommandError, match=message) as error:
+            call_command("outbox_prune", *arguments)
+        assert error.value.returncode == 2
     assert left() == there
 
 

@@ -287,14 +287,17 @@ def test_one_log_of_several(alias, published, run, seen_by):
         control.replay("all", "now", log="nowhere")
 
 
-@pytest.mark.parametrize("place", [-1, 10**12, True, 2**63])
-def test_positions_that_the_log_does_not_have(alias, published, run, seen_by, place):
+NOWHERE = [-1, 10**12, True, 2**63]
+
+
+def test_positions_that_the_log_does_not_have(alias, published, run, seen_by):
     seen_by("all")
     published("a")
     run("all")
     before = Cursor.objects.using(alias).values().get()
-    with pytest.raises(ReplayRefused, match="no event at or after position"):
-        control.replay("all", place)
+    for place in NOWHERE:
+        with pytest.raises(ReplayRefused, match="no event at or after position"):
+            control.replay("all", place)
     assert Cursor.objects.using(alias).values().get() == before
 
 
