@@ -83,7 +83,7 @@ def test_what_it_shows(row: dict[str, Any]) -> None:
     assert [each["code"] for each in row["health"]["problems"]] == ["no_drainer"]
     assert [each["code"] for each in row["status"]["problems"]] == ["no_drainer"]
     assert {"subscriptions", "gaps", "prepared"}.isdisjoint(row["status"])
-    assert "Drainers" in row["overview"]
+    assert "Ready" in row["overview"]
     assert "Subscriptions behind" not in row["overview"]
     assert "outbox_backlog_jobs" in row["metrics"]
     for word in ("subscription", "gaps", "entity", "prepared", "server", "events"):

@@ -44,6 +44,8 @@ def test_no_message_names_a_page():
     spoken = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     found = {}
     for path in PACKAGE.rglob("*.py"):
+        if "docs/" not in path.read_text():
+            continue
         nodes = list(ast.walk(ast.parse(path.read_text())))
         docs = {ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, spoken)}
         if path.parent.name == "commands":  # the docstring of a command is its help
