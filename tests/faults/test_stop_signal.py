@@ -27,7 +27,9 @@ def test_under_load(alias, number, redis_url, make_named_app, start_drainer, boo
 
     def write():
         while not ended.wait(0.01):
-            staged.update(dict.fromkeys(Book(using=alias).stage(app, 20)))
+            written = Book(using=alias)
+            written.stage(app, 20)
+            staged.update(written.jobs)
         connections[alias].close()
 
     writer = threading.Thread(target=write)
