@@ -17,7 +17,7 @@ from outbox_app import stage_many
 from outbox_app.jobs.drain.batch import BatchReader
 from outbox_app.jobs.drain.outcome import PublishResult, decode_rows
 from outbox_app.jobs.drain.redis_batch import RedisBatch
-from outbox_app.models import DeadJob
+from outbox_app.models import DeadJob, Incident
 from tests.faults.tools import drain, draining, on
 
 from .redis_proxy import RedisProxy
@@ -50,6 +50,11 @@ def test_each_queue_has_to_take_it(alias, redis_url, server, make_named_app, boo
         drain(alias)
 
         assert "WRONGTYPE" in buried(alias)[job]
+        # The other queue has taken it: whoever requeues the job sends it there again.
+        incident = Incident.objects.using(alias).latest("pk")
+        assert (incident.kind, incident.detail) == ("unknown", "One of a batch was refused.")
+        row, shard = jobs.jobs[job]
+        assert (incident.first_id, incident.last_id, incident.shards) == (row, row, [shard])
 
 
 def test_blocked_key_in_several_queues(alias, redis_url, server, make_named_app, settings, buried):
