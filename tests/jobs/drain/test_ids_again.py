@@ -7,7 +7,7 @@ from django.db import connections, transaction
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import bulk, dead, staged
-from outbox_app.jobs.drain import batch
+from outbox_app.jobs.drain import batch, dead_rows
 from outbox_app.jobs.drain.dead_rows import move_to_dead
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
@@ -82,6 +82,22 @@ def test_a_job_that_another_one_s_row_has_become_is_not_dead(alias, note):
     assert move_to_dead(row, ValueError("of the first one"), using=alias) is None
 
     assert StagedJob.objects.using(alias).count() == 1
+    assert not DeadJob.objects.using(alias).exists()
+
+
+def test_a_job_that_another_drainer_has_published_meanwhile_is_not_dead_as_well(
+    alias, note, monkeypatch
+):
+    stage(note, alias, ["first"])
+    [row] = batch.BatchReader(using=alias, app=note.app.main, batch_size=9).read(range(128))
+    begin = dead_rows.atomic_with_lock_wait
+
+    def publish_and_begin(*args, **options):  # after the row was read, before it is locked
+        assert batch.delete([(row.id, row.task_id)], using=alias) == 1
+        return begin(*args, **options)
+
+    monkeypatch.setattr(dead_rows, "atomic_with_lock_wait", publish_and_begin)
+    assert move_to_dead(row, ValueError("no"), using=alias) is None
     assert not DeadJob.objects.using(alias).exists()
 
 
