@@ -88,6 +88,7 @@ def test_the_collector_may_end_a_coroutine_while_its_line_is_read(fresh, alias):
     assert entity_queue.take() == calls
 
 
+@pytest.mark.parametrize("alias", ["default"], indirect=True)  # none of these lines asks which
 @pytest.mark.parametrize("entity", [Account, Stock])
 def test_a_command_leaves_all_or_nothing(alias, declare, monkeypatch, settings, entity):
     settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
