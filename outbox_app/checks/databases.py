@@ -60,8 +60,8 @@ def check_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> Itera
             wanted = (each for each in app.get_models() if _is_expected(each, alias))
             if missing := sorted({each._meta.db_table for each in wanted} - tables):
                 yield Warning(
-                    f"Database {alias!r} lacks tables of {app.name}: {listed(missing)}. What needs "
-                    "them fails.",
+                    f"Database {alias!r} lacks tables of {app.name}: {listed(missing)}. Calls "
+                    "that need them fail.",
                     hint=f"Run manage.py migrate {app.label} --database {alias}.",
                     id="outbox.W053",
                 )
