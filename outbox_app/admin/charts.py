@@ -51,7 +51,6 @@ def job_charts(hour: Series, day: Series, *, now: int) -> list[SafeString]:
         drawn.append(chart(f"outbox-backlog-{name}", title, counted.starts, [ready]))
         # Without the current step, which is not over: its rates would look like a drop.
         rates = [
-            Line(_("staged, estimated"), counted.staged[:-1], 2),
             Line(_("published"), _known(counted, counted.published)[:-1], 1),
             Line(_("dead"), _known(counted, counted.dead)[:-1], 3),
         ]

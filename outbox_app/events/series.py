@@ -6,12 +6,13 @@ number of published events is estimated.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from django.db.models import Max, Sum
 
-from ..monitoring.series import MINUTE, growth, last_minutes, rows_of, to_utc
+from ..monitoring.series import MINUTE, last_minutes, rows_of, to_utc
 
 #: Handled events and failed attempts of a subscription. The label is its name.
 HANDLED, FAILED, SUBSCRIPTION = "handled", "failed", "subscription"
@@ -70,5 +71,16 @@ def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]
     for label, minute, newest in samples.values_list("label", "minute").annotate(Max("value")):
         known.setdefault(label, []).append((utc(minute), newest))
     begins = [first + MINUTE * n for n in range(minutes)]
-    grown = {label: dict(growth(each)) for label, each in known.items()}
+    grown = {label: dict(_growth(each)) for label, each in known.items()}
     return {label: [each.get(minute) for minute in begins] for label, each in grown.items()}
+
+
+def _growth(known: list[tuple[datetime, float]]) -> Iterator[tuple[datetime, float]]:
+    """Yield each minute between samples with its growth. A lower sample counts as no growth."""
+    at, highest = known[0]
+    for end, value in known[1:]:
+        growth = max(0.0, value - highest) / ((end - at) / MINUTE)
+        while at < end:
+            yield at, growth
+            at += MINUTE
+        highest = max(highest, value)

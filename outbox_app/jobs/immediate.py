@@ -182,8 +182,6 @@ class CommitBatch:
                 minute.add(name, len(accepted))
             for _ in accepted:
                 minute.observe(counters.DELAY, time.monotonic() - self.began)
-            if accepted:
-                minute.put(counters.READ_ID, max(row.id for row in accepted))
         counters.write_shared(self.using)
 
 

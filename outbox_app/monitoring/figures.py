@@ -44,12 +44,11 @@ def job_figures(facts: OutboxStatus) -> Iterator[Figure]:
     yield Figure({"now": held.due, "hour": held.within_the_hour, "later": held.later},
                  "outbox_held_jobs",
                  "Jobs held until they are due, by when they are due.", ("due",))
-    staged = "?" if rate.staged is None else f"{rate.staged:.0f}"
     at_once = f" ({rate.immediate:.0f} of these immediately)" if rate.immediate else ""
     published = f"{rate.published:.0f} published{at_once}"
     yield Figure(asdict(rate), "outbox_jobs_per_minute",
                  "Jobs of the last full minute, by outcome.", ("outcome",), json="per_minute",
-                 lines=[f"per minute  {staged} staged, {published}, {rate.dead:.0f} dead"])
+                 lines=[f"per minute  {published}, {rate.dead:.0f} dead"])
     known = {name: duration(n, fine=True) for name, n in delay.items() if n is not None}
     shown = ", ".join(f"{name} {value}" for name, value in known.items())
     yield Figure(delay, "outbox_publish_delay_seconds", "Seconds from staging to the broker's "

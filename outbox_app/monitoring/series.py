@@ -3,14 +3,12 @@
 Every function makes a fixed number of statements, each of which reads a range of the index (name,
 minute); the database adds up the processes. ``process.counters`` explains who writes the counters:
 those of the last ten seconds are not in the table yet. Minutes are those of the database's clock.
-``staged`` is an estimate: it goes by the ids that were given out, so it also counts jobs whose
-transaction was rolled back, and counts some jobs in the minute next to theirs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -20,16 +18,12 @@ from django.db.models.sql import Query
 from django.utils.timezone import is_aware, make_aware
 
 from ..database.clock import DatabaseNow, stored, zone_of
-from ..models import StagedJob, Statistic
+from ..models import Statistic
 from ..process import counters
 
 MINUTE = timedelta(minutes=1)
 #: Counters whose values are added up over processes.
 COUNTED = (counters.PUBLISHED, counters.DEAD, counters.IMMEDIATE)
-#: Samples from which the number of staged jobs is estimated.
-IDS = (counters.NEWEST_ID, counters.READ_ID)
-#: How long before the first minute of a series to look for the last sample of ids.
-LOOK_BACK = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +36,6 @@ class Series:
     published: list[float]
     dead: list[float]
     immediate: list[float]
-    #: Per minute, an estimate; None before the first sample.
-    staged: list[float | None]
     #: Ready jobs: the highest sample of several processes and minutes; None without a sample.
     ready: list[float | None]
 
@@ -65,13 +57,12 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
     width = step * MINUTE
     current = now - (now - datetime(2000, 1, 1, tzinfo=UTC)) % width
     starts = [current - width * n for n in reversed(range(max(1, math.ceil(minutes / step))))]
-    found: dict[str, dict[datetime, float]] = {n: {} for n in (*COUNTED, counters.READY, *IDS)}
+    found: dict[str, dict[datetime, float]] = {n: {} for n in (*COUNTED, counters.READY)}
     last = _minute(now)
     rows = rows_of(using, found, starts[0], last).values_list("name", "minute")
     utc = to_utc(using)
     for name, minute, total, highest in rows.annotate(Sum("value"), Max("value")):
         found[name][utc(minute)] = total if name in COUNTED else highest
-    staged = _staged(found, starts[0], last, using=using)
 
     def inside(values: dict[datetime, float], start: datetime) -> list[float]:
         each = (start + MINUTE * n for n in range(step))
@@ -82,10 +73,8 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
         begun = [min(step, (last - start) // MINUTE + 1) for start in starts]
         return [sum(inside(found[name], start)) / n for start, n in zip(starts, begun, strict=True)]
 
-    estimates = [inside(staged, start) for start in starts]
     figures: dict[str, Any] = {name: counted(name) for name in COUNTED}
     figures["ready"] = [max(inside(found[counters.READY], at), default=None) for at in starts]
-    figures["staged"] = [sum(each) / len(each) if each else None for each in estimates]
     return Series(starts, **figures)
 
 
@@ -120,34 +109,6 @@ def totals(rows: QuerySet[Statistic], last: datetime) -> QuerySet[Any, Any]:
     full = Sum("value", filter=Q(minute=stored(last - MINUTE, using=rows.db)), default=0.0)
     totals = rows.values_list("name", "label").annotate(Sum("value"), full=full)
     return totals.order_by("label")
-
-
-def _staged(
-    found: dict[str, dict[datetime, float]], first: datetime, last: datetime, *, using: str
-) -> dict[datetime, float]:
-    """Return the estimate by minute. A sample counts as taken when its minute begins."""
-    earlier = rows_of(using, [counters.NEWEST_ID], first - LOOK_BACK, first - MINUTE)
-    last_before = earlier.aggregate(at=Max("minute"), id=Max("value"))
-    known = sorted(found[counters.NEWEST_ID].items())
-    if last_before["at"] is not None:
-        known.insert(0, (to_utc(using)(last_before["at"]), last_before["id"]))
-    if not known:
-        return {}
-    highest = max([value for _, value in known] + list(found[counters.READ_ID].values()))
-    newer = StagedJob.objects.using(using).filter(id__gt=highest).aggregate(id=Max("id"))["id"]
-    known.append((last + MINUTE, max(highest, newer or 0.0)))
-    return {minute: grown for minute, grown in growth(known) if first <= minute <= last}
-
-
-def growth(known: list[tuple[datetime, float]]) -> Iterator[tuple[datetime, float]]:
-    """Yield each minute between samples with its growth. A lower sample counts as no growth."""
-    at, highest = known[0]
-    for end, value in known[1:]:
-        growth = max(0.0, value - highest) / ((end - at) / MINUTE)
-        while at < end:
-            yield at, growth
-            at += MINUTE
-        highest = max(highest, value)
 
 
 def percentiles(

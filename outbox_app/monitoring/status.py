@@ -41,9 +41,8 @@ OLD_SNAPSHOT = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PerMinute:
-    """Jobs of the last full minute. None: there is no sample."""
+    """Jobs of the last full minute."""
 
-    staged: float | None = None
     published: float = 0.0
     dead: float = 0.0
     #: Jobs published right after their commit.

@@ -47,12 +47,10 @@ IMMEDIATE = "immediate"
 #: Jobs of a minute by their delay, from staging, or the end of their hold, to their acceptance by
 #: the broker. Each job is in one bucket; the label is the upper bound of the bucket in seconds.
 DELAY, LE = "delay", "le"
-#: The highest id of a job that the process knew of by then.
-READ_ID = "read_id"
-#: Samples: ready rows, up to a limit; the highest known id.
-READY, NEWEST_ID = "ready", "newest_id"
+#: A sample: ready rows, up to a limit.
+READY = "ready"
 #: The counters of jobs. Each capability has its own (``Doors.counters``).
-NAMES = (PUBLISHED, DEAD, IMMEDIATE, DELAY, READ_ID, READY, NEWEST_ID)
+NAMES = (PUBLISHED, DEAD, IMMEDIATE, DELAY, READY)
 
 #: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has the longer delays.
 EDGES = (
@@ -239,7 +237,7 @@ def write_shared(using: str, samples: Callable[[], Mapping[str, float]] = dict[s
 def prune_if_worth_it(now: datetime, *, using: str) -> int:
     before = now - timedelta(days=KEPT_DAYS)
     rows, removed = Statistic.objects.using(using), 0
-    if not rows.filter(name=NEWEST_ID, minute__lt=before - PRUNE_WORTH).exists():
+    if not rows.filter(name=READY, minute__lt=before - PRUNE_WORTH).exists():
         return 0
     for named in by_name(rows):
         old = named.filter(minute__lt=before).values_list("pk", flat=True)
@@ -252,5 +250,5 @@ def prune_if_worth_it(now: datetime, *, using: str) -> int:
 def by_name(rows: QuerySet[Statistic]) -> list[QuerySet[Statistic]]:
     """Return the rows of each counter, the oldest first."""
     # The samples are the last: old ones show that there may be other old rows.
-    names = [name for doors in all_doors() for name in doors.counters if name != NEWEST_ID]
-    return [rows.filter(name=name).order_by("minute") for name in (*names, NEWEST_ID)]
+    names = [name for doors in all_doors() for name in doors.counters if name != READY]
+    return [rows.filter(name=name).order_by("minute") for name in (*names, READY)]

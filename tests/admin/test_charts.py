@@ -92,7 +92,7 @@ def test_a_day_shows_the_peak_of_a_step_even_of_the_last_one():
     def series(*ready):
         steps = [START + timedelta(minutes=10 * each) for each in range(len(ready))]
         none = [0.0] * len(ready)
-        return Series(steps, none, none, none, [None] * len(ready), [*ready])
+        return Series(steps, none, none, none, [*ready])
 
     drawn = job_charts(series(3, 9), series(3, 9), now=2)
     hour, day = (ElementTree.fromstring(drawn[place]) for place in (0, 2))

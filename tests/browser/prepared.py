@@ -131,16 +131,15 @@ def _figures() -> None:
     """Minutes of one day, as a drainer and a subscription that were here before have left them."""
     drainer, runner = UUID(int=1), UUID(int=2)
     this = now().replace(second=0, microsecond=0)
-    rows, newest = [], 1_000_000
+    rows = []
     for ago in range(1440, 0, -1):
         minute = this - ago * MINUTE
         wave = 1 + math.sin(ago / 17) / 3 + math.sin(ago / 131) / 2
         jam = 300 * max(0, 8 - abs(ago - 31))  # nothing left for a while, half an hour ago
         published = 40 * wave if not jam else 5.0
-        newest += int(42 * wave)
         values = {
             "published": published, "dead": 2.0 if ago % 37 == 0 else 0.0,
-            "ready": 15 * wave + jam, "newest_id": float(newest),
+            "ready": 15 * wave + jam,
         }  # fmt: skip
         rows += [_figure(drainer, minute, name, value) for name, value in values.items()]
         if ago <= 60:

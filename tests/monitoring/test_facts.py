@@ -60,7 +60,7 @@ def test_of_an_empty_outbox(alias):
     )
     assert dead(found) == {"jobs": 0, "complete": True, "by_error": {}}
     assert found.incidents == {"takeover": 0, "unknown": 0, "requeue": 0, "contradiction": 0}
-    assert found.per_minute == PerMinute(staged=None, published=0, dead=0)
+    assert found.per_minute == PerMinute(published=0, dead=0)
     assert (found.delay.p50, found.delay.p95, found.delay.p99) == (None, None, None)
     events = found.sections["events"]
     assert (events.subscriptions, events.gaps) == ([], 0)
@@ -136,14 +136,12 @@ def test_per_minute_is_the_last_full_one(alias, monkeypatch):
         figure(alias, name, number)
         figure(alias, name, 10 * number, source="two")
         figure(alias, name, 5000, ago=2)
-    for ago, newest in ((3, 100), (2, 100), (1, 100), (0, 160)):
-        figure(alias, counters.NEWEST_ID, newest, ago=ago)
     for bucket in counters.BUCKETS[:2]:
         figure(alias, counters.DELAY, 50, dimension=counters.LE, label=str(bucket))
 
     found = outbox_status()
 
-    assert found.per_minute == PerMinute(staged=60, published=11, dead=22)
+    assert found.per_minute == PerMinute(published=11, dead=22)
     assert found.sections["events"].per_minute == EventsPerMinute(handled=33, failed=44)
     assert found.delay.p50 == pytest.approx(float(counters.BUCKETS[0]))
     assert found.delay.p50 < found.delay.p95 < found.delay.p99 <= float(counters.BUCKETS[1])

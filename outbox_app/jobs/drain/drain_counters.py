@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
-from django.db.models import Max
-
 from ...models import StagedJob
 from ...models.counting import counted
 from ...process import counters
@@ -38,7 +36,6 @@ class DrainCounters(Counters):
         self._holder = holder
         self._sampling = Backoff(f"samples of {self.using}", logger)
         self._read_at = 0.0
-        self._highest_id = 0
         self._sampled: datetime | None = None
 
     def reading(self) -> None:
@@ -59,8 +56,6 @@ class DrainCounters(Counters):
         for label, count in delays.items():
             minute.add(counters.DELAY, count, dimension=counters.LE, label=label)
         minute.add(counters.PUBLISHED, len(rows))
-        self._highest_id = max(self._highest_id, *(row.id for row in rows))
-        minute.put(counters.READ_ID, self._highest_id)
 
     def keep(self) -> None:
         """Sample and write what is due. Call it between batches, with no transaction open."""
@@ -74,20 +69,10 @@ class DrainCounters(Counters):
             return
         self._sampled = minute.begins
         try:
-            for name, value in self._samples().items():
-                minute.put(name, value)
+            ready = StagedJob.objects.using(self.using).ready()
+            minute.put(counters.READY, counted(by_shard(ready, apps_with_rows(using=self.using))))
             prune_if_worth_it(minute.begins, using=self.using)
         except Exception as error:  # of any kind: rows edited by hand may be unreadable
             self._sampling.failed(error)
         else:
             self._sampling.succeeded()
-
-    def _samples(self) -> dict[str, float]:
-        # Start above the ids that were read, so that the query does not scan deleted rows.
-        jobs = StagedJob.objects.using(self.using)
-        newer = jobs.filter(id__gt=self._highest_id)
-        self._highest_id = newer.aggregate(id=Max("id"))["id"] or self._highest_id
-        return {
-            counters.READY: counted(by_shard(jobs.ready(), apps_with_rows(using=self.using))),
-            counters.NEWEST_ID: self._highest_id,
-        }

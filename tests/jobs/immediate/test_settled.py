@@ -502,13 +502,11 @@ def test_one_that_cannot_log_its_error_does_not_reach_the_caller(alias, app, at,
 
 
 def test_figures(alias, app, at, run_out, caplog):
-    read = Statistic.objects.using(alias).filter(name="read_id")
     at("immediate_claimed", lambda: 1 / 0)
     _call(app, alias, 1)
     assert f"Immediate delivery failed database={alias}" in caplog.messages
     run_out()
     drain(alias)
-    [first] = read.values_list("value", flat=True)
     set_failpoint("immediate_claimed", None)
     _call(app, alias, 2, 3)
     counters._shared[alias, None]._tried_at = float("-inf")  # the next one writes
@@ -522,8 +520,6 @@ def test_figures(alias, app, at, run_out, caplog):
     for row in Statistic.objects.using(alias).filter(name__in=totals):
         totals[row.name] += row.value
     assert totals == {"immediate": 2, "published": 3}
-    # Or what came and left between two samples of the table would not count as staged.
-    assert read.filter(value__gt=first).exists()
 
 
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/Chicago"])

@@ -60,7 +60,6 @@ def test_a_run_leaves_what_it_did(alias, make_app, broker, request):
         damaged = note.delay("", 0)
         note.apply_async(("", 1), countdown=3600)
     StagedJob.objects.using(alias).filter(task_id=damaged.id).update(envelope="nonsense")
-    last = StagedJob.objects.using(alias).order_by("id").last().pk
 
     drain = Drain(using=alias)
     assert drain.run(once=True).done == 29
@@ -70,8 +69,7 @@ def test_a_run_leaves_what_it_did(alias, make_app, broker, request):
     # The first sample was taken before the first batch; a minute may have begun since.
     rows = Statistic.objects.using(alias).exclude(name="delay").order_by("-minute")
     found = {row.name: row.value for row in rows}
-    assert (found["ready"], found["newest_id"]) == (29, last)
-    assert 0 < found["read_id"] <= last
+    assert found["ready"] == 29
     sources = Statistic.objects.using(alias).values_list("source", flat=True).distinct()
     assert list(sources) == [str(drain.holder.id)]
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 
 JOBS = ("published", "dead")
 ALL = (*JOBS, "handled", "failed")
-SAMPLES = ("staged", "ready")
+SAMPLES = ("ready",)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_of_two_samples_the_higher_counts_and_without_one_it_is_not_known(alias)
 
 def test_the_first_and_the_last_minute_are_within(alias):
     plant(alias, *((m, "published", 10.0**m if m > 0 else 7.0) for m in (5, 4, 3, 0)))
-    plant(alias, (-1, "published", 100.0, "faster"), (-1, "newest_id", 9.0))
+    plant(alias, (-1, "published", 100.0, "faster"), (-1, "ready", 9.0))
     found = series.series(using=alias, minutes=5)
     assert found.starts[0] == ago(4)
     assert found.published == [10**4, 10**3, 0, 0, 7]
@@ -158,7 +158,7 @@ def test_without_time_zones_the_number_of_statements_is_constant_too(alias, sett
         for m in minutes:
             plant(
                 alias,
-                *((m, name, 1.0) for name in ("published", "newest_id", "ready")),
+                *((m, name, 1.0) for name in ("published", "ready")),
                 (m, "handled", 1.0, "one", "subscription", "a"),
                 (m, "newest_position", float(m), "one", "log", "a"),
             )
@@ -168,58 +168,6 @@ def test_without_time_zones_the_number_of_statements_is_constant_too(alias, sett
             events_series.published(using=alias)
         counted.append(len(statements))
     assert counted[0] == counted[1]
-
-
-class TestStaged:
-    """``staged``: from the highest ids known, an estimate."""
-
-    def staged(self, alias, minutes_=6):
-        return series.series(using=alias, minutes=minutes_).staged
-
-    def test_differences_between_samples(self, alias):
-        ids = {5: 100.0, 4: 130.0, 3: 130.0, 1: 150.0, 0: 157.0}
-        plant(alias, *((ago, "newest_id", id) for ago, id in ids.items()))
-        # 20 ids in two minutes of which one has no sample.
-        assert self.staged(alias) == [30, 0, 10, 10, 7, 0]
-
-    def test_before_the_first_sample_nothing_is_known(self, alias):
-        plant(alias, (3, "newest_id", 100.0), (1, "newest_id", 104.0))
-        assert self.staged(alias) == [None, None, 2, 2, 0, 0]
-
-    def test_the_last_sample_before_the_first_minute_counts(self, alias):
-        plant(alias, (8, "newest_id", 100.0), (9, "newest_id", 10.0), (4, "newest_id", 120.0))
-        assert self.staged(alias) == [5, 0, 0, 0, 0, 0]
-
-    def test_of_several_processes_the_highest_so_far_counts(self, alias):
-        plant(
-            alias,
-            (5, "newest_id", 100.0, "one"),
-            (4, "newest_id", 110.0, "one"),
-            (3, "newest_id", 50.0, "other"),  # it found the table empty, and had read little
-            (2, "newest_id", 115.0, "other"),
-            (2, "newest_id", 90.0, "one"),
-        )
-        assert self.staged(alias) == [10, 0, 5, 0, 0, 0]
-
-    def test_after_the_last_sample_the_table_is_asked(self, alias):
-        jobs = staged_jobs(3, using=alias)
-        last = jobs[-1].pk
-        plant(alias, (5, "newest_id", last - 100.0), (2, "newest_id", last - 30.0))
-        assert self.staged(alias) == [pytest.approx(70 / 3)] * 3 + [10, 10, 10]
-
-    def test_a_table_that_is_behind_changes_nothing(self, alias):
-        last = staged_jobs(using=alias)[-1].pk
-        plant(alias, (5, "newest_id", last + 5.0), (0, "newest_id", last + 10.0))
-        assert self.staged(alias) == [1, 1, 1, 1, 1, 0]
-
-    def test_what_was_read_in_the_current_minute_counts_at_once(self, alias):
-        plant(alias, (1, "newest_id", 100.0), (0, "newest_id", 110.0), (0, "read_id", 125.0, "b"))
-        assert self.staged(alias)[-2:] == [10, 15]
-
-    def test_by_steps(self, alias):
-        plant(alias, (3, "newest_id", 100.0), (0, "newest_id", 130.0))
-        found = series.series(using=alias, minutes=11, step=5)
-        assert found.staged == [None, 10, 0]
 
 
 def test_the_rate_of_each_drainer(alias):
@@ -299,18 +247,18 @@ def test_a_constant_number_of_statements(alias, sources):
             (m, name, float(m), f"source {source}")
             for m in range(10)
             for source in range(sources)
-            for name in (*ALL, *SAMPLES, "newest_id", "read_id")
+            for name in (*ALL, *SAMPLES)
         ),
     )
     with CaptureQueriesContext(connections[alias]) as statements:
         everything(alias)
-    assert len(statements) == 6
+    assert len(statements) == 4
 
 
 def plant_300k(alias):
     """Two days of ten names of ten processes, around the minute of now, and a log's statistics."""
     made = "SELECT %s, %s, %s, '', '', 1, CURRENT_TIMESTAMP FROM %s"
-    names = [*ALL, "ready", "newest_id", "read_id", "delay", "events"]
+    names = [*ALL, "ready", "immediate", "claimed", "delay", "events"]
     vendor = connections[alias].vendor
     if vendor == "postgresql":
         minute = "TIMESTAMPTZ '2026-03-29 12:30:00+00' - n * INTERVAL '1 minute'"
@@ -349,7 +297,7 @@ def test_every_statement_is_an_index_range(alias):
     with CaptureQueriesContext(connections[alias]) as statements:
         everything(alias)
     asked = [each["sql"] for each in statements if "outbox_statistic" in each["sql"]]
-    assert len(asked) == 5
+    assert len(asked) == 4
     for sql in asked:
         with connections[alias].cursor() as cursor:
             if alias == "postgres":

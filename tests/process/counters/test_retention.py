@@ -36,24 +36,24 @@ def test_old_counters_go_and_names_of_nobody_stay(alias):
         alias,
         *((9 * DAYS, name, 1.0) for name in ("events", "handled_events")),
         *((9 * DAYS, name, 1.0) for name in NAMES),
-        *((2 * DAYS - 1, name, 1.0) for name in ("published", "newest_id")),
+        *((2 * DAYS - 1, name, 1.0) for name in ("published", "ready")),
     )
     assert prune_if_worth_it(NOW, using=alias) == len(NAMES)
     assert left(alias) == [
         ("events", 9 * DAYS),
         ("handled_events", 9 * DAYS),
-        ("newest_id", 2 * DAYS - 1),
         ("published", 2 * DAYS - 1),
+        ("ready", 2 * DAYS - 1),
     ]
 
 
 def test_it_waits_until_an_hour_has_piled_up(alias):
     minutes = [2 * DAYS + more for more in (1, 30, 59)]
-    plant(alias, *((m, n, 1.0) for m in minutes for n in ("dead", "newest_id")))
+    plant(alias, *((m, n, 1.0) for m in minutes for n in ("dead", "ready")))
     with CaptureQueriesContext(connections[alias]) as statements:
         assert prune_if_worth_it(NOW, using=alias) == 0
     assert len(statements) == 1
-    plant(alias, (2 * DAYS + 62, "newest_id", 1.0))
+    plant(alias, (2 * DAYS + 62, "ready", 1.0))
     assert prune_if_worth_it(NOW, using=alias) == 7
     assert left(alias) == []
 
@@ -61,7 +61,7 @@ def test_it_waits_until_an_hour_has_piled_up(alias):
 def test_a_great_many_go_bit_by_bit(alias, monkeypatch):
     monkeypatch.setattr(counters, "PRUNE_BATCH", 5)
     monkeypatch.setattr(counters, "PRUNE_MOST", 12)
-    plant(alias, *((3 * DAYS + m, n, 1.0) for m in range(12) for n in ("handled", "newest_id")))
+    plant(alias, *((3 * DAYS + m, n, 1.0) for m in range(12) for n in ("handled", "ready")))
     removed = []
     while count := prune_if_worth_it(NOW, using=alias):
         removed.append(count)
@@ -71,7 +71,7 @@ def test_a_great_many_go_bit_by_bit(alias, monkeypatch):
 
 
 def test_the_drainer_that_takes_samples_removes_them(alias, drainer):
-    plant(alias, (3 * DAYS, "published", 1.0), (3 * DAYS, "newest_id", 1.0), (5, "dead", 1.0))
+    plant(alias, (3 * DAYS, "published", 1.0), (3 * DAYS, "ready", 1.0), (5, "dead", 1.0))
     drain = drainer()
     drain.holder.join()
     minute_of(drain, NOW.minute)
@@ -80,7 +80,7 @@ def test_the_drainer_that_takes_samples_removes_them(alias, drainer):
 
 
 def test_others_remove_nothing(alias, drainer):
-    plant(alias, (3 * DAYS, "published", 1.0), (3 * DAYS, "newest_id", 1.0))
+    plant(alias, (3 * DAYS, "published", 1.0), (3 * DAYS, "ready", 1.0))
     drain = drainer()
     drain.holder.join()
     drain.holder.owned -= {0}
