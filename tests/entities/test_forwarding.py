@@ -90,6 +90,16 @@ def test_the_leaders_answer(requests: list[Any], ask: Any, rows: Any, settings: 
     assert len(rows()) == 1
 
 
+def test_a_type_that_is_not_routed(
+    requests: list[Any], ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Account, "routed", False)
+    assert ask("withdraw", {"amount": 1}).version == 2
+    again = Account.aexecute("a", "withdraw", {"amount": 1}, command_id="async")
+    assert asyncio.run(again).version == 3
+    assert requests == []
+
+
 def test_what_has_gathered_goes_in_one_request(
     requests: list[Any], ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
