@@ -175,7 +175,13 @@ def test_statistics_of_times_without_a_zone_have_the_minutes_of_the_events(
 
 
 @on("default")
-def test_statistics_have_to_go_somewhere(call: Call) -> None:
+def test_statistics_have_to_go_somewhere(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(run, "statistics", None)  # nothing is counted
+    with pytest.raises(CommandError, match="File exists"):
+        call("statistics", "--to", str(tmp_path / "file"))
     with pytest.raises(CommandError, match="required: --to"):
         call("statistics")
     with pytest.raises(CommandError, match="--to is empty"):

@@ -133,6 +133,7 @@ def run_statistics(
     """Write the statistics of a log into a folder. Raises ``OutboxError``."""
     if "://" in to:
         raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
+    Path(to).mkdir(parents=True, exist_ok=True)  # what fails here, fails before all is counted
     log, handled = run.options.log, inbox.read(read="inbox")
     events = run.read(some(*USED), archive=archive).persist()
     found = statistics(events, handled, log=log, partitions=partitions).persist()
