@@ -16,8 +16,10 @@ import traceback
 from outbox_app.failpoints import set_failpoint
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archiver import Archiver
+from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.options import Options
 
+from . import shared_types
 from .local_context import LocalContext
 
 #: So few files are put together that it happens all the time.
@@ -26,6 +28,8 @@ FILES = 3
 
 def main(options: str, folder: str, rows: str) -> None:
     compaction.FILES = FILES
+    shared_types.share()
+    connect(Options(**json.loads(options))).close()  # read the types before the first fork
     for line in sys.stdin:
         point, passes = line.split()
         child = os.fork()

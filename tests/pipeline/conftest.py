@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connections
@@ -16,10 +16,13 @@ from outbox_app.events.models import Event
 from outbox_app.failpoints import set_failpoint
 from outbox_app.pipeline.driver.pipeline import log_options
 
+from . import shared_types
 from .harness import publish_some
 
-if TYPE_CHECKING:
-    pass
+
+@pytest.fixture(scope="session", autouse=True)
+def types_are_read_once() -> None:
+    shared_types.share()
 
 
 @pytest.fixture

@@ -11,5 +11,6 @@ from pyspark.daemon import manager
 
 if __name__ == "__main__":
     importlib.import_module("pyspark_outbox")
+    importlib.import_module("tests.pipeline.shared_types").share()
     importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "pyspark.worker")
     manager()
