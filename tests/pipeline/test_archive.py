@@ -214,6 +214,7 @@ def test_a_stop_is_heard_between_batches(alias, new_log, folder):
 
 
 @database
+@on("default")
 def test_everybody_reads_the_same(alias, new_log, folder, spark):
     """Archived by Spark; read by delta-rs, pyarrow, DuckDB, Spark and our own source."""
     ids = publish_some(alias, 2500)
@@ -257,7 +258,7 @@ def test_polars_reads_the_same(alias, new_log, folder):
 
 
 @database
-@on("postgres", "mariadb")
+@on("mariadb")
 def test_archive_and_log_are_one(alias, new_log, folder, spark):
     """Rows that were pruned come from the archive, late ones from the log, and each comes once."""
 
@@ -293,7 +294,7 @@ def test_archive_and_log_are_one(alias, new_log, folder, spark):
 
 
 @database
-@on("postgres", "mariadb")
+@on("postgres")
 def test_spark_reads_the_files_itself(alias, new_log, folder, spark, caplog, monkeypatch):
     """The same rows as from the log alone: pruned ones, late ones, and chosen ones."""
     odd = "eu's \\ ${spark.app.name}"
@@ -343,7 +344,7 @@ def test_spark_reads_the_files_itself(alias, new_log, folder, spark, caplog, mon
 
 
 @database
-@on("postgres", "mariadb")
+@on("postgres")
 @pytest.mark.parametrize("behind", [0, 2])
 def test_a_frame_has_what_was_committed_when_it_was_made(alias, new_log, folder, spark, behind):
     """Read twice, it has the same rows; where nothing is behind the files, no Python reads."""

@@ -54,7 +54,7 @@ def events(alias: str, settings: Any) -> list[Event]:
     return list(Event.objects.using(alias).order_by("id"))
 
 
-@on("postgres", "mariadb")
+@on("postgres")
 def test_from_an_archive_to_an_audit_and_what_it_finds(
     alias: str, call: Call, events: list[Event], tmp_path: Path
 ) -> None:
@@ -163,6 +163,7 @@ def test_statistics(alias: str, call: Call, events: list[Event], tmp_path: Path)
     assert of["unmatched_events", "type", "order.placed"] == 11
 
 
+@on("mariadb")
 def test_statistics_of_times_without_a_zone_have_the_minutes_of_the_events(
     alias: str, call: Call, events: list[Event], settings: Any, tmp_path: Path
 ) -> None:
@@ -253,7 +254,7 @@ def test_gaps_that_cannot_be_written_are_no_finding(
     assert refused.value.returncode == 2
 
 
-@on("default", "postgres", "mariadb")
+@on("postgres")
 def test_the_transaction_around_it_stands(alias: str, call: Call) -> None:
     with transaction.atomic(using=alias):
         InboxEntry.objects.using(alias).create(job_id="a", task="t")

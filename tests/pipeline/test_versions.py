@@ -78,7 +78,7 @@ def test_the_columns_of_versions_are_there(alias, accounts, source_options):
 
 
 @pytest.mark.timeout(300)
-@on("default", "postgres")
+@on("postgres")
 def test_a_session_reads_versions(alias, accounts, spark, source_options):
     frame = spark.read.format("outbox").options(**source_options(alias, model=AccountVersion))
     refused = frame.load().where("rejected").orderBy("id").select("command_id", "state")
@@ -144,7 +144,7 @@ def test_a_projection_is_rebuilt_from_versions(alias, accounts):
 
 
 @pytest.mark.timeout(300)
-@on("postgres", "mariadb")
+@on("mariadb")
 def test_an_audit_compares_rows_heads_and_versions(alias, accounts, spark, tmp_path):
     password = tmp_path / "password"
     password.write_text(str(connections[alias].settings_dict.get("PASSWORD") or ""))
