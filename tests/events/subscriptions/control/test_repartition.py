@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from django.db import connections
@@ -78,6 +79,32 @@ def test_the_positions_that_people_see_stay(alias, published, run, declare, afte
     control.repartition("counted", using=alias)
     positions = list(Cursor.objects.using(alias).values_list("position", flat=True))
     assert positions == [Event.objects.using(alias).last().pk] * after
+
+
+def test_partitions_are_cut_where_they_stand(alias, published, run, declare, monkeypatch):
+    """One of two stands behind the other: each of the four begins where its events were read."""
+    declare(2)
+    published(*STREAMS)
+    run("counted")
+    declared = module._subscribers["counted"]
+    handle = declared.handle
+
+    def fail_in_the_second(events):
+        if any(slice_of(event.stream) % 2 for event in events):
+            raise ValueError("not now")
+        handle(events)
+
+    failing = replace(declared, handle=fail_in_the_second)
+    monkeypatch.setitem(module._subscribers, "counted", failing)
+    published(*STREAMS)
+    run("counted")
+    behind = Counter((stream, 2) for stream in STREAMS if slice_of(stream) % 2)
+    both = Counter((stream, version) for stream in STREAMS for version in (1, 2))
+    assert behind
+    assert handled(alias) == both - behind
+    declare(4)
+    run("counted")
+    assert handled(alias) == both
 
 
 @pytest.mark.parametrize(("before", "chosen", "other"), [(8, 2, 8), (2, 4, 8), (4, 6, 12)])
