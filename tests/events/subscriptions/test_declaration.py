@@ -202,7 +202,7 @@ class TestOneThatCannotRun:
         listed = status.sections["events"].subscriptions
         good, bad = [each for each in listed if each.declared][::-1]
         assert (good.error, bad.state) == ("", "failing")
-        [problem] = [p for p in problems(status, Limits()) if p.code == "subscription"]
+        [problem] = [p for p in problems(status, Limits()) if p.code == "failing"]
         assert "bad: Subscription 'bad' cannot run" in problem.detail
 
     def test_it_is_checked(self, alias, declared):
