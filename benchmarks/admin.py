@@ -80,7 +80,7 @@ def lists() -> Iterator[tuple[str, str]]:
     labels = {each.model_name: each.app_label for each in models}
     queries_of = {
         **{each.model_name: [""] for each in models if each.app_label.startswith("outbox_")},
-        "stagedjob": ["", "state=ready", "state=held", "state=due", "shard=7", f"task={rare}",
+        "stagedjob": ["", "state=ready", "state=held", "state=due", f"task={rare}",
                       f"queue={rare}", "ordering_key=key-7", f"q={rare}", "q=task-77777",
                       "before=200000", "p=900", "o=1"],
         "deadjob": ["", "died=1h", "died=7d", f"task={rare}", f"error={rare}",
