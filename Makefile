@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-pipeline demo-prepared demo-fleet up quick test test-matrix lint docs dist screenshots bench venv system clean
+.PHONY: help demo demo-pipeline demo-prepared demo-fleet up quick test test-matrix lint mutants docs dist screenshots bench venv system clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -56,6 +56,9 @@ lint: venv ## format, lint, types, import contracts, migrations
 	$(BIN)/python -m basedpyright -p tests/style --pythonpath "$$($(BIN)/python -c 'import sys; print(sys.executable)')"
 	$(BIN)/lint-imports
 	DATABASE_URL=sqlite://:memory: $(BIN)/python manage.py makemigrations --check --dry-run
+
+mutants: venv ## plant small bugs into a copy, and list those that no test notices
+	$(BIN)/python -m tests.servers run -- $(BIN)/python -m tests.mutants $(ARGS)
 
 docs: venv ## build the documentation, warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html

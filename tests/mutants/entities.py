@@ -1,0 +1,115 @@
+"""Bugs with which a command runs twice, or its caller is told something untrue."""
+
+from .seeded import Bug
+
+BUGS = [
+    Bug(
+        "an-id-answers-another-request",
+        "P9",
+        "entities/batch.py",
+        [
+            (
+                "        if hash != call.hash:\n            raise call.conflict(command",
+                "        if False:\n            raise call.conflict(command",
+            )
+        ],
+        ["tests/entities/test_answers.py"],
+        "A caller that uses an id again for other arguments is told that they were executed.",
+    ),
+    Bug(
+        "answer-before-the-commit",
+        "P9",
+        "entities/batch.py",
+        [
+            (
+                "            call.answer = self._known(call) or self._handle(call)\n",
+                "            call.answer = self._known(call) or self._handle(call)\n"
+                "            if hasattr(call.waits, 'is_set'):\n                call.waits.set()\n",
+            )
+        ],
+        ["tests/entities/test_queue.py::test_a_leader_that_ends_leaves_its_batch_to_the_next"],
+        "The caller goes on before the transaction of its command has committed.",
+    ),
+    Bug(
+        "version-read-before-the-lock",
+        "P9",
+        "entities/batch.py",
+        [
+            (
+                "(list(range(seen + 1, head + 1)))\n        return head",
+                "(list(range(seen + 1, head + 1)))\n        return seen or head",
+            )
+        ],
+        ["tests/entities/test_locks.py", "tests/entities/test_conflicts.py"],
+        "A command that waited for the lock takes the version from before for the newest.",
+    ),
+    Bug(
+        "compare-and-set-from-a-version-on",
+        "P9",
+        "events/log/heads.py",
+        [
+            (
+                '"WHERE log = %s AND stream = %s AND version = %s"',
+                '"WHERE log = %s AND stream = %s AND version >= %s"',
+            )
+        ],
+        [
+            "tests/entities/test_conflicts.py",
+            "tests/entities/test_batches.py",
+            "tests/events/log/test_publish_races.py",
+        ],
+        "Of two commands that expect the same version both succeed.",
+    ),
+    Bug(
+        "expected-means-the-version-of-the-batch",
+        "P9",
+        "entities/batch.py",
+        [
+            (
+                "if call.expected not in (None, self.version):",
+                "if call.expected not in (None, self.loaded):",
+            )
+        ],
+        ["tests/entities/test_batches.py::test_a_batch_of_n_is_n_batches_of_one"],
+        "Two commands of one batch that expect the same version both succeed.",
+    ),
+    Bug(
+        "pruned-command-runs-again",
+        "P9",
+        "entities/store.py",
+        [("found = [(*ids, None, None, pruned, None, None)]", "found = []")],
+        ["tests/entities/test_pruned.py::test_an_answer_that_was_erased_is_gone"],
+        "A command whose version retention has removed is executed a second time.",
+    ),
+    Bug(
+        "lost-reply-taken-for-a-commit",
+        "P9",
+        "entities/transaction.py",
+        [
+            (
+                "for call in recorded:\n                    call.begun, call.answer = True, None",
+                "return ()",
+            )
+        ],
+        ["tests/entities/test_conflicts.py::test_a_commit_whose_reply_is_lost"],
+        "The connection broke during COMMIT: callers are told that it has committed.",
+    ),
+    Bug(
+        "refused-command-refuses-its-batch",
+        "P12",
+        "entities/transaction.py",
+        [("if len(calls) == 1 or blames_none:", "if calls:")],
+        [
+            "tests/entities/test_batches.py::test_a_handler_that_closes_its_connection_costs_no_other_its_answer"
+        ],
+        "The database refuses what one command writes, and the whole batch fails.",
+    ),
+    Bug(
+        "state-shared-with-the-next-handler",
+        "P12",
+        "entities/batch.py",
+        [("        self._fresh = None\n        return instance", "        return instance")],
+        ["tests/entities/test_handlers.py", "tests/entities/test_batches.py"],
+        "A command that raises leaves its changes in the state of the next one.",
+    ),
+]
