@@ -35,7 +35,7 @@ BUGS = [
         "P5",
         "process/lease.py",
         [("return time.monotonic() if boottime is None", "return time.monotonic() if boottime")],
-        ["tests/jobs/drain/test_lease.py"],
+        ["tests/jobs/drain/test_lost_lease.py::test_the_clock_of_a_lease_counts_suspended_time"],
         "After a suspension a drainer trusts a lease that others have taken over.",
     ),
     Bug(
@@ -150,11 +150,7 @@ BUGS = [
                 "app.all_left = none_stays",
             )
         ],
-        [
-            "tests/jobs/drain/test_batches.py",
-            "tests/jobs/drain/test_dead_key.py",
-            "tests/jobs/drain/test_known_failures.py",
-        ],
+        ["tests/jobs/drain/test_batches.py::test_the_later_jobs_of_a_key_wait_for_one_that_stayed"],
         "A later job of a key is sent before the earlier one that the broker did not take.",
     ),
     Bug(

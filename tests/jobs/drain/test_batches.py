@@ -8,8 +8,11 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.jobs.drain import batch
+from outbox_app.jobs.drain.app_drain import AppDrain
 from outbox_app.jobs.drain.drain import Drain
+from outbox_app.jobs.drain.outcome import PublishResult
 from outbox_app.models import Lease, Process, StagedJob
+from outbox_app.process import backoff
 from tests import tasks
 
 from .test_main_path import received
@@ -141,6 +144,29 @@ def test_a_drainer_that_is_always_busy_shares_its_shards_all_the_same(alias, mak
     busy.holder.leave()
     other.holder.leave()
     StagedJob.objects.using(alias).all().delete()
+
+
+def test_the_later_jobs_of_a_key_wait_for_one_that_stayed(alias, make_app, monkeypatch):
+    """A slow database: the ids of the look serve for longer than the pause after the failure."""
+    monkeypatch.setattr(batch, "SERVES", 10**9)
+    monkeypatch.setattr(backoff, "MAX_BACKOFF", 0.0)
+    app = make_app()
+    note = app.task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        for word in ("first", "second", "third"):
+            note.apply_async((word, 0), ordering_key="key")
+    publish, failures = AppDrain.publish, [ConnectionError("away for a moment")]
+
+    def fail_once(self, rows, **options):
+        if failures:
+            return PublishResult(error=failures.pop())
+        return publish(self, rows, **options)
+
+    monkeypatch.setattr(AppDrain, "publish", fail_once)
+    Drain(using=alias, batch_size=1).run(once=True)
+    assert not failures
+    words = [message.payload[0][0] for message in received(app)]
+    assert words == ["first", "second", "third"]
 
 
 @pytest.mark.parametrize("alias", ["default"], indirect=True)
