@@ -13,7 +13,7 @@ BUGS = [
                 "        if False:\n            raise call.conflict(command",
             )
         ],
-        ["tests/entities/test_answers.py"],
+        ["tests/entities/test_answers.py::test_another_request_with_the_same_id_is_a_conflict"],
         "A caller that uses an id again for other arguments is told that they were executed.",
     ),
     Bug(
@@ -40,7 +40,9 @@ BUGS = [
                 "(list(range(seen + 1, head + 1)))\n        return seen or head",
             )
         ],
-        ["tests/entities/test_locks.py", "tests/entities/test_conflicts.py"],
+        [
+            "tests/entities/test_conflicts.py::test_after_a_command_of_its_own_the_snapshot_of_a_caller_hides_the_twin"
+        ],
         "A command that waited for the lock takes the version from before for the newest.",
     ),
     Bug(
@@ -53,11 +55,7 @@ BUGS = [
                 '"WHERE log = %s AND stream = %s AND version >= %s"',
             )
         ],
-        [
-            "tests/entities/test_conflicts.py",
-            "tests/entities/test_batches.py",
-            "tests/events/log/test_publish_races.py",
-        ],
+        ["tests/events/log/test_publish_races.py::test_of_two_with_one_expectation_one_wins"],
         "Of two commands that expect the same version both succeed.",
     ),
     Bug(
@@ -109,7 +107,7 @@ BUGS = [
         "P12",
         "entities/batch.py",
         [("        self._fresh = None\n        return instance", "        return instance")],
-        ["tests/entities/test_handlers.py", "tests/entities/test_batches.py"],
+        ["tests/entities/test_batches.py::test_the_rows_of_a_batch_are_written_by_few_statements"],
         "A command that raises leaves its changes in the state of the next one.",
     ),
 ]

@@ -42,7 +42,7 @@ BUGS = [
                 "events.filter(**still).update(**changes)",
             )
         ],
-        ["tests/prepared/test_keeper.py"],
+        ["tests/prepared/test_keeper.py::test_confirm_and_cancel_are_raced"],
         "A confirm and a cancel at the same moment both take effect.",
     ),
     Bug(

@@ -20,8 +20,9 @@ class Bug:
         promise: The promise that it breaks, such as ``"P3"``; ``"archive"`` for that of deletion.
         file: The module, below ``outbox_app``.
         edits: Pairs of the text that is there, exactly once, and the text that takes its place.
-        tests: Arguments of pytest: the tests that have to fail.
+        tests: Files or node ids of pytest: the tests that have to fail.
         why: What goes wrong for a user.
+        survived_at_first: Whether no test had noticed it when it was first planted.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Bug:
     edits: Sequence[tuple[str, str]]
     tests: Sequence[str]
     why: str
+    survived_at_first: bool = False
 
     def planted(self, text: str) -> str:
         """Return the text of the module with the bug. Raises ``Unfit``."""
