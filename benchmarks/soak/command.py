@@ -114,8 +114,12 @@ def both(arguments: list[str], options: argparse.Namespace) -> int:
         show(results)
         if options.json:
             options.json.write_text(json.dumps(results, indent=1) + "\n")
-    broken = [code for code in codes if code != EXIT_TOO_EASY]
-    return max(broken) or max(codes)
+    return worst_of(codes)
+
+
+def worst_of(codes: list[int]) -> int:
+    """Return the exit code of several soaks: a broken promise before one that was too easy."""
+    return max((code for code in codes if code != EXIT_TOO_EASY), default=0) or max(codes)
 
 
 def code_of(result: dict[str, Any]) -> int:

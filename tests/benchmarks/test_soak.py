@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.soak import command
 from tests.faults.tools import ROOT
 from tests.patience import patience
 
@@ -46,3 +47,8 @@ def test_soak_names_a_fault_that_there_is_not() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(60))
     assert done.returncode == 2
     assert "no such faults: kill-everything" in done.stderr
+
+
+@pytest.mark.parametrize(("codes", "worst"), [([3, 3], 3), ([0, 3], 3), ([3, 1], 1), ([0, 0], 0)])
+def test_a_broken_promise_is_worse_than_a_run_that_was_too_easy(codes, worst):
+    assert command.worst_of(codes) == worst
