@@ -22,8 +22,6 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
-from outbox_app.entities import counters as of_entities
-
 from .entities import threaded
 
 ASKED = {
@@ -160,6 +158,7 @@ def asked(callers: int, seconds: float) -> dict[str, Any]:
 
 def conflicts() -> float:
     """Return how many attempts beyond the first the batches of this process have made."""
+    from outbox_app.entities.series import CONFLICTS
     from outbox_app.process import counters
 
     minutes = [
@@ -168,7 +167,7 @@ def conflicts() -> float:
         for sources in each._minutes.values()
         for minute in sources.values()
     ]
-    return sum(m.values.get((of_entities.CONFLICTS, "", ""), 0) for m in minutes)
+    return sum(m.values.get((CONFLICTS, "", ""), 0) for m in minutes)
 
 
 def contest(servers: Servers, leads: list[str], callers: list[int], seconds: float) -> Any:
