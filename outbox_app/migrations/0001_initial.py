@@ -55,7 +55,7 @@ class Migration(migrations.Migration):
                     outbox_app.fields.CharField(
                         choices=[
                             ("takeover", "shards taken over from a dead drainer"),
-                            ("unknown", "may have been sent twice: the broker failed mid-send"),
+                            ("unknown", "may have been sent twice: the end of a send is unknown"),
                             ("requeue", "requeued by a person"),
                             ("contradiction", "told to confirm and to cancel"),
                         ],

@@ -166,7 +166,7 @@ class Incident(models.Model):
 
     class Kind(models.TextChoices):
         TAKEOVER = "takeover", _("shards taken over from a dead drainer")
-        UNKNOWN = "unknown", _("may have been sent twice: the broker failed mid-send")
+        UNKNOWN = "unknown", _("may have been sent twice: the end of a send is unknown")
         REQUEUE = "requeue", _("requeued by a person")
         CONTRADICTION = "contradiction", _("told to confirm and to cancel")
 
