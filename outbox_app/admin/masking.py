@@ -64,8 +64,12 @@ def masked_text(text: str) -> str:
 
 
 def masked_line(text: str, limit: int) -> str:
-    """Return the text of an exception, masked, on one line; cut before, as masking takes time."""
-    return one_line(masked_text(text[: 4 * limit]), limit)
+    """Return the text of an exception, masked, on one line; cut before, as masking takes time.
+
+    Its lines, such as the notes of the exception, are told apart by semicolons.
+    """
+    lines = masked_text(text[: 4 * limit]).strip()
+    return one_line(re.sub(r"(?<=[^\s:;,.])\s*\n\s*", "; ", lines), limit)
 
 
 def _words() -> list[str]:

@@ -7,7 +7,7 @@ from cProfile import Profile
 
 import pytest
 
-from outbox_app.admin.masking import MASK, masked, masked_text
+from outbox_app.admin.masking import MASK, masked, masked_line, masked_text
 from outbox_app.admin.payload import data_of
 from tests.jobs.dead.rows import dead_jobs, message, staged_jobs
 
@@ -219,6 +219,21 @@ def test_an_exceptions_words_are_masked_as_far_as_they_are_seen(alias, superuser
     assert SECRET not in body(superuser.get(DEAD))
     form = {"action": "discard_selected", "_selected_action": row.pk}
     assert SECRET not in body(superuser.post(DEAD, form))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "OSError: timed out after 10 s\nHandling 1 to 3\n",
+            "OSError: timed out after 10 s; Handling 1 to 3",
+        ),
+        ("OSError: no.\n\n  It is away", "OSError: no. It is away"),
+        ("a b\tc", "a b c"),
+    ],
+)
+def test_lines_are_told_apart_on_one(words, line):
+    assert masked_line(words, 200) == line
 
 
 @pytest.mark.parametrize("words", ["KeyError: 'token'", "the password is wrong", "x=1, y: 2",

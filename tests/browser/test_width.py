@@ -1,4 +1,7 @@
-"""Each list fits a screen of 1,280 px, with menu and filter open, whatever its rows hold."""
+"""Each list fits a screen of 1,280 px, with menu and filter open, whatever its rows hold.
+
+The text of an error keeps its lines, and none of them leaves the screen.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
-from . import hostile
+from . import data, hostile
 from .project import Project
 from .test_pages import opened
 
@@ -37,3 +40,23 @@ def test_columns_do_not_leave_the_screen(lists: dict[str, str], page: Page) -> N
             wide[model] = (width, room, page_width)
     assert len(lists) > 10
     assert wide == {}
+
+
+def test_a_traceback_is_seen_whole(page: Page) -> None:
+    page.set_viewport_size({"width": 900, "height": 900})
+    opened(page, "/admin/outbox_events/subscription/warehouse-export/change/")
+    trace = page.locator("pre.outbox-words")
+    expect(trace).to_contain_text("Traceback")
+    assert trace.evaluate("each => each.scrollWidth <= each.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") == 900
+
+
+def test_notes_of_an_error_are_lines_of_their_own(project: Project, page: Page) -> None:
+    opened(page, "/admin/outbox_events/subscription/warehouse-export/change/")
+    cell = page.locator("td.outbox-words", has_text="ConnectionError")
+    assert "timed out after 10 s\nHandling outbox_event" in cell.inner_text()
+    shown = page.locator(".field-error").inner_text()
+    assert "timed out after 10 s; Handling outbox_event" in shown
+    project.ask(data.die, "browser.notes", reason="No.\nTried twice.")
+    opened(page, "/admin/outbox_app/deadjob/?task=browser.notes")
+    assert page.locator(".field-short_reason").inner_text() == "No.\nTried twice."
