@@ -40,7 +40,8 @@ class ColumnFilter(SimpleListFilter):
         asked = self.value()
         if asked is not None and asked not in offered:
             offered.append(asked)
-        return [(value, one_line(value, 80) or "-") for value in offered]
+        labels = dict(model_admin.opts.get_field(self.parameter_name).flatchoices)
+        return [(value, one_line(labels.get(value, value), 80) or "-") for value in offered]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         asked = self.value()

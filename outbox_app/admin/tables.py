@@ -122,7 +122,13 @@ def numbers(counts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def durations(seconds: Iterable[float | None]) -> str:
-    return ", ".join("-" if each is None else duration(each, fine=True) for each in seconds)
+    return listed(None if each is None else duration(each, fine=True) for each in seconds)
+
+
+def listed(figures: Iterable[str | None]) -> str:
+    """Return percentiles as one text, with a dash for what nothing is known of."""
+    known = list(figures)
+    return ", ".join(each or "-" for each in known) if any(known) else "-"
 
 
 def incidents(site: str, found: Iterable[Incident]) -> Table:

@@ -65,9 +65,9 @@ class EntitiesSection(Section):
 
 def _table(found: Commands) -> Table:
     """Return the table on the overview, of the commands of all types."""
-    from ..admin.tables import Table, durations, numbers, pairs
+    from ..admin.tables import Table, durations, listed, numbers, pairs
 
-    sizes = ", ".join("-" if each is None else number(each) for each in found.batch_size)
+    sizes = listed(None if each is None else number(each) for each in found.batch_size)
     times = durations(found.commit_seconds)
     figures = [
         (_("Commands per minute"), number(found.recorded)),

@@ -10,6 +10,7 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.admin.tables import durations
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.models import DeadJob, Incident, counting
 from outbox_app.text import duration
@@ -264,3 +265,18 @@ def test_durations_are_readable():
         "1 d 0 h",
         "1 d 1 h",
     ]
+
+
+def test_a_filter_shows_the_words_that_the_column_shows(alias, superuser):
+    Incident.objects.using(alias).create(kind="unknown", first_id=1, last_id=2)
+    Incident.objects.using(alias).create(kind="of old", first_id=1, last_id=2)
+    links = re.findall(r'<a href="\?kind=[^"]*"[^>]*>\s*([^<]*)<', body(superuser.get(INCIDENTS)))
+    assert [each.strip() for each in links] == [
+        "of old",
+        "may have been sent twice: the end of a send is unknown",
+    ]
+
+
+def test_percentiles_of_nothing_are_one_dash():
+    assert durations([None, None]) == "-"
+    assert durations([0.25, None]) == "250 ms, -"
