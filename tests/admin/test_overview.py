@@ -213,7 +213,7 @@ class TestSections:
             kind="takeover", first_id=5, last_id=77777, shards=[1, 2, 3], detail="after the lease"
         )
         shown = text(superuser.get(OVERVIEW))
-        assert "order-7 2-3: open an audit 5" in shown
+        assert "order-7, versions 2 to 3 an audit 5" in shown
         assert "shards taken over from a dead drainer 5 - 77777 3 after the lease" in shown
         Incident.objects.using(alias).update(shards=5)  # by hand
         assert "dead drainer 5 - 77777 0 after the lease" in text(superuser.get(OVERVIEW))

@@ -537,7 +537,7 @@ def test_so_is_that_of_a_parked_stream(alias, superuser, log_in, action, left):
     viewer.post(PARKED, selection(action, row, confirmed="yes", reason="why"))
     assert not Gap.objects.using(alias).exists()
     _, answer = decide(superuser, PARKED, action, row, reason="why")
-    assert "a 1-" in said(answer)[0] or "a " in said(answer)[0]
+    assert ": a, position" in said(answer)[0]
     run("parks")
     assert seen == left
     assert not ParkedStream.objects.using(alias).exists()
@@ -604,3 +604,21 @@ def test_those_gaps_are_skipped_that_the_question_lists(alias, shop, superuser):
     assert len(listed) == 50
     superuser.post(GAPS, {**hidden(question), "confirmed": "yes", "reason": "why"})
     assert set(rows.filter(state="skipped").values_list("stream", flat=True)) == listed
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "last", "shown"),
+    [
+        ("version", 4, 4, "a, version 4"),
+        ("version", 4, 6, "a, versions 4 to 6"),
+        ("id", 4, 6, "outbox_event, positions 4 to 6"),
+    ],
+)
+def test_a_gap_says_what_is_missing(alias, superuser, kind, first, last, shown):
+    stream = "a" if kind == "version" else ""
+    gap = Gap.objects.using(alias).create(
+        kind=kind, log="outbox_event", stream=stream, first=first, last=last
+    )
+    assert str(gap) == shown
+    assert shown in text(superuser.get(GAPS))
+    assert f"Missing: {shown} " in text(superuser.get(page(gap)))

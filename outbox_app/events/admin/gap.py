@@ -41,11 +41,9 @@ class GapAdmin(LogAdmin):
         column_filter("subscription", _("subscription")),
     ]
     sortable_by = ["seen"]
-    missing = column(
-        _("missing"), lambda row: f"{shown(row.stream or row.log, 80)} {row.first}-{row.last}"
-    )
+    missing = column(_("missing"), lambda row: f"{shown(row.stream or row.log, 80)}, {row.missing}")
     seen = column(_("first seen"), lambda row: row.seen_at, ordering="id")
-    fields = ["kind", "state", "found_by", "partition", "log", "stream", "first", "last",
+    fields = ["kind", "state", "found_by", "partition", "log", "stream", "missing",
               "evidence", "seen_at", "attempts", "settled_at", "settled_by", "reason"]  # fmt: skip
     found_by = column(_("found by"), lambda row: shown(row.subscription, 80) or gettext("an audit"))
     short_reason = column(_("reason"), lambda row: shown(row.reason, 120) or "-")

@@ -128,5 +128,12 @@ class Gap(models.Model):
         ]
 
     def __str__(self) -> str:
-        where = self.stream or self.log
-        return f"{where} {self.first}-{self.last}: {self.get_state_display()}"
+        return f"{self.stream or self.log}, {self.missing}"
+
+    @property
+    def missing(self) -> str:
+        """What is missing, for people: ``version 4``, ``positions 5 to 9``."""
+        unit = "version" if self.kind == self.Kind.VERSION else "position"
+        if self.first == self.last:
+            return f"{unit} {self.first}"
+        return f"{unit}s {self.first} to {self.last}"
