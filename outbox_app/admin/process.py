@@ -98,11 +98,13 @@ class StatisticChangeList(EscapedChangeList):
 
 @admin.register(Statistic)
 class StatisticAdmin(OutboxAdmin):
-    list_display = ["minute", "name", "short_label", "value", "source"]
+    list_display = ["minute", "name", "short_label", "figure", "source"]
     list_display_links = None
     list_filter = [column_filter("name", _("name")), column_filter("source", _("source"))]
     indexed_by = "name"
+    fields = ["source", "minute", "name", "dimension", "label", "figure"]
     actions = None
+    figure = column(_("value"), lambda row: f"{row.value:.10g}")
 
     def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
         """Leave the list out of the menu: the overview draws its figures."""

@@ -153,3 +153,15 @@ def test_a_name_is_read_by_the_index(alias, client):
     assert "outbox_statistic_figure" in plan
     assert "Sort" not in plan
     assert "filesort" not in plan
+
+
+@pytest.mark.parametrize(("value", "shown"), [(24.0, "24"), (40.94, "40.94"), (1e6, "1000000")])
+def test_counts_are_whole(client, write, value, shown):
+    row = figure("a")
+    row.value = value
+    write(row)
+    for address in (LIST, f"{LIST}{row.pk}/change/"):
+        found = re.findall(
+            r'(?:field-figure"|readonly")>([^<]*)<', client.get(address).content.decode()
+        )
+        assert shown in found
