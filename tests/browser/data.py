@@ -23,7 +23,9 @@ from tests.jobs.dead.rows import message
 from tests.patience import patience
 from tests.tables import short_name
 
-MINUTE = timedelta(minutes=1)
+MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
+#: Why jobs died, where it does not matter.
+REASON = {"error": "kombu.exceptions.OperationalError", "reason": "[Errno 111] Connection refused"}
 
 
 def _columns(task: str, key: str, **given: Any) -> dict[str, Any]:
@@ -44,9 +46,10 @@ def die(task: str, key: str = "", **given: Any) -> int:
 
 
 def _dead(task: str, key: str = "", **given: Any) -> dict[str, Any]:
+    given.setdefault("died_at", now())
     return {
-        "staged_id": 1, "staged_at": now() - MINUTE, "error": "builtins.Trouble", "reason": "No.",
-        "died_at": now(), **_columns(task, key, **given),
+        "staged_id": 1, "staged_at": given["died_at"] - SECOND, **REASON,
+        **_columns(task, key, **given),
     }  # fmt: skip
 
 
@@ -85,10 +88,9 @@ def on(alias: str, model: str) -> list[str]:
 def die_often(task: str, count: int) -> None:
     """Write many dead jobs of a task."""
     DeadJob.objects.bulk_create(
-        DeadJob(staged_id=number, error="builtins.Trouble", reason="No.", died_at=now(),
-                **_columns(task, "", task_id=f"{task}-{number}"))
+        DeadJob(**_dead(task, task_id=f"{task}-{number}") | {"staged_id": number})
         for number in range(1, count + 1)
-    )  # fmt: skip
+    )
 
 
 def kill_order_anew() -> str:
@@ -97,8 +99,7 @@ def kill_order_anew() -> str:
         task_id = _order_anew()
         row = StagedJob.objects.get(task_id=task_id)
         row.delete()
-        DeadJob.objects.create(staged_id=1, died_at=now(), error="builtins.Trouble", reason="No.",
-                               **row.copied())  # fmt: skip
+        DeadJob.objects.create(staged_id=1, died_at=now(), **REASON, **row.copied())
     return task_id
 
 

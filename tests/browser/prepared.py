@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from uuid import UUID
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from django.core.management import call_command
 from django.db import transaction
@@ -76,8 +76,9 @@ def _jobs() -> None:
     for task, error, reason, count, ago in reversed(DEAD):
         for each in reversed(range(count)):
             number += 1
+            queue = "payments" if error.endswith("Unroutable") else "celery"
             die(task, error=error, reason=reason, task_id=f"a3f1c9d2-0000-4000-8000-{number:012d}",
-                died_at=now() - (ago + 3 * each) * MINUTE)  # fmt: skip
+                queue=queue, died_at=now() - (ago + 3 * each) * MINUTE)  # fmt: skip
     for number, (task, key, due) in enumerate(HELD, start=900):
         hold(task, key=key, minutes=due, task_id=f"b71e02aa-0000-4000-8000-{number:012d}")
 
@@ -114,22 +115,30 @@ def _in_doubt() -> None:
          "reason": "The sender could not say in time what became of the transaction."},
     )):  # fmt: skip
         event = PreparedEvent.objects.create(
-            sender="alias:billing", event_id=UUID(int=7 << 76 | number), log="outbox_event",
+            sender="alias:billing", event_id=_id(f"invoice-{number}"), log="outbox_event",
             stream=f"invoice-{number}", type="invoice.paid", policy="ask",
             content={"data": {"total": 30}, "metadata": {}},
             decide_by=now() - 60 * MINUTE, **columns)  # fmt: skip
         PreparedEvent.objects.filter(pk=event.pk).update(prepared_at=now() - 1500 * MINUTE)
     Server.objects.create(
         service="shop", address="https://shop-1.example/outbox/", node="shop-1:84",
-        version="0.1.0", weight=60, lease_seconds=1e8)  # fmt: skip
+        version="0.1.0", weight=60, lease_seconds=10)  # fmt: skip
+    begun, done = now() - 4 * MINUTE, now() - 3 * MINUTE
     TaskResult.objects.create(
         task_id="b71e02aa-0000-4000-8000-000000000700", task="shop.tasks.pack", call="{}",
-        status="SUCCESSFUL", enqueued_at=now() - 5 * MINUTE, kept_from=now())  # fmt: skip
+        status="SUCCESSFUL", enqueued_at=now() - 5 * MINUTE, started_at=begun,
+        last_attempted_at=begun, finished_at=done, kept_from=done,
+        worker_ids='["celery@shop-1:91"]', return_value='{"parcels": 2}')  # fmt: skip
+
+
+def _id(name: str) -> UUID:
+    """Return an id that is the same in each run, and looks like any other."""
+    return uuid5(NAMESPACE_URL, name)
 
 
 def _figures() -> None:
     """Minutes of one day, as a drainer and a subscription that were here before have left them."""
-    drainer, runner = UUID(int=1), UUID(int=2)
+    drainer, runner = _id("drainer"), _id("runner")
     this = now().replace(second=0, microsecond=0)
     rows = []
     for ago in range(1440, 0, -1):
@@ -149,7 +158,8 @@ def _figures() -> None:
                 _figure(runner, minute, "failed", 1.0, "subscription", "warehouse-export"),
             ]
         if ago <= 5:
-            delays = {"0.1": 24.0, "0.25": 13.0, "0.5": 4.0, "1": 1.0}
+            # So many that the jobs which wait for the first drainer are few among them.
+            delays = {"0.1": 480.0, "0.25": 260.0, "0.5": 80.0, "1": 20.0}
             rows += [_figure(drainer, minute, "delay", n, "le", le) for le, n in delays.items()]
     Statistic.objects.bulk_create(rows, batch_size=1000)
 
@@ -157,5 +167,5 @@ def _figures() -> None:
 def _figure(
     source: UUID, minute: datetime, name: str, value: float, dimension: str = "", label: str = ""
 ) -> Statistic:
-    return Statistic(source=str(source), minute=minute, name=name, value=round(value, 2),
+    return Statistic(source=str(source), minute=minute, name=name, value=round(value),
                      dimension=dimension, label=label)  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -98,8 +99,12 @@ THEMES: tuple[Any, ...] = ("light", "dark")
 NAMES = {f"{name}-{theme}.png" for name in PICTURES for theme in THEMES}
 #: Without what is above the first of these.
 BELOW = {"overview-tables": ".outbox-table"}
+#: Without what begins at this element.
+ABOVE = {"overview": ".outbox-chart >> nth=2"}
 #: As high as they are.
 WHOLE = {"overview-tables"}
+#: Where the files of this project are, and those of Python and its packages.
+FOLDERS = {str(ROOT), sys.prefix, sys.base_prefix} - {"/usr"}
 
 
 def test_pictures_of_every_page(project: Project, page: Page, pictures: Path) -> None:
@@ -118,7 +123,10 @@ def test_pictures_of_every_page(project: Project, page: Page, pictures: Path) ->
         page.evaluate("document.getElementById('toggle-nav-sidebar')?.remove()")
         bottom = "document.getElementById('content').getBoundingClientRect().bottom + scrollY"
         height = page.evaluate(bottom) + MARGIN
-        top = page.locator(BELOW[name]).first.bounding_box()["y"] if name in BELOW else 0
+        assert [folder for folder in FOLDERS if folder in page.content()] == [], name
+        top = _top(page, BELOW[name]) if name in BELOW else 0
+        if name in ABOVE:
+            height = _top(page, ABOVE[name]) - MARGIN / 2
         shown = height - top if name in WHOLE else min(height, HEIGHT)
         clip = {"x": 0, "y": top, "width": 1280, "height": shown}
         for theme in THEMES:
@@ -131,6 +139,12 @@ def test_pictures_of_every_page(project: Project, page: Page, pictures: Path) ->
     assert visited >= every - {"index", "outbox", "overview_changelist"}
     taken_now = {path.name for path in pictures.glob("*.png")}
     assert taken_now == NAMES
+
+
+def _top(page: Page, selector: str) -> float:
+    box = page.locator(selector).first.bounding_box()
+    assert box is not None
+    return box["y"]
 
 
 def _save(taken: bytes, path: Path) -> None:
