@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from celery.app.task import Task
 from celery.canvas import Signature
@@ -27,6 +27,11 @@ from .exceptions import InvalidJob, OutboxError
 from .jobs.staging.insert import batching
 from .jobs.staging.sending import task_named
 from .jobs.staging.stage import stage
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from .typed import ModelOptions
 
 Change = Literal["create", "update", "delete"]
 Work: TypeAlias = "Task[Any, Any] | Signature[Any] | str | Callable[[Any], Any]"
@@ -41,7 +46,7 @@ class Declared:
     task: Work
     when: When | None
     ordered: bool
-    options: dict[str, Any]
+    options: Mapping[str, Any]
 
     def jobs(self, instance: models.Model) -> Iterator[tuple[Any, Sequence[Any] | None]]:
         """Yield the jobs to stage for an instance, each with the arguments to add."""
@@ -73,7 +78,7 @@ class Declared:
 
 
 def on_create(
-    task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
+    task: Work, *, when: When | None = None, ordered: bool = False, **options: Unpack[ModelOptions]
 ) -> Declared:
     """Declare the work to stage when a row is created.
 
@@ -88,14 +93,14 @@ def on_create(
 
 
 def on_update(
-    task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
+    task: Work, *, when: When | None = None, ordered: bool = False, **options: Unpack[ModelOptions]
 ) -> Declared:
     """Declare the work to stage when a row is saved again; takes the arguments of ``on_create``."""
     return Declared("update", task, when, ordered, options)
 
 
 def on_delete(
-    task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
+    task: Work, *, when: When | None = None, ordered: bool = False, **options: Unpack[ModelOptions]
 ) -> Declared:
     """Declare the work to stage when a row is deleted; takes the arguments of ``on_create``."""
     return Declared("delete", task, when, ordered, options)
@@ -125,7 +130,7 @@ class OutboxMixin(models.Model):
         kwargs: Mapping[str, Any] | None = None,
         *,
         ordered: bool = False,
-        **options: Any,
+        **options: Unpack[ModelOptions],
     ) -> Any:
         """Stage a job on the database that this instance is saved to.
 

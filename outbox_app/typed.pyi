@@ -1,6 +1,8 @@
-"""What type checkers see of a task and of ``shared_task``: there is no such module at run time.
+"""What type checkers see of tasks, ``shared_task`` and the options of ``stage()``.
 
-A task has the options of Celery's calls and the three that the outbox adds, and no other: a checker
+There is no such module at run time.
+
+A call has the options of Celery's calls and those that the outbox adds, and no other: a checker
 finds one that is misspelt. It works with celery-types, and without, when Celery is untyped.
 """
 
@@ -18,6 +20,7 @@ from typing import (
     overload,
 )
 
+from celery import Celery
 from celery.app.task import Task
 from celery.canvas import Signature
 from celery.contrib.django.task import DjangoTask
@@ -28,14 +31,9 @@ _P = ParamSpec("_P")
 _R_co = TypeVar("_R_co", covariant=True)
 _T = TypeVar("_T", bound=Task[Any, Any])
 
-class CallOptions(TypedDict, total=False):
-    """Options of ``apply_async()``."""
+class CeleryOptions(TypedDict, total=False):
+    """Options of Celery's ``apply_async()``, and of kombu's ``publish()``."""
 
-    # of outbox_app
-    ordering_key: str
-    using: str | None
-    immediate: bool | None
-    # of Celery, and of kombu's publish()
     task_id: str | None
     producer: Producer | None
     publisher: Producer | None
@@ -66,6 +64,25 @@ class CallOptions(TypedDict, total=False):
     mandatory: bool
     expiration: float | None
     timeout: float | None
+
+class CallOptions(CeleryOptions, total=False):
+    """Options of ``apply_async()``."""
+
+    ordering_key: str
+    using: str | None
+    immediate: bool | None
+
+class EntityOptions(CeleryOptions, total=False):
+    """Options of ``stage()`` of an entity, which stages on its own database."""
+
+    ordering_key: str
+    immediate: bool | None
+    app: Celery[Any] | None
+
+class ModelOptions(EntityOptions, total=False):
+    """Options of ``stage()`` of a model, and of what it declares."""
+
+    using: str | None
 
 class TaskOptions(TypedDict, total=False):
     """Options of a declaration of a task."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
@@ -29,6 +29,11 @@ from .models import CommandsOnly, EntityRow, EntityVersion
 from .pruned import ArchivedAnswers
 from .queue import aask, ask, ask_many
 from .request import Command, Outcome, raised
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ..typed import EntityOptions
 
 
 class Entity(EntityRow):
@@ -174,7 +179,9 @@ class Entity(EntityRow):
                 raise answer
         return answers
 
-    def stage(self, task: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    def stage(
+        self, task: Any, args: Any = None, kwargs: Any = None, **options: Unpack[EntityOptions]
+    ) -> Any:
         """Inside a command, stage a job. It is sent if and only if the command commits.
 
         Takes and raises what ``outbox_app.stage`` does.

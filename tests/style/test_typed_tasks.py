@@ -22,6 +22,7 @@ follow_imports_for_stubs = True
 ignore_missing_imports = True
 """
 TASKS = """
+from outbox_app import stage, stage_many
 from outbox_app.celery import shared_task
 
 @shared_task
@@ -38,12 +39,16 @@ def good() -> None:
     pack.apply_async([1], {}, ordering_key="a")
     thank.s(1).set(queue="slow")
     thank.anything_of_celery()
+    stage(thank, (1,), ordering_key="a", queue="slow")
+    stage_many([thank.s(1)], immediate=True, countdown=3)
 """
 WRONG = {
     'thank.apply_async((1,), ordering_kye="a")': "ordering_kye",
     "thank.apply_async((1,), imediate=True)": "imediate",
     "thank.apply_async((1,), ordering_key=1)": "ordering_key",
     'thank.apply_async_on_commit((1,), ordering_kye="a")': "ordering_kye",
+    'stage(thank, (1,), orderingkey="a")': "orderingkey",
+    "stage_many([], imediate=True)": "imediate",
     'thank.delay("first")': '"str"; expected "int"',
     'pack.delay("first")': '"str"; expected "int"',
     "shared_task(imediate=True)": "No overload",

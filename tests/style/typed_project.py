@@ -9,11 +9,12 @@ from uuid import uuid4
 from django.db import models, transaction
 
 from outbox_app import Projektion as _Typo  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
-from outbox_app import cancel, idempotent, stage
+from outbox_app import cancel, idempotent, stage, stage_many
 from outbox_app.celery import OutboxCelery, OutboxTask, shared_task
 from outbox_app.entities import Entity, EntityVersion, Rejected, command
 from outbox_app.events import Projection, RecordedEvent, publish, subscriber
 from outbox_app.fields import CharField
+from outbox_app.mixin import OutboxMixin, on_create
 from outbox_app.prepared import prepaired as _Typo2  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
 from outbox_app.prepared import prepared
 
@@ -71,6 +72,9 @@ def call_shared_tasks(order: int) -> str:
     audit.apply_async((order,), ordering_key="a")
     stage(thank.s(order), ordering_key="a")
     stage(thank, (order,), immediate=True)
+    stage(thank, (order,), orderingkey="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    stage_many([thank.s(order)], using="default", immediate=True, queue="slow")
+    stage_many([thank.s(order)], orderingkey="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     return thank(order) + thank.delay(order).get().upper()
 
 
@@ -119,6 +123,17 @@ class SalesView(Projection):
         return row
 
 
+class Order(OutboxMixin, models.Model):  # noqa: DJ008
+    outbox = (
+        on_create(thank, ordered=True, queue="slow", using="default", app=app),
+        on_create(thank, orderd=True),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    )
+
+    def thank(self) -> None:
+        self.stage(thank, (self.pk,), ordered=True, immediate=True, countdown=3)
+        self.stage(thank, (self.pk,), orderingkey="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
 def article_of(sales: Sales) -> str:
     sales.article.number  # type: ignore[attr-defined]  # noqa: B018
     return sales.article if sales.buyer is None else sales.buyer
@@ -134,6 +149,8 @@ class Account(Entity):
     @command(creates=True)
     def open(self, owner: str) -> None:
         self.state = {"owner": owner, "balance": 0}
+        self.stage(thank, (1,), ordering_key=owner, countdown=3)
+        self.stage(thank, (1,), orderingkey=owner)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
     @command()
     def withdraw(self, amount: int) -> dict[str, int]:

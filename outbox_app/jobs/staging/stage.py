@@ -7,7 +7,7 @@ thousand rows or MiB, holds one chunk in memory, and stages all of its jobs or n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 from celery import Celery, current_app
 from celery.app.task import Task
@@ -21,6 +21,11 @@ from .calls import force_staging
 from .insert import batching
 from .sending import make_stageable
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ...typed import CeleryOptions
+
 
 def stage(
     task: Task[Any, Any] | Signature[Any] | str,
@@ -31,7 +36,7 @@ def stage(
     ordering_key: str = "",
     immediate: bool | None = None,
     app: Celery[Any] | None = None,
-    **options: Any,
+    **options: Unpack[CeleryOptions],
 ) -> Any:
     """Stage a task, a signature (chain, group and chord included) or a task name.
 
@@ -65,7 +70,7 @@ def stage(
                 "Decorate the function with @shared_task."
             )
         make_stageable(task.app)
-        return task.apply_async(args, kwargs, **options)  # type: ignore[arg-type]
+        return task.apply_async(args, kwargs, **options)  # type: ignore[arg-type, misc]
 
 
 def stage_many(
@@ -73,7 +78,8 @@ def stage_many(
     *more: Never,
     using: str | None = None,
     ordering_key: str = "",
-    **options: Any,
+    immediate: bool | None = None,
+    **options: Unpack[CeleryOptions],
 ) -> int:
     """Stage many signatures, all of them or none.
 
@@ -81,6 +87,7 @@ def stage_many(
         jobs: Signatures (``task.s(…)``), taken one by one: a generator of millions is fine.
         using: Database alias. Default: the outbox's.
         ordering_key: One key for all jobs. Default: the key in each signature's options.
+        immediate: As for ``stage``, for all jobs.
         **options: Options of ``apply_async``, for all jobs.
 
     Returns:
@@ -100,6 +107,6 @@ def stage_many(
     count = 0
     with transaction.atomic(using=using), batching(streaming=True):
         for job in jobs:
-            stage(job, using=using, ordering_key=ordering_key, **options)
+            stage(job, using=using, ordering_key=ordering_key, immediate=immediate, **options)
             count += 1
     return count
