@@ -23,26 +23,30 @@ def test_every_link_has_words(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_directives_and_roles_are_in_the_reference_only(page: Path) -> None:
+def test_directives_and_roles_are_in_the_reference_and_the_indexes_only(page: Path) -> None:
     """A host shows them as text. A hidden table of contents is for the sidebar, after all words."""
     text = page.read_text()
     if page.is_relative_to(DOCS / "reference"):
         return
-    before, *_ = text.partition("```{toctree}")
+    before, *_ = text.partition("```{toctree}") if page.name == "index.md" else [text]
     assert re.findall(r"^(?:```|:::)\{[\w-]+\}|\{[a-z]+:?[a-z]*\}`", before, re.MULTILINE) == []
     rest = TOCTREE.sub("", text[len(before) :])
     assert rest.strip() == ""
     assert all(":hidden:" in block for block in TOCTREE.findall(text))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_what_the_sidebar_lists_is_linked_by_the_page(page: Path) -> None:
-    if page.is_relative_to(DOCS / "reference"):
+@pytest.mark.parametrize(
+    "index", sorted(DOCS.rglob("index.md")), ids=lambda index: str(index.relative_to(DOCS))
+)
+def test_what_the_sidebar_lists_is_linked_by_the_index_or_a_page_that_it_links(index: Path) -> None:
+    if index.is_relative_to(DOCS / "reference"):
         return
-    text = page.read_text()
+    text = index.read_text()
+    pages = [index.parent / name for name in re.findall(r"\]\(([\w/-]+\.md)\)", text)]
+    linked = text + "".join(page.read_text() for page in pages if page.parent == index.parent)
     for block in TOCTREE.findall(text):
         for name in re.findall(r"^[a-z][\w/-]+$", block, re.MULTILINE):
-            assert f"]({name}.md)" in text
+            assert f"]({name}.md)" in linked
 
 
 def test_a_first_version_has_only_what_it_has() -> None:
