@@ -77,7 +77,7 @@ def metrics(request: HttpRequest, *, using: str | None = None) -> HttpResponse:
     try:
         from .metrics import exposition
     except ImportError:
-        text = "Metrics need prometheus_client: pip install 'outbox-app[prometheus]'.\n"
+        text = "Metrics need prometheus_client: pip install prometheus-client.\n"
         return HttpResponse(text, status=501, content_type="text/plain; charset=utf-8")
     content, content_type = exposition(request.headers.get("Accept", ""), using=using)
     return HttpResponse(content, content_type=content_type)
