@@ -70,7 +70,7 @@ def test_a_line_has_what_its_apps_need(page: Path) -> None:
 def test_each_app_has_a_front_page_that_begins_with_its_line(app: str) -> None:
     names = [*APPS[app].needs, app] if app in APPS else [app]
     listed = ", ".join(f'"{name}"' for name in names)
-    line = f"`INSTALLED_APPS += [{listed}]`"
+    line = f"Needs: `INSTALLED_APPS += [{listed}]`"
     fronts = [
         page.stem for page in DOCS.glob("howto/*.md") if page.read_text().split("\n\n")[1] == line
     ]

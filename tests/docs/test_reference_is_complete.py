@@ -82,7 +82,7 @@ def test_a_page_begins_with_the_line_of_its_app(app: Capability) -> None:
     title, line, *_ = (REFERENCE / f"{app.name.rpartition('.')[2]}.md").read_text().split("\n\n")
     assert title.startswith("# ")
     names = ", ".join(f'"{name}"' for name in (*app.needs, app.name))
-    assert line == f"`INSTALLED_APPS += [{names}]`"
+    assert line == f"Needs: `INSTALLED_APPS += [{names}]`"
 
 
 def test_pages_of_the_core_speak_of_jobs() -> None:
