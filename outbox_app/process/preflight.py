@@ -2,9 +2,9 @@
 
 The alias and the tables must exist, and the session must have no setting that makes statements of
 the outbox fail, wait, or do less than they should: errors of the server, if there are any, name a
-statement and not the setting. On MySQL and MariaDB such a session is refused. On SQLite there is a
-warning, since a single process works. An unavailable database is not refused: drainers wait for it,
-and other commands fail by themselves.
+statement and not the setting. On MySQL and MariaDB such a session is refused. On SQLite a single
+process works, so a system check warns. An unavailable database is not refused: drainers wait for
+it, and other commands fail by themselves.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from django.db.models import Model
 
 from ..exceptions import InvalidArgument, NotMigrated, UnfitSession
 from ..models import StagedJob
-from ..text import get_logger
-
-logger = get_logger("outbox_app.process")
 
 #: The options that several processes on one SQLite file need.
 SQLITE_OPTIONS = (
@@ -123,7 +120,7 @@ def sqlite_fault(using: str) -> str:
 
 
 def require_sessions(using: str) -> None:
-    """Refuse a session in which work is impossible; warn of one in which locks will fail."""
+    """Refuse a session in which work is impossible."""
     try:
         wrong = session_faults(using)
     except django.db.Error:
@@ -134,8 +131,6 @@ def require_sessions(using: str) -> None:
             f"Sessions of {using!r} cannot be used: {'; '.join(wrong)}. Correct this in DATABASES, "
             "variables of MySQL by OPTIONS['init_command'] = \"SET …\"."
         )
-    if fault := sqlite_fault(using):
-        logger.warning("The database options are unfit reason=%s hint=%s", fault, SQLITE_OPTIONS)
 
 
 def _is_wal(name: Any) -> bool:
