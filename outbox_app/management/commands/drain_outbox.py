@@ -11,7 +11,8 @@ With --once jobs stay if their broker takes nothing for 1.5 times the lease, or 
 several times. The last line has the reason.
 
 Exit codes: 0 stopped or done; 1 a drainer process died, or with --once jobs stayed because a broker
-or the database failed; 2 wrong arguments, or no tables; 3 the broker is unsafe.
+or the database failed; 2 wrong arguments, or no tables; 3 the broker is unsafe: Redis evicts queues
+(maxmemory-policy allkeys-…), or an AMQP broker has no publisher confirms.
 """
 
 from __future__ import annotations
