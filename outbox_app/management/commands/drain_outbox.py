@@ -12,7 +12,7 @@ several times. The last line has the reason.
 
 Exit codes: 0 stopped or done; 1 a drainer process died, or with --once jobs stayed because a broker
 or the database failed; 2 wrong arguments, or no tables; 3 the broker is unsafe: Redis evicts queues
-(maxmemory-policy allkeys-…), or an AMQP broker has no publisher confirms.
+(maxmemory-policy allkeys-*), or an AMQP broker has no publisher confirms.
 """
 
 from __future__ import annotations

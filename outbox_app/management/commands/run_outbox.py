@@ -15,7 +15,7 @@ others continue. The admin lists the parts as processes, with one process id.
   SIGTERM, SIGINT   finish what is in progress, hand the leases back, exit
 
 Exit codes: 0 stopped or done; 1 a part had failed when it was stopped, or with --once; 2 wrong
-arguments, or no tables; 3 the broker is unsafe: Redis evicts queues (maxmemory-policy allkeys-…),
+arguments, or no tables; 3 the broker is unsafe: Redis evicts queues (maxmemory-policy allkeys-*),
 or an AMQP broker has no publisher confirms.
 """
 
