@@ -266,7 +266,7 @@ def test_what_only_its_processes_know(alias, published, seen_by):
         found = one(alias, "copy")
         assert (found.cursors, found.served, found.state) == ([], True, "failing")
         assert found.error.startswith("OperationalError")
-        [problem] = [each for each in problems(outbox_status()) if each.code == "subscription"]
+        [problem] = [each for each in problems(outbox_status()) if each.code == "failing"]
         assert "copy: OperationalError" in problem.detail
         Command(stdout=(listed := StringIO()))._list(name="copy", using=alias, json=False)
         assert "\n  OperationalError" in listed.getvalue()
