@@ -17,6 +17,8 @@ from celery.signals import task_postrun
 from django.db import connections
 
 from ..aliases import outbox_alias
+from ..database.lock_wait import atomic_with_lock_wait
+from ..database.transactions import lacks_autocommit
 from ..models import Process
 from ..process.lease import alive
 from ..text import get_logger
@@ -27,6 +29,8 @@ logger = get_logger("outbox_app.worker")
 PAUSE = 60.0
 #: A job that has waited for more seconds matters: a drainer that is replaced is absent, too.
 WAITED = 30.0
+#: Seconds for which a look waits for a table that is locked, by a migration, say.
+LOCK_SECONDS = 1.0
 
 #: When a process of this worker looked last: forked processes share it. Two that meet look twice.
 _last_look = mmap.mmap(-1, 8)
@@ -39,11 +43,14 @@ def look(sender: Any = None, **kwargs: Any) -> None:
         return
     using = outbox_alias()
     used = [each for each in connections.all(initialized_only=True) if each.alias == using]
-    if not used or used[0].connection is None or used[0].in_atomic_block:
+    if not used or used[0].connection is None:
+        return
+    if used[0].in_atomic_block or lacks_autocommit(used[0]):
         return
     _last_look[:] = struct.pack("d", now)
     try:
-        waited = seconds_without_drainer(using)
+        with atomic_with_lock_wait(LOCK_SECONDS, using=using):
+            waited = seconds_without_drainer(using)
     except django.db.Error:  # tasks and drainers say so, if the database cannot be read
         return
     if waited > WAITED:

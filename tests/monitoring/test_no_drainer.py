@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from uuid import uuid4
 
@@ -11,9 +12,11 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app import stage
 from outbox_app.database.clock import DatabaseNow
-from outbox_app.models import Process, StagedJob
+from outbox_app.models import InboxEntry, Process, StagedJob
 from outbox_app.monitoring import no_drainer
 from tests import tasks
+from tests.faults.tools import on
+from tests.patience import SECONDS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,13 +33,16 @@ def task(make_app):
 
 @pytest.fixture
 def after(alias, task, caplog):
-    """``after(queries)``: how often the worker says that a drainer is missing, after a task."""
+    """``after(reads)``: how often the worker says that a drainer is missing, after a task."""
 
-    def after(queries=None):
+    def after(reads=None):
         caplog.clear()
         with CaptureQueriesContext(connections[alias]) as captured:
             no_drainer.look(sender=task)
-        assert queries in (None, len(captured))
+        sent = [query["sql"] for query in captured]
+        # Besides, the look bounds how long it waits for a lock.
+        assert reads in (None, sum("SELECT" in sql for sql in sent))
+        assert reads != 0 or not sent
         return [record.getMessage() for record in caplog.records]
 
     return after
@@ -68,7 +74,7 @@ def test_jobs_wait_and_no_drainer_lives(alias, after, waiting, monkeypatch):
     [line] = after()
     assert line.startswith(f"No drainer runs, and jobs wait database={alias} seconds=4")
     assert line.endswith('start="manage.py drain_outbox"')
-    assert after(queries=0) == []
+    assert after(reads=0) == []
     monkeypatch.setattr(no_drainer, "PAUSE", 0)
     assert len(after()) == 1
 
@@ -77,8 +83,8 @@ def test_a_drainer_lives(alias, after, waiting):
     """The one query that a worker makes in a minute."""
     waiting(45)
     drainer(alias)
-    assert after(queries=1) == []
-    assert after(queries=0) == []
+    assert after(reads=1) == []
+    assert after(reads=0) == []
 
 
 def test_no_job_waits_long(alias, after, waiting):
@@ -110,7 +116,7 @@ class TestWithoutQueries:
 
     def test_in_a_transaction(self, alias, after):
         with transaction.atomic(using=alias):
-            assert after(queries=0) == []
+            assert after(reads=0) == []
         assert len(after()) == 1
 
     def test_without_a_connection(self, alias, after, task):
@@ -122,7 +128,7 @@ class TestWithoutQueries:
 
     def test_for_an_eager_task(self, after, task):
         task.push_request(is_eager=True)
-        assert after(queries=0) == []
+        assert after(reads=0) == []
         task.pop_request()
         assert len(after()) == 1
 
@@ -132,3 +138,65 @@ class TestWithoutQueries:
 
         with connections[alias].execute_wrapper(fail):
             assert after() == []
+
+
+@pytest.fixture
+def manual(alias):
+    """Autocommit is off, by the setting AUTOCOMMIT or by set_autocommit()."""
+    connection = connections[alias]
+    connection.ensure_connection()
+    connection.set_autocommit(False)
+    yield connection
+    connection.rollback()
+    connection.close()
+
+
+@on("postgres", "mariadb")  # the tests' SQLite is in memory
+def test_in_a_transaction_without_atomic(alias, task, manual):
+    StagedJob.objects.using(alias).count()  # the task's transaction is open
+    with CaptureQueriesContext(manual) as captured:
+        no_drainer.look(sender=task)
+    assert len(captured) == 0
+
+
+@on("postgres", "mariadb")
+def test_no_snapshot_is_left(alias, task, manual):
+    """The next task of the process reads what was committed before it began."""
+    if alias == "mariadb":
+        with manual.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    manual.commit()  # the end of the task
+    no_drainer.look(sender=task)
+
+    def other():
+        try:
+            InboxEntry.objects.using(alias).create(job_id="x", task="t")
+        finally:
+            connections[alias].close()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert InboxEntry.objects.using(alias).count() == 1
+
+
+@on("postgres")
+def test_a_locked_table_holds_up_no_task(alias, task, monkeypatch):
+    monkeypatch.setattr(no_drainer, "LOCK_SECONDS", 0.1)
+    connections[alias].ensure_connection()
+    release, locked = threading.Event(), threading.Event()
+
+    def migrate():
+        with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+            cursor.execute(f"LOCK TABLE {Process._meta.db_table} IN ACCESS EXCLUSIVE MODE")
+            locked.set()
+            release.wait(SECONDS)
+        connections[alias].close()
+
+    thread = threading.Thread(target=migrate)
+    thread.start()
+    assert locked.wait(SECONDS)
+    no_drainer.look(sender=task)  # returns while the table is locked
+    assert thread.is_alive()
+    release.set()
+    thread.join()
