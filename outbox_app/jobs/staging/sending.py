@@ -29,6 +29,7 @@ from ...aliases import outbox_alias
 from ...database.transactions import is_atomic
 from ...exceptions import StagingRefused
 from ...text import get_logger
+from ..context import in_own_context
 from . import validation
 from .calls import Call, Mode, around, may_stage, mode_here, shadow_mode, surrounded
 from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
@@ -62,6 +63,7 @@ class StagingMixin:
     #: False for a plain app that ``stage()`` made stageable: its own ``delay()`` sends as before.
     stages_by_itself = True
 
+    @in_own_context
     def send_task(self, name: str, *args: Any, **options: Any) -> Any:
         """Stage or send one task; takes the arguments of ``Celery.send_task`` and three options.
 
@@ -191,6 +193,7 @@ def make_stageable(app: Any) -> Any:
 _on_replace = Task.on_replace
 
 
+@in_own_context
 @wraps(_on_replace)
 def _on_replace_at_once(task: Any, sig: Any) -> Any:
     # Celery marks the tasks that it sends for a replacement, but not those of a nested chain.
@@ -205,6 +208,7 @@ _group: Any = group
 _apply_tasks = _group._apply_tasks
 
 
+@in_own_context
 @wraps(_apply_tasks)
 def _apply_tasks_of_all_apps(
     self: Any, tasks: Any, producer: Any = None, app: Any = None, *args: Any, **options: Any
@@ -215,7 +219,7 @@ def _apply_tasks_of_all_apps(
     if producer is None and not isinstance(app, StagingMixin) and _an_app_may_stage():
         opened = LazyProducer(app, strict=False)
     with opened as producer:
-        yield from _apply_tasks(self, tasks, producer, app, *args, **options)
+        return iter([*_apply_tasks(self, tasks, producer, app, *args, **options)])
 
 
 _group._apply_tasks = _apply_tasks_of_all_apps

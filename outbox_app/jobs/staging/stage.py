@@ -17,6 +17,7 @@ from django.db import transaction
 from ...aliases import outbox_alias
 from ...database.transactions import require_atomic
 from ...exceptions import InvalidJob
+from ..context import in_own_context
 from .calls import force_staging
 from .insert import batching
 from .sending import make_stageable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ...typed import CeleryOptions
 
 
+@in_own_context
 def stage(
     task: Task[Any, Any] | Signature[Any] | str,
     args: Sequence[Any] | None = None,
@@ -73,6 +75,7 @@ def stage(
         return task.apply_async(args, kwargs, **options)  # type: ignore[arg-type, misc]
 
 
+@in_own_context
 def stage_many(
     jobs: Iterable[Signature[Any]],
     *more: Never,
