@@ -57,10 +57,10 @@ def _found(ended: Mapping[str, Record]) -> Iterator[Record]:
         times: Any = {name: getattr(writer, name) for name in names} if writer else {}
         facts = {"position": event["id"], "stream": event["stream"], "version": event["version"]}
         yield Record("event", facts, **times)
-    partitions = {each.name: each.partitions for each in all_subscribers()}
+    for each in all_subscribers():
+        yield Record("subscription", {"name": each.name, "partitions": each.partitions})
     for name, position in Handled.objects.order_by("id").values_list("subscription", "position"):
-        facts = {"subscription": name, "position": position, "partitions": partitions[name]}
-        yield Record("handle", facts)
+        yield Record("handle", {"subscription": name, "position": position})
 
 
 def subscriptions() -> list[str]:

@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import django
@@ -164,8 +165,8 @@ def main(name: str, seed: str, rate: str, log: str, faults: str) -> None:
     django.setup()
     from outbox_app.signals import jobs_published
 
-    with open(log, "a") as file, until_terminated() as is_ended:
-        history = History(file, name)
+    with until_terminated() as is_ended:
+        history = History(Path(log), name)
         writer = Writer(name, random.Random(seed), history, set(faults.split(",")))
         published = partial(_note_published, history)
         jobs_published.connect(published)

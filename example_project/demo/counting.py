@@ -166,10 +166,11 @@ class Count:
             for task, staged_as in STAGED_AS.items():
                 facts = {"job": (entry.order, task), "transaction": entry.order}
                 yield Record("stage", {**facts, **entry.staged[staged_as]})
-        for pk in Order.objects.values_list("pk", flat=True):
-            yield Record("commit", {"transaction": str(pk)})
-        # What ran was published, also if it has failed.
-        for run in {(order, task) for order, task, _ in self.runs}:
+        stored = {str(pk) for pk in Order.objects.values_list("pk", flat=True)}
+        yield from (Record("commit", {"transaction": order}) for order in stored)
+        # What ran was published, also if it has failed. An earlier run of the demo left orders.
+        earlier = stored - {entry.order for entry in entries}
+        for run in {(order, task) for order, task, _ in self.runs if order not in earlier}:
             yield from [Record("publish", {"job": run})] * max(1, succeeded[run])
         for each in self.incidents:
             facts = {"kind": each.kind, "shards": each.shards}

@@ -9,22 +9,24 @@ the rows of a table, needs none.
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 #: How something ended.
 OUTCOMES = OK, FAILED, UNKNOWN = "ok", "failed", "unknown"
 
-#: What a record may be about, with the facts that it must have. The page on histories has those
-#: that it may have.
+#: What a record may be about, with the facts that it must have; in comments, those it may have.
 FACTS: dict[str, tuple[str, ...]] = {
     # Transactions, as their processes heard of them; and those that the database has.
     "transaction": ("id",),
     "commit": ("transaction",),
     # Jobs. Without a transaction, a staged job was found in the database, and so is committed.
+    # stage: transaction, key and app; order, a number, if a lock gave the jobs of a key an order;
+    # apart, true if the job takes its key out of order. publish: sender ("": who committed).
     "stage": ("job", "row", "shard"),
     "undo": ("job",),
     "publish": ("job",),
@@ -32,11 +34,13 @@ FACTS: dict[str, tuple[str, ...]] = {
     "discard": ("job",),
     "row": ("job",),
     "dead": ("job", "reason"),
-    "incident": ("kind", "shards", "first", "last"),
-    # Events.
+    "incident": ("kind", "shards", "first", "last"),  # drainer
+    # Events. event: log, transaction. subscription: partitions. handle: log.
     "event": ("position", "stream", "version"),
+    "subscription": ("name",),
     "handle": ("subscription", "position"),
-    # Entities: commands, as their callers heard of them; and the versions that the database has.
+    # Entities: commands, as their callers heard of them (expected, version, answer, rejected); and
+    # the versions that the database has.
     "command": ("entity", "id"),
     "version": ("entity", "version", "command"),
     # Prepared events: decisions, as the keeper has answered them; and published ones.
@@ -44,10 +48,13 @@ FACTS: dict[str, tuple[str, ...]] = {
     "decide": ("event", "wanted"),
     "undecided": ("event",),
     "published": ("event",),
-    # Ids that were made; faults that were injected, and whatever else is to be counted.
+    # Ids that were made; faults that were injected, and whatever else is to be counted (count).
     "id": ("id",),
     "happening": ("name",),
 }
+
+
+_INTEGERS = ("row", "shard", "first", "last", "position", "version", "partitions", "count")
 
 
 class DamagedHistory(ValueError):
@@ -82,6 +89,15 @@ class Record:
             raise DamagedHistory(f"{self.what!r} needs {', '.join(missing)}: {self.facts!r:.200}")
         if self.outcome not in OUTCOMES:
             raise DamagedHistory(f"The outcome {self.outcome!r} is none of {', '.join(OUTCOMES)}.")
+        for name, value in {"began": self.began, "ended": self.ended, **self.facts}.items():
+            if name in _INTEGERS and type(value) is not int:
+                raise DamagedHistory(f"{name} must be a whole number: {value!r:.100}")
+            if name in ("began", "ended") and not isinstance(value, int | float | None):
+                raise DamagedHistory(f"{name} must be a number or null: {value!r:.100}")
+            if name in needed and name != "shards" and not isinstance(value, Hashable):
+                raise DamagedHistory(f"{name} must be a text or a number: {value!r:.100}")
+        if "shards" in needed and not {*map(type, self["shards"])} <= {int}:
+            raise DamagedHistory(f"shards must be whole numbers: {self['shards']!r:.100}")
 
     def __getitem__(self, name: str) -> Any:
         return self.facts[name]
@@ -91,7 +107,7 @@ class Record:
 
     def dump(self) -> str:
         own = {"what": self.what, "who": self.who, "began": self.began, "ended": self.ended}
-        return json.dumps({**own, "outcome": self.outcome, **self.facts}, default=str)
+        return json.dumps({**own, "outcome": self.outcome, **self.facts}, default=_plain)
 
     @classmethod
     def load(cls, line: str) -> Record:
@@ -106,14 +122,16 @@ class Record:
 
 
 class Writer:
-    """Appends records to a file, each flushed at once: a killed process loses none.
+    """Appends records to a file, each by one write: a killed process loses none.
 
     Args:
-        file: A text file, opened for appending. Its lines must end with a newline each.
+        file: The file. A last line without its newline is removed: its process was killed.
         who: The process.
     """
 
-    def __init__(self, file: TextIO, who: str) -> None:
+    def __init__(self, file: Path, who: str) -> None:
+        if file.exists() and not (written := file.read_bytes()).endswith(b"\n"):
+            os.truncate(file, written.rfind(b"\n") + 1)
         self.file = file
         self.who = who
 
@@ -123,8 +141,8 @@ class Writer:
         """Write what has just ended. ``began``: when it was invoked, by ``time.time()``."""
         now = time.time()
         record = Record(what, facts, self.who, now if began is None else began, now, outcome)
-        self.file.write(record.dump() + "\n")
-        self.file.flush()
+        with self.file.open("ab", buffering=0) as opened:
+            opened.write(record.dump().encode() + b"\n")
 
 
 def read(files: Iterable[Path]) -> Iterator[Record]:
@@ -133,9 +151,12 @@ def read(files: Iterable[Path]) -> Iterator[Record]:
     A last line without its newline is left out: its process was killed while it wrote.
     """
     for file in files:
-        for number, line in enumerate(file.read_text().splitlines(keepends=True), 1):
-            if line.endswith("\n"):
-                try:
-                    yield Record.load(line)
-                except DamagedHistory as error:
-                    raise DamagedHistory(f"{file}, line {number}: {error}") from error
+        for number, line in enumerate(file.read_text(encoding="utf-8").split("\n")[:-1], 1):
+            try:
+                yield Record.load(line)
+            except DamagedHistory as error:
+                raise DamagedHistory(f"{file}, line {number}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)

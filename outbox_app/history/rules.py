@@ -43,6 +43,11 @@ def _turned(spans: Iterable[Span]) -> Iterator[tuple[Any, Any]]:
             latest = span
 
 
+def _in_time(records: Iterable[Record]) -> list[Record]:
+    """Sort what several processes did by its end; without times it stays in its order."""
+    return sorted(records, key=lambda record: -inf if record.ended is None else record.ended)
+
+
 def _by(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
     found: dict[Any, list[Record]] = defaultdict(list)
     for record in records:
@@ -52,37 +57,50 @@ def _by(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
 
 
 class Books:
-    """The records, sorted for the rules."""
+    """The records, sorted for the rules: what failed is left out, except commands."""
 
     def __init__(self, records: Iterable[Record], sends_of_an_attempt: int) -> None:
         self.sends_of_an_attempt = sends_of_an_attempt
+        #: What has happened, and what may have happened.
         self.of: dict[str, list[Record]] = defaultdict(list)
+        self.may: dict[str, list[Record]] = defaultdict(list)
         for record in records:
-            self.of[record.what].append(record)
+            if record.what in ("transaction", "command") or record.outcome == OK:
+                self.of[record.what].append(record)
+            elif record.outcome == UNKNOWN:
+                self.may[record.what].append(record)
         # A process that may be killed writes that a transaction has begun, outcome unknown.
-        self.of["transaction"] = list({r["id"]: r for r in self.of["transaction"]}.values())
+        self.transactions = {r["id"]: r for r in self.of["transaction"]}
+        self.of["transaction"] = list(self.transactions.values())
         self.commits = {record["transaction"]: record for record in self.of["commit"]}
         undone = {record["job"] for record in self.of["undo"]}
         staged = (record for record in self.of["stage"] if record["job"] not in undone)
         #: The rows of committed jobs, by job: a requeued one has several.
         self.jobs = _by(filter(self.is_committed, staged), "job")
-        self.publishes = _by((r for r in self.of["publish"] if r.outcome == OK), "job")
+        self.known = self.jobs.keys() | {r["job"] for r in self.may["stage"]}
+        self.publishes = _by(_in_time(self.of["publish"]), "job")
         self.dead = {record["job"]: record["reason"] for record in self.of["dead"]}
         self.rows = Counter(record["job"] for record in self.of["row"])
         self.gone = {record["job"] for record in self.of["discard"]}
         self.events = {(r.get("log"), r["position"]): r for r in self.of["event"]}
+        self.possible = {(r.get("log"), r["position"]) for r in self.may["event"]}
 
     def is_committed(self, record: Record) -> bool:
         return record.get("transaction") is None or record["transaction"] in self.commits
 
+    def extent_of_commit(self, transaction: Any) -> Span:
+        """Return when a transaction was committed: by the database's record, or its process's."""
+        commit, heard = self.commits.get(transaction), self.transactions.get(transaction)
+        known = commit if commit and commit.ended is not None else heard
+        return _extent(known) if known else Span(None, -inf, inf)
+
     def causes(self, job: str) -> list[Record]:
         """Return the incidents that concern a job, recorded until soon after its last publish."""
-        rows, last = self.jobs[job], self.publishes[job][-1].ended
-        by = inf if last is None else last + LATE
+        rows, last = self.jobs[job], max(_extent(r).ended for r in self.publishes[job])
         return [
             incident
             for incident in self.of["incident"]
-            if (incident.ended or -inf) <= by
+            if (incident.ended or -inf) <= last + LATE
             and any(
                 incident["first"] <= row["row"] <= incident["last"]
                 and row["shard"] in incident["shards"]
@@ -94,11 +112,24 @@ class Books:
         """Return where a staged job stands in the order of its key."""
         if (order := record.get("order")) is not None:
             return Span(record, order, order)
-        commit = self.commits.get(record.get("transaction"))
-        return _extent(record)._replace(ended=_extent(commit).ended if commit else inf)
+        return _extent(record)._replace(
+            ended=self.extent_of_commit(record.get("transaction")).ended
+        )
+
+    def extent_of_event(self, event: Record) -> Span:
+        """Return from when on an event could see others, and when it could be seen."""
+        if event.get("transaction") is None:
+            return _extent(event)
+        return _extent(event)._replace(ended=self.extent_of_commit(event["transaction"]).ended)
 
     def handled(self) -> dict[str, list[Record]]:
-        return _by(self.of["handle"], "subscription")
+        """Return what subscriptions have handled, in time; also of those that handled nothing."""
+        silent: dict[str, list[Record]] = {r["name"]: [] for r in self.of["subscription"]}
+        return {**silent, **_by(_in_time(self.of["handle"]), "subscription")}
+
+    def partitions(self, name: str) -> int:
+        declared = (r for r in self.of["subscription"] if r["name"] == name)
+        return max((int(record.get("partitions", 1)) for record in declared), default=1)
 
     def happened(self) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -106,11 +137,11 @@ class Books:
             found[record["name"]] += record.get("count", 1)
         found[TAKEOVER] += sum(i["kind"] == "takeover" for i in self.of["incident"])
         for what in ("transaction", "publish", "command", "decide"):
-            found[IN_DOUBT] += sum(record.outcome == UNKNOWN for record in self.of[what])
+            found[IN_DOUBT] += sum(r.outcome == UNKNOWN for r in (*self.of[what], *self.may[what]))
         found[ROLLED_BACK] += sum(r.outcome == FAILED for r in self.of["transaction"])
         found[EXTRA] += sum(len(each) - 1 for each in self.publishes.values())
-        for records in self.handled().values():
-            if records[0].get("partitions", 1) == 1:
+        for name, records in self.handled().items():
+            if self.partitions(name) == 1:
                 found[BELOW] += sum(b["position"] < a["position"] for a, b in pairwise(records))
         return +found
 
@@ -135,22 +166,23 @@ def _transactions(books: Books) -> Iterator[str]:
 @_rule("P1")
 def _rows(books: Books) -> Iterator[str]:
     for job, count in books.rows.items():
-        if job not in books.jobs:
+        if job not in books.known:
             yield f"job {job} has a row, and is not committed"
         if count > 1:
             yield f"job {job} has {count} rows at once"
-    yield from (f"job {j} is dead, and is not committed" for j in books.dead.keys() - books.jobs)
+    yield from (f"job {j} is dead, and is not committed" for j in books.dead.keys() - books.known)
 
 
 @_rule("P2")
 def _leaked(books: Books) -> Iterator[str]:
     for job, publishes in books.publishes.items():
-        if job not in books.jobs:
+        if job not in books.known:
             yield f"job {job} was published, and is not committed"
-            continue
-        commit = books.commits.get(books.jobs[job][0].get("transaction"))
-        if commit and _extent(publishes[0]).ended < _extent(commit).began:
-            yield f"job {job} was published at {publishes[0].ended}, before {dict(commit.facts)}"
+        elif job in books.jobs:
+            transaction = books.jobs[job][0].get("transaction")
+            sent = publishes[0].ended
+            if sent is not None and sent < books.extent_of_commit(transaction).began:
+                yield f"job {job} was published at {sent}, before transaction {transaction}"
 
 
 @_rule("P3")
@@ -168,10 +200,12 @@ def _lost(books: Books) -> Iterator[str]:
 @_rule("P5")
 def _unexplained(books: Books) -> Iterator[str]:
     for job, publishes in books.publishes.items():
-        if len(publishes) == 1 or job not in books.jobs:
+        if job not in books.jobs or (len(publishes) == 1 and len(books.jobs[job]) == 1):
             continue
         causes = books.causes(job)
         tries = 1 + sum(cause["kind"] == "requeue" for cause in causes)
+        if len(books.jobs[job]) > tries:
+            yield f"job {job} was requeued, and no incident says so: {_where(books.jobs[job])}"
         others = len(causes) - tries + 1
         allowed = tries + others * books.sends_of_an_attempt
         senders = [record.get("sender") for record in publishes]
@@ -204,20 +238,21 @@ def _is_explained(
 
 @_rule("P6")
 def _effects(books: Books) -> Iterator[str]:
-    effects = Counter(record["job"] for record in books.of["execute"] if record.outcome == OK)
+    effects = Counter(record["job"] for record in books.of["execute"])
     for job, count in effects.items():
-        if job not in books.jobs:
+        if job not in books.known:
             yield f"job {job} had its effect, and is not committed"
         if count > 1:
             yield f"job {job} had its effect {count} times"
-    for job in books.publishes.keys() - effects.keys():
+    possible = {record["job"] for record in books.may["execute"]}
+    for job in books.publishes.keys() - effects.keys() - possible:
         yield f"job {job} was published, and had no effect"
 
 
 @_rule("P7")
 def _job_order(books: Books) -> Iterator[str]:
     place: dict[str, int] = {}
-    for n, record in enumerate(record for record in books.of["publish"] if record.outcome == OK):
+    for n, record in enumerate(_in_time(books.of["publish"])):
         place.setdefault(record["job"], n)
     for (_, key), staged in _by((r[0] for r in books.jobs.values()), "app", "key").items():
         # The order of a key is not promised if one of its jobs was requeued, refused or held.
@@ -248,7 +283,8 @@ def _subscriptions(books: Books) -> Iterator[str]:
             place = record.get("log"), record["position"]
             event = books.events.get(place)
             if event is None or not books.is_committed(event):
-                yield f"{name} has handled event {place}, which is not committed"
+                if place not in books.possible:
+                    yield f"{name} has handled event {place}, which is not committed"
             elif place in handled:
                 yield f"{name} has handled event {place} again"
             else:
@@ -258,12 +294,16 @@ def _subscriptions(books: Books) -> Iterator[str]:
             for later, first in _turned(versions):
                 versions_of = f"version {first['version']} before {later['version']}"
                 yield f"{name} has handled {versions_of} of {stream[1]}"
-        if records[0].get("partitions", 1) == 1:
-            for later, first in _turned(map(_extent, handled.values())):
+        if books.partitions(name) == 1:
+            for later, first in _turned(map(books.extent_of_event, handled.values())):
                 seen = f"{dict(later.facts)}, which its writer could see"
                 yield f"{name} has handled {dict(first.facts)} before {seen}"
+        maybe = [r for r in books.may["handle"] if r["subscription"] == name]
+        logs = {record.get("log") for record in [*records, *maybe]}
         for place in books.events.keys() - handled.keys():
-            if books.is_committed(books.events[place]) and records[0].get("log") == place[0]:
+            if place in {(r.get("log"), r["position"]) for r in maybe}:
+                continue
+            if books.is_committed(books.events[place]) and (not records or place[0] in logs):
                 yield f"{name} has not handled event {place}"
 
 
@@ -283,14 +323,23 @@ def _commands(books: Books) -> Iterator[str]:
             kept = versions.get((entity, id), ())
             if version is not None and version not in [record["version"] for record in kept]:
                 yield f"command {id} of {entity} was answered with version {version}: not there"
+        for call in found:
+            expected, version = call.get("expected"), call.get("version")
+            if None not in (expected, version) and version != expected + 1:
+                yield f"command {id} of {entity} expected {expected}, and has version {version}"
     for key, found in _by(books.of["command"], "entity", "expected").items():
-        done = {r["id"]: r for r in found if r.outcome == OK and not r.get("rejected")}
+        done = {r["id"]: r for r in found if r.outcome == OK}
         if key[1] is not None and len(done) > 1:
             yield f"commands {sorted(done)} of {key[0]} all expected version {key[1]}"
-    for entity, found in _by((a[0] for a in answers.values()), "entity").items():
-        known = [record for record in found if record.get("version") is not None]
-        known.sort(key=lambda record: record["version"])
-        for later, first in _turned(map(_extent, known)):
+    calls = _by(books.of["command"], "entity", "id")
+    spans: dict[Any, list[Span]] = defaultdict(list)
+    for (entity, id), found in answers.items():
+        if found[0].get("version") is not None:  # it was executed in one of its calls
+            began = min(_extent(call).began for call in calls[entity, id])
+            spans[entity].append(Span(found[0], began, min(_extent(c).ended for c in found)))
+    for entity, each in spans.items():
+        each.sort(key=lambda span: span.item["version"])
+        for later, first in _turned(each):
             yield f"{entity}: {first['id']} came before {later['id']}, which ended before it began"
 
 
@@ -318,9 +367,11 @@ def _prepared(books: Books) -> Iterator[str]:
     for event in published.keys() - sent.keys():
         yield f"prepared event {event} was published, and never prepared"
     for event, decisions in _by(books.of["decide"], "event").items():
-        final = {record["wanted"] for record in decisions if record.outcome == OK}
+        final = {record["wanted"] for record in decisions}
         if len(final) > 1:
             yield f"prepared event {event} was {' and '.join(sorted(final))}"
+        if final == {"cancelled"} and published[event]:
+            yield f"prepared event {event} was cancelled, and published"
 
 
 @_rule("P13")
