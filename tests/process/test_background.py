@@ -174,4 +174,4 @@ def test_a_call_that_raises_costs_no_other_call(
     assert calls.drain(patience(20))
     assert made == [1]
     assert calls.threads == {thread}
-    assert f'Background call failed what=raising error="{error.__name__}: "' in caplog.text
+    assert f"Background call failed what=raising error={error.__name__}\n" in caplog.text
