@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 
 import pytest
 
@@ -26,3 +27,9 @@ def test_a_bug_that_no_longer_fits_is_named() -> None:
     bug = Bug("gone", "P1", "text.py", [("no such text", "")], ["tests/text"], "Nothing.")
     with pytest.raises(Unfit, match=r"'gone' replaces a text that outbox_app/text\.py has 0 times"):
         bug.planted(bug.path(ROOT).read_text())
+
+
+def test_the_results_are_those_of_all_bugs_and_none_survives() -> None:
+    results = json.loads((ROOT / "tests/mutants/results.json").read_text())
+    assert [each["bug"] for each in results] == [bug.name for bug in BUGS]
+    assert all(each["noticed_by"] for each in results)
