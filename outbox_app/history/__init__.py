@@ -1,7 +1,7 @@
 """Histories: what processes did to an outbox, and a judge who compares that with the promises.
 
-Whoever tests an installation (a soak, a test with kills) writes one line for each thing that was
-done, and asks the judge afterwards. Neither needs Django, a database or the outbox.
+A soak, or a test with kills, writes one line for each thing that was done, and asks the judge
+afterwards. Neither needs Django, a database or the outbox.
 """
 
 from .judge import PROMISES, Verdict, judge

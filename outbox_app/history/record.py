@@ -1,9 +1,9 @@
 """The lines of a history: JSON, one record each.
 
-A record says what was done, by whom, when that was invoked, and when and how it ended. Whoever does
-not know how it ended writes ``unknown``: a COMMIT whose reply was lost, say. Times are seconds of
-one clock for all processes, or any numbers that grow; a record of what is found at the end, such as
-the rows of a table, needs none.
+A record says what was done, by whom, when that was invoked, and when and how it ended. A process
+that does not know how it ended writes ``unknown``: a COMMIT whose reply was lost, say. Times are
+seconds of one clock for all processes, or any numbers that grow; a record of what is found at the
+end, such as the rows of a table, needs none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "decide": ("event", "wanted"),
     "undecided": ("event",),
     "published": ("event",),
-    # Ids that were made; faults that were injected, and whatever else is to be counted (count).
+    # Ids that were made; faults that were injected, and other things to count (count).
     "id": ("id",),
     "happening": ("name",),
 }

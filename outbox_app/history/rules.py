@@ -209,7 +209,7 @@ def _unexplained(books: Books) -> Iterator[str]:
         others = len(causes) - tries + 1
         allowed = tries + others * books.sends_of_an_attempt
         senders = [record.get("sender") for record in publishes]
-        # Whoever is known to have sent it must be to blame for what he sent too often.
+        # A known sender must be to blame for what it has sent too often.
         if None not in senders:
             allowed = inf if _is_explained(senders, causes, tries, books) else 0
         if len(publishes) > allowed:

@@ -130,8 +130,9 @@ def test_a_call_after_a_replacement_that_was_interrupted(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("alias", ["default"], indirect=True)
 @pytest.mark.parametrize(("code", "place"), [*each_place()])
+@pytest.mark.parametrize("of_group", [False, True], ids=["stage", "group"])
 def test_a_call_where_the_interruption_is_handled(
-    alias: str, add: Any, staged: Any, code: CodeType, place: int
+    alias: str, add: Any, staged: Any, code: CodeType, place: int, of_group: bool
 ) -> None:
     """``except SoftTimeLimitExceeded: stage(clean_up)``: the traceback is alive, and its frames."""
     lost, turn, is_there = list[int](), 0, True
@@ -140,30 +141,10 @@ def test_a_call_where_the_interruption_is_handled(
         with transaction.atomic(using=alias):
             try:
                 with raising_at(code, place, turn) as left:
-                    stage(add, (1, 1), using=alias)
-            except SoftLimit:
-                stage(add, (2, 2), using=alias)
-                lost += [] if [2, 2] in staged() else [turn]
-            transaction.set_rollback(True, using=alias)
-        is_there = left[0] == 0
-        around.set(Around())
-    assert lost == []
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("alias", ["default"], indirect=True)
-@pytest.mark.parametrize(("code", "place"), [*each_place()])
-def test_a_call_where_the_interruption_of_a_group_is_handled(
-    alias: str, add: Any, staged: Any, code: CodeType, place: int
-) -> None:
-    """``except SoftTimeLimitExceeded: stage(clean_up)``: the traceback is alive, and its frames."""
-    lost, turn, is_there = list[int](), 0, True
-    while is_there and turn < 100:
-        turn += 1
-        with transaction.atomic(using=alias):
-            try:
-                with raising_at(code, place, turn) as left:
-                    group([add.s(1, 1), add.s(3, 3)], app=add.app).apply_async()
+                    if of_group:
+                        group([add.s(1, 1), add.s(3, 3)], app=add.app).apply_async()
+                    else:
+                        stage(add, (1, 1), using=alias)
             except SoftLimit:
                 stage(add, (2, 2), using=alias)
                 lost += [] if [2, 2] in staged() else [turn]
