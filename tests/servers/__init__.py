@@ -8,6 +8,7 @@ from .base import PortTaken, Server, ServerFailed
 from .etcd import Etcd
 from .install import MissingPackages
 from .mariadb import MariaDB
+from .mysql import MySQL
 from .ports import free_port
 from .postgres import PostgreSQL
 from .proxy import Proxy
@@ -19,6 +20,7 @@ __all__ = [
     "Etcd",
     "MariaDB",
     "MissingPackages",
+    "MySQL",
     "PortTaken",
     "PostgreSQL",
     "Proxy",

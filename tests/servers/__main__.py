@@ -3,7 +3,7 @@
 ``run [--only postgres,redis] -- COMMAND`` starts the servers in parallel, passes their addresses to
 COMMAND in POSTGRES_URL, MARIADB_URL, REDIS_URL and RABBITMQ_URL, and exits with COMMAND's exit
 code. A server whose variable is already set is not started. SIGINT and SIGTERM are forwarded to
-COMMAND. The servers always end with the run.
+COMMAND. The servers always end with the run. MySQL, in MYSQL_URL, starts if ``--only`` names it.
 ``--needed`` starts only the servers that the tests of COMMAND need, if it names files or folders of
 tests (see ``needed``).
 ``--workers N`` starts N sets of servers, one for each worker of ``pytest -n auto`` (see ``sets``),
@@ -30,6 +30,7 @@ from types import FrameType
 from . import (
     MariaDB,
     MissingPackages,
+    MySQL,
     PostgreSQL,
     RabbitMQ,
     Redis,
@@ -47,7 +48,10 @@ SERVERS: dict[str, type[Server]] = {
     "mariadb": MariaDB,
     "redis": Redis,
     "rabbitmq": RabbitMQ,
+    "mysql": MySQL,
 }
+#: What starts unless ``--only`` says other.
+USUAL = [name for name in SERVERS if name != "mysql"]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SECONDS_TO_END = 20
 
@@ -64,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("installed:", " ".join(install()) or "nothing, all is there")
             return 0
         names = options.only
-        if options.needed and (found := needed(options.command, SERVERS)) is not None:
+        if options.needed and (found := needed(options.command, names)) is not None:
             names = [name for name in names if name in found]
             os.environ[CHOSEN] = ", ".join(names) or "no server"
             print(f"the tests need {os.environ[CHOSEN]}", file=sys.stderr)
@@ -187,7 +191,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tests.servers",
         usage="%(prog)s [--only NAME,NAME] [--needed] [--workers N] {install,run -- COMMAND}",
     )
-    parser.add_argument("--only", type=_names, default=list(SERVERS), metavar="NAME,NAME")
+    parser.add_argument("--only", type=_names, default=USUAL, metavar="NAME,NAME")
     parser.add_argument("--needed", action="store_true")
     parser.add_argument("--workers", type=int, default=1, metavar="N")
     parser.add_argument("action", choices=("install", "run"))

@@ -12,7 +12,7 @@ import os
 from .base import Server
 from .install import MissingPackages, find_program
 
-_FIRST_STATEMENTS = """\
+FIRST_STATEMENTS = """\
 CREATE DATABASE IF NOT EXISTS outbox;
 CREATE USER IF NOT EXISTS 'outbox'@'%' IDENTIFIED BY 'outbox';
 GRANT ALL PRIVILEGES ON *.* TO 'outbox'@'%' WITH GRANT OPTION;
@@ -28,7 +28,7 @@ class MariaDB(Server):
         return f"mysql://outbox:outbox@127.0.0.1:{self.port}/outbox"
 
     def _create_data(self) -> None:
-        (self.folder / "first.sql").write_text(_FIRST_STATEMENTS)
+        (self.folder / "first.sql").write_text(FIRST_STATEMENTS)
         self._run(
             *(_program("mariadb-install-db"), *self._storage_arguments()),
             *("--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=normal"),
@@ -36,13 +36,17 @@ class MariaDB(Server):
 
     def _command(self) -> list[str]:
         return [
-            *(_program("mariadbd"), *self._storage_arguments()),
+            *(_program("mariadbd"), *self._storage_arguments(), *self._server_arguments()),
+            *self.extra_arguments,
+        ]
+
+    def _server_arguments(self) -> list[str]:
+        return [
             f"--init-file={self.folder}/first.sql",
             *("--bind-address=127.0.0.1", f"--port={self.port}"),
             *(f"--socket={self.folder}/socket", f"--pid-file={self.folder}/pid"),
             *("--character-set-server=utf8mb4", "--collation-server=utf8mb4_unicode_ci"),
             *("--skip-name-resolve", "--max-connections=200", "--skip-log-bin"),
-            *self.extra_arguments,
         ]
 
     def _storage_arguments(self) -> list[str]:
