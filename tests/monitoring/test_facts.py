@@ -261,7 +261,8 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(
     more(1)
     before = statements()
     more(30)
-    assert statements() == before <= 50  # some of them for each log, four for entities
+    assert before <= 50  # some of them for each log, four for entities
+    eventually(lambda: statements() == before)  # one more if another session is in the way
 
 
 def test_commands(alias, monkeypatch):

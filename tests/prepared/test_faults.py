@@ -270,6 +270,8 @@ def test_the_keeper_loses_its_sessions(
     alias: str, sender: str, make: Any, pay: Any, states: Any
 ) -> None:
     """As when its database is restarted: the process that asks goes on."""
+    # Threads of calls of the test before would lose theirs as well, and be used by the next test.
+    eventually(lambda: not senders.calls.threads)
     loop = CheckBack(using=alias, interval=0.05, lease_seconds=2)
 
     def run() -> None:
