@@ -27,6 +27,7 @@ from django.db import connections, transaction
 
 from tests import emptying
 from tests.pipeline import classes
+from tests.servers.mysql import MARIADB
 from tests.servers.needed import CHOSEN
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ pytest_plugins = [
     "tests.fixtures.prepared",
     "tests.fixtures.spark",
     "tests.fixtures.subscriptions",
+    "tests.on_mysql",
     "tests.one_database",
     "tests.tiers",
     "tests.needs",  # which imports tests.tiers
@@ -51,7 +53,11 @@ pytest_plugins = [
 ]
 
 ALIASES = {"sqlite": "default", "postgres": "postgres", "mariadb": "mariadb"}
-VARIABLES = {"default": "SQLITE_FILE", "postgres": "POSTGRES_URL", "mariadb": "MARIADB_URL"}
+VARIABLES = {
+    "default": "SQLITE_FILE",
+    "postgres": "POSTGRES_URL",
+    MARIADB: f"{MARIADB.upper()}_URL",
+}
 os.environ.setdefault("SPARK_SUBMIT_OPTS", classes.options())
 
 
@@ -234,7 +240,7 @@ def new_log(request: pytest.FixtureRequest) -> None:
     same stream and version locks the gap before them, and another waits longer than a test does.
     """
     alias = _alias(request.node)
-    if alias == "mariadb":
+    if alias == MARIADB:
         with connections[alias].cursor() as cursor:
             cursor.execute("TRUNCATE TABLE outbox_event")
             cursor.execute("TRUNCATE TABLE outbox_stream")

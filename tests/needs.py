@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.mysql import MARIADB
 from tests.servers.needed import FILE
 from tests.tiers import BROKERS, DATABASES, modules
 
@@ -46,4 +47,6 @@ def _named(module: ModuleType) -> set[str]:
     if not module.__name__.startswith("tests."):
         return set()
     source = inspect.getsource(module).lower()
-    return {name for name in SERVERS if re.search(rf"\b{name}_url\b|\"{name}\"", source)}
+    source = source.replace("mariadb", MARIADB)
+    named = r"\b{0}_url\b|\"{0}\"|servers.mysql import {0}\b"
+    return {name for name in SERVERS if re.search(named.format(name), source)}

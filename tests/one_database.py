@@ -39,6 +39,6 @@ def _spared(item: Any) -> bool:
     """Whether another database than this parameter's proves it."""
     there = sorted(settings.DATABASES)
     id = item.nodeid
-    for name in ("sqlite", "postgres", "mariadb"):
+    for name in ("sqlite", "postgres", "mariadb", "mysql"):
         id = id.replace(name, "")
     return item.callspec.params["alias"] != there[zlib.crc32(id.encode()) % len(there)]

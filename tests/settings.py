@@ -1,7 +1,8 @@
 """Settings of the test suite: one alias for each supported database.
 
 ``default`` is SQLite; ``postgres`` and ``mariadb`` exist when POSTGRES_URL and MARIADB_URL are
-set, as ``python -m tests.servers run`` does. Each test run works in databases of its own, named
+set, as ``python -m tests.servers run`` does. If MYSQL_URL is set, ``mysql`` takes the place of
+``mariadb`` (see ``tests.on_mysql``). Each test run works in databases of its own, named
 after its process, so that runs may go on side by side. A process that a test starts finds the
 databases of the test through the same variables (see the fixture ``environment``).
 """
@@ -110,8 +111,8 @@ def _server(engine: str, url: str, **settings: Any) -> dict[str, Any]:
 DATABASES = {"default": _sqlite(os.environ.get("SQLITE_FILE", ":memory:"))}
 if url := os.environ.get("POSTGRES_URL"):
     DATABASES["postgres"] = _server("postgresql", url)
-if url := os.environ.get("MARIADB_URL"):
-    DATABASES["mariadb"] = _server(
+if url := os.environ.get("MYSQL_URL") or os.environ.get("MARIADB_URL"):
+    DATABASES["mysql" if "MYSQL_URL" in os.environ else "mariadb"] = _server(
         "mysql",
         url,
         OPTIONS={"charset": "utf8mb4", "init_command": "SET sql_mode = 'STRICT_TRANS_TABLES'"},

@@ -23,10 +23,12 @@ from unittest import mock
 import pytest
 from django.test import Client
 
+from tests.servers.mysql import MARIADB
+
 TIERS = ("unit", "database", "system")
 #: Fixtures that lead out of this process.
 OUTWARDS = {"chromium", "environment", "java", "rabbitmq_url", "redis_url", "spark"}
-DATABASES = {"postgres", "mariadb"}
+DATABASES = {"postgres", MARIADB}
 BROKERS = {"redis", "rabbitmq"}
 #: Modules that start processes: a test module that imports one, or from one, does.
 STARTERS = ("multiprocessing", "subprocess", "tests.forking", "tests.servers")

@@ -25,7 +25,7 @@ from tests.servers import sets
 #: Groups by the fixture that is started once, or by folder; those that take longest come first.
 BY_FIXTURE = {"spark": "spark", "chromium": "browser"}
 BY_FOLDER = {"machine": "machine"}
-SERVERS = {"POSTGRES_URL", "MARIADB_URL", "REDIS_URL", "RABBITMQ_URL"}
+SERVERS = {"POSTGRES_URL", "MARIADB_URL", "MYSQL_URL", "REDIS_URL", "RABBITMQ_URL"}
 #: How long a test may go on after its time limit before its worker is ended.
 GRACE = float(os.environ.get("OUTBOX_TEST_GRACE", 120))
 

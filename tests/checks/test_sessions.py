@@ -16,7 +16,8 @@ from outbox_app.process import waiting
 from tests.faults.test_pgbouncer import pooler
 from tests.faults.tools import alias_for, on
 from tests.patience import patience
-from tests.servers import MariaDB, PostgreSQL
+from tests.servers import PostgreSQL
+from tests.servers.mysql import MARIADB, MARIADB_SERVER
 from tests.servers.transfer import Standby
 
 __all__ = ["pooler"]
@@ -132,10 +133,11 @@ def standby(servers, django_db_blocker):
         yield alias
 
 
-def test_a_read_only_mariadb(django_db_blocker, settings):
-    if "mariadb" not in connections:
+@pytest.mark.parametrize("kind", ["mariadb"])
+def test_a_read_only_mariadb(kind, django_db_blocker, settings):
+    if MARIADB not in connections:
         pytest.skip("no mariadb")
-    with MariaDB() as server, django_db_blocker.unblock(), alias_for(server.url) as alias:
+    with MARIADB_SERVER() as server, django_db_blocker.unblock(), alias_for(server.url) as alias:
         call_command("migrate", database=alias, verbosity=0, skip_checks=True)
         settings.OUTBOX = {"DATABASE": alias}
         assert check_databases(databases=[alias]) == []

@@ -22,6 +22,7 @@ from outbox_app.jobs.staging import validation
 from outbox_app.models import DeadJob, StagedJob
 from tests import tasks
 from tests.django_tasks.declared import add
+from tests.servers.mysql import MARIADB
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ZONE = ZoneInfo("Europe/Berlin")
@@ -46,7 +47,7 @@ def berlin(alias, settings, monkeypatch):
     settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
     monkeypatch.setattr(validation, "MAX_ETA", timedelta(days=400))
     connections[alias].close()  # PostgreSQL's session gets the zone of the settings
-    if alias != "mariadb":
+    if alias != MARIADB:
         yield
         connections[alias].close()
         return
@@ -124,7 +125,7 @@ def test_a_job_leaves_when_it_is_due(alias, app, hold, minutes):
     hold(alias, task, due)
     assert not [n for n in range(150) if n and is_due(alias, due - n * MINUTE)]
     # MariaDB's clock shows each time of the second hour twice: it ends an hour at most too late.
-    is_second = alias == "mariadb" and 0 <= minutes < 60
+    is_second = alias == MARIADB and 0 <= minutes < 60
     assert is_due(alias, BACK + HOUR if is_second else due)
 
 
@@ -141,7 +142,7 @@ def test_a_job_that_is_rescheduled_to_a_time_long_ago_leaves(alias, app, eta):
 @pytest.mark.usefixtures("berlin")
 def test_a_clock_that_is_turned_is_seen(alias, settings):
     found = [message.id for message in check_databases(databases=[alias])]
-    assert found == ["outbox.W049"] * (alias == "mariadb")
+    assert found == ["outbox.W049"] * (alias == MARIADB)
     settings.USE_TZ = True
     connections[alias].close()
     assert check_databases(databases=[alias]) == []

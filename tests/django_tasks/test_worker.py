@@ -16,11 +16,12 @@ from outbox_app.models import StagedJob
 from tests import forking
 from tests.django_tasks import declared
 from tests.patience import eventually
+from tests.servers.mysql import MARIADB
 from tests.servers.processes import forget_process, kill_trees, spawn
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-BROKERS = {"default": "redis_url", "postgres": "redis_url", "mariadb": "rabbitmq_url"}
+BROKERS = {"default": "redis_url", "postgres": "redis_url", MARIADB: "rabbitmq_url"}
 
 
 @pytest.fixture

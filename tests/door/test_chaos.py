@@ -35,8 +35,9 @@ from outbox_app.prepared.models import Fence, PreparedEvent
 from tests import forking
 from tests.faults.tools import ROOT, alias_for
 from tests.patience import eventually, patience
-from tests.servers import MariaDB, PostgreSQL, Proxy, processes
+from tests.servers import PostgreSQL, Proxy, processes
 from tests.servers.base import Server
+from tests.servers.mysql import MARIADB, MARIADB_SERVER
 
 from . import paying
 
@@ -178,7 +179,7 @@ class World:
 @pytest.fixture
 def sender() -> str:
     """The alias of billing. The shop has the other alias."""
-    return random.choice(["mariadb", "postgres"])
+    return random.choice([MARIADB, "postgres"])
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def world(
         stack.enter_context(django_db_blocker.unblock())
         environments = {}
         outbox = {"LEASE_SECONDS": made.seconds, "PUBLISH_TIMEOUT": made.seconds / 2}
-        all_kinds = {"postgres": PostgreSQL, "mariadb": MariaDB}
+        all_kinds = {"postgres": PostgreSQL, MARIADB: MARIADB_SERVER}
         [keeper] = all_kinds.keys() - {sender}
         kinds = {
             project: (a, all_kinds[a]) for project, a in (("shop", keeper), ("billing", sender))

@@ -18,7 +18,8 @@ from outbox_app.events.models import Cursor, Event, EventLog
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import alias_for, on
-from tests.servers import MariaDB, PostgreSQL
+from tests.servers import PostgreSQL
+from tests.servers.mysql import MARIADB, MARIADB_SERVER
 from tests.servers.transfer import Standby
 
 
@@ -356,11 +357,12 @@ def test_a_real_standby(django_db_blocker):
             assert "standby" in messages[0].msg
 
 
-def test_a_real_replica(django_db_blocker):
+@pytest.mark.parametrize("kind", ["mariadb"])
+def test_a_real_replica(kind, django_db_blocker):
     """As far as it can be told from one: it is read-only."""
-    if "mariadb" not in connections:
+    if MARIADB not in connections:
         pytest.skip("no mariadb")
-    with MariaDB() as server, django_db_blocker.unblock(), alias_for(server.url) as alias:
+    with MARIADB_SERVER() as server, django_db_blocker.unblock(), alias_for(server.url) as alias:
         with connections[alias].schema_editor() as editor:
             editor.create_model(Event)
         with connections[alias].cursor() as cursor:

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from tests.servers import MariaDB, PostgreSQL
+from tests.servers import PostgreSQL
+from tests.servers.mysql import MARIADB, MARIADB_SERVER
 
 from .tools import outbox_on
 
-SERVERS = {"postgres": PostgreSQL, "mariadb": MariaDB}
+SERVERS = {"postgres": PostgreSQL, MARIADB: MARIADB_SERVER}
 
 
 @pytest.fixture(scope="module", params=list(SERVERS))
 def private_database(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A database server for this module alone: PostgreSQL, then MariaDB."""
+    """A database server for this module alone: PostgreSQL, then MariaDB or MySQL."""
     if request.param not in connections:
         pytest.skip(f"no {request.param}")
     with SERVERS[request.param]() as server:

@@ -33,6 +33,7 @@ from tests import emptying, forking
 from tests.conftest import VARIABLES, _missing
 from tests.patience import SECONDS, eventually, patience
 from tests.servers import processes
+from tests.servers.mysql import MARIADB
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Long leases and timeouts: even on a busy machine no publish must be in doubt.
@@ -55,7 +56,7 @@ def alias_for(url: str) -> Iterator[str]:
     """Add an alias for the time of the block, for the database of a private server at ``url``."""
     alias = f"private_{uuid4().hex[:8]}"
     parts = urlsplit(url)
-    like = {"postgres": "postgres", "mysql": "mariadb"}[parts.scheme]
+    like = {"postgres": "postgres", "mysql": MARIADB}[parts.scheme]
     if like not in connections.settings:
         _missing(VARIABLES[like])
     connections.settings[alias] = {

@@ -15,6 +15,7 @@ from django.test.utils import isolate_apps
 
 from outbox_app.fields import CharField, TextField, exact_collation
 from tests import forking
+from tests.servers.mysql import MARIADB
 
 pytestmark = pytest.mark.django_db(transaction=True)
 #: Keys that MySQL's and MariaDB's default collations call equal.
@@ -151,7 +152,7 @@ def test_a_migration_makes_a_plain_field_exact(alias):
 
 @contextmanager
 def database(name, charset):
-    with connections["mariadb"].cursor() as cursor:
+    with connections[MARIADB].cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {name} CHARACTER SET {charset}")
         try:
             yield
@@ -206,7 +207,7 @@ class TestProject:
         """``python(*arguments)``: its output, in the project with a database of its own."""
         name = f"test_outbox_fields_{request.param}_{os.getpid()}"
         with database(name, request.param):
-            yield project(tmp_path, f'{{**DATABASES["mariadb"], "NAME": "{name}"}}')
+            yield project(tmp_path, f'{{**DATABASES["{MARIADB}"], "NAME": "{name}"}}')
 
     @pytest.fixture
     def manage(self, python):

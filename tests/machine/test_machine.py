@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.servers.mysql import MARIADB
+
 from .brokers import REFUSED_QUEUE
 from .machine import Machine
 
@@ -31,7 +33,7 @@ settings.register_profile(
 )
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 #: What a database does of the profile's examples.
-SHARES = {"default": 1, "postgres": 0.4, "mariadb": 0.2}
+SHARES = {"default": 1, "postgres": 0.4, MARIADB: 0.2}
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,6 +17,7 @@ from outbox_app.monitoring import no_drainer
 from tests import tasks
 from tests.faults.tools import on
 from tests.patience import SECONDS
+from tests.servers.mysql import MARIADB
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -162,7 +163,7 @@ def test_in_a_transaction_without_atomic(alias, task, manual):
 @on("postgres", "mariadb")
 def test_no_snapshot_is_left(alias, task, manual):
     """The next task of the process reads what was committed before it began."""
-    if alias == "mariadb":
+    if alias == MARIADB:
         with manual.cursor() as cursor:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     manual.commit()  # the end of the task

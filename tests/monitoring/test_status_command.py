@@ -15,8 +15,10 @@ from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Cursor
 from outbox_app.models import StagedJob
 from tests import forking
+from tests.conftest import VARIABLES
 from tests.pages import APPS, section
 from tests.patience import patience
+from tests.servers.mysql import MARIADB
 
 
 @pytest.fixture
@@ -202,7 +204,9 @@ def test_an_unknown_alias_is_refused():
         pytest.param(
             "postgres", {"POSTGRES_URL": "postgres://u:hunter2@127.0.0.1:1/d"}, id="postgres"
         ),
-        pytest.param("mariadb", {"MARIADB_URL": "mysql://u:hunter2@127.0.0.1:1/d"}, id="mariadb"),
+        pytest.param(
+            "mariadb", {VARIABLES[MARIADB]: "mysql://u:hunter2@127.0.0.1:1/d"}, id="mariadb"
+        ),
     ],
 )
 def test_a_database_that_is_away_is_one_sentence(database, variables):

@@ -22,6 +22,7 @@ from tests.events.log.own_log.models import Ledger
 from tests.faults.conftest import SERVERS
 from tests.faults.tools import on, outbox_on
 from tests.patience import patience
+from tests.servers.mysql import MARIADB
 
 from .harness import (
     archive,
@@ -72,7 +73,7 @@ def test_the_archive_of_another_database(alias, new_log, folder):
     publish_some(alias, 3)
     archive(alias, folder)
     before = tree(folder)
-    [other] = {"postgres", "mariadb"} - {alias}
+    [other] = {"postgres", MARIADB} - {alias}
     with pytest.raises(ForeignCursor, match="another database"):
         archive(other, folder)
     assert tree(folder) == before

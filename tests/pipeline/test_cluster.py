@@ -19,6 +19,7 @@ from tests.events.log.sessions import Session
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import SECONDS, patience
 from tests.servers import processes
+from tests.servers.mysql import MARIADB
 
 from .cluster import Cluster
 from .harness import POINTS, assert_exact, entries, logged, publish_some
@@ -40,7 +41,7 @@ LOCKS = {
         "ROLLBACK",
         "SELECT count(*) FROM pg_locks WHERE relation = 'outbox_event'::regclass AND NOT granted",
     ),
-    "mariadb": (
+    MARIADB: (
         "LOCK TABLES outbox_event WRITE",
         "UNLOCK TABLES",
         "SELECT count(*) FROM information_schema.processlist "

@@ -21,6 +21,7 @@ from outbox_app.pipeline.schema import arrow_types
 from outbox_app.pipeline.table import Archive
 from tests.events.log.own_log.models import Visit
 from tests.faults.tools import on
+from tests.servers.mysql import MARIADB
 
 from .harness import archive, named, source
 from .local_context import LocalContext
@@ -180,7 +181,7 @@ def test_a_row_that_was_recorded_at_no_moment_is_named(alias, new_log, run, tmp_
     rows = Visit.objects.using(alias)
     position = rows.values_list("pk", flat=True).get(version=2)
     for value in values[connections[alias].vendor]:
-        run("SET sql_mode = ''") if alias == "mariadb" else None
+        run("SET sql_mode = ''") if alias == MARIADB else None
         run(f"UPDATE {TABLE} SET recorded_at = '{value}' WHERE version = 2")
         with pytest.raises(InvalidSchema, match=rf"recorded_at .* at position {position}\b"):
             archive(alias, tmp_path, log=Visit, rows=1)

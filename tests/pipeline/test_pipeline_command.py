@@ -20,6 +20,7 @@ from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.table import Archive
 from tests.emptying import cut_off
 from tests.faults.tools import on
+from tests.servers.mysql import MARIADB
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -200,7 +201,7 @@ def test_a_connection_that_is_lost_is_no_finding(
 ) -> None:
     """Exit code 1 would say that there are defects."""
     kill = "SELECT pg_terminate_backend(pg_backend_pid())"
-    if alias == "mariadb":
+    if alias == MARIADB:
         kill = "KILL CONNECTION_ID()"
     monkeypatch.setattr(Offsets, "end", lambda self, start: self.database.run(kill, []))
     with pytest.raises(CommandError, match=r"OperationalError: .*(terminat|killed)") as lost:

@@ -24,6 +24,7 @@ from outbox_app.pipeline.table import Archive
 from tests.docs.test_code_in_docs import ROOT, blocks
 from tests.events.log.own_log.models import Ledger
 from tests.faults.tools import on
+from tests.servers.mysql import MARIADB
 
 from .harness import archive as fill
 from .harness import killing, named
@@ -53,7 +54,7 @@ def archive(alias, tmp_path):
     folder = str(tmp_path / "archive")
 
     def run() -> str:
-        password = "outbox" if alias == "mariadb" else ""
+        password = "outbox" if alias == MARIADB else ""
         options = log_options(Event, using=alias, password=password)
         Archiver(LocalContext(), options, folder, max_rows=4).run()
         return folder

@@ -19,6 +19,7 @@ from django.db import connections
 
 from tests.events.log.conformance import commit
 from tests.events.log.sessions import execute, truncate
+from tests.servers.mysql import MARIADB
 from tests.servers.postgres import PostgreSQL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,13 +120,13 @@ def postgres(password: str) -> Iterator[str]:
 @contextmanager
 def mariadb(password: str) -> Iterator[str]:
     """The test's MariaDB, and a reader of it."""
-    given, user = connections["mariadb"].settings_dict, f"reader_{uuid4().hex[:8]}"
-    execute("mariadb", f"CREATE USER {user}@'%' IDENTIFIED BY '{password}'")
+    given, user = connections[MARIADB].settings_dict, f"reader_{uuid4().hex[:8]}"
+    execute(MARIADB, f"CREATE USER {user}@'%' IDENTIFIED BY '{password}'")
     try:
-        execute("mariadb", f"GRANT SELECT ON `{given['NAME']}`.* TO {user}@'%'")
+        execute(MARIADB, f"GRANT SELECT ON `{given['NAME']}`.* TO {user}@'%'")
         yield f"mysql://{user}@127.0.0.1:{given['PORT']}/{given['NAME']}"
     finally:
-        execute("mariadb", f"DROP USER {user}@'%'")
+        execute(MARIADB, f"DROP USER {user}@'%'")
 
 
 @pytest.mark.timeout(300)

@@ -44,6 +44,7 @@ from tests.events.log.conformance import commit, concurrent
 from tests.events.log.own_log.models import Ledger, Visit
 from tests.events.log.sessions import Session, execute, truncate
 from tests.faults.tools import on
+from tests.servers.mysql import MARIADB
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -298,7 +299,7 @@ class TestReader:
         assert sum(batch.num_rows for batch in stream.read(part)) == 1
 
     def test_a_long_statement_is_broken_off(self, alias, source_options):
-        sleep = {"postgres": "SELECT pg_sleep(30)", "mariadb": "SELECT SLEEP(30) + id FROM "
+        sleep = {"postgres": "SELECT pg_sleep(30)", MARIADB: "SELECT SLEEP(30) + id FROM "
                  "outbox_event"}.get(alias)  # fmt: skip
         if sleep is None:
             return

@@ -16,6 +16,7 @@ from outbox_app.prepared import fences as fences_module
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.sender import Prepared
 from tests.faults.test_pgbouncer import pooler as pooler
+from tests.servers.mysql import MARIADB
 
 #: Whether tests take as many of each thing as may go wrong once in a while.
 FULL = os.environ.get("OUTBOX_PREPARED") == "full"
@@ -24,7 +25,7 @@ FULL = os.environ.get("OUTBOX_PREPARED") == "full"
 @pytest.fixture
 def short_waits(sender: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer waits for an open transaction for 0.02 s, and not for 0.5 s or 1 s."""
-    monkeypatch.setattr(fences_module, "LOCK_SECONDS", 0 if sender == "mariadb" else 0.02)
+    monkeypatch.setattr(fences_module, "LOCK_SECONDS", 0 if sender == MARIADB else 0.02)
     # MariaDB knows 0, too, which MySQL does not.
     monkeypatch.setattr(lock_wait, "max", lambda least, given: given, raising=False)
 

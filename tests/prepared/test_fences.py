@@ -22,6 +22,7 @@ from outbox_app.prepared.models import Fence
 from outbox_app.retention.rows import prune
 from tests.faults.tools import on
 from tests.patience import eventually
+from tests.servers.mysql import MARIADB
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
 DAY = timedelta(days=1)
@@ -257,7 +258,7 @@ def test_the_mark_never_goes_back(alias: str, sender: str, make: Any, pay: Any) 
 
 WAITING = {
     "postgres": "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
-    "mariadb": "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    MARIADB: "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
 }
 
 

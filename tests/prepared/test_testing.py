@@ -15,6 +15,7 @@ from outbox_app.prepared.exceptions import FencedOut
 from outbox_app.prepared.models import Fence
 from outbox_app.prepared.sender import Prepared
 from outbox_app.prepared.testing import assert_confirmed, assert_prepared
+from tests.servers.mysql import MARIADB
 
 PAID = ("order.paid", {"total": 30})
 
@@ -91,13 +92,13 @@ class KeptOnSQLite(Steps, TestCase):
 
 
 class KeptOnPostgreSQL(Steps, TestCase):
-    keeper, sender = "postgres", "mariadb"
-    databases = frozenset({"postgres", "mariadb"} & {*settings.DATABASES})
+    keeper, sender = "postgres", MARIADB
+    databases = frozenset({"postgres", MARIADB} & {*settings.DATABASES})
 
 
 class KeptOnMariaDB(Steps, TestCase):
-    keeper, sender = "mariadb", "default"
-    databases = frozenset({"mariadb", "default"} & {*settings.DATABASES})
+    keeper, sender = MARIADB, "default"
+    databases = frozenset({MARIADB, "default"} & {*settings.DATABASES})
 
 
 @pytest.mark.any_database

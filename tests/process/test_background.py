@@ -21,10 +21,11 @@ from outbox_app.process import background
 from outbox_app.process.background import Background
 from tests.faults.tools import on
 from tests.patience import eventually, patience
+from tests.servers.mysql import MARIADB
 
 KILL = {
     "postgres": "SELECT pg_terminate_backend(pg_backend_pid())",
-    "mariadb": "KILL CONNECTION_ID()",
+    MARIADB: "KILL CONNECTION_ID()",
 }
 
 

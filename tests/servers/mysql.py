@@ -12,6 +12,9 @@ import os
 from .mariadb import FIRST_STATEMENTS, MariaDB
 from .unpacked import command, unpacked
 
+#: Whether MySQL takes the place of MariaDB in the tests (see ``tests.on_mysql``).
+ON_MYSQL = bool(os.environ.get("MYSQL_URL"))
+
 
 class MySQL(MariaDB):
     name = "mysql"
@@ -40,3 +43,8 @@ class MySQL(MariaDB):
             # As MariaDB's: 2 hands each commit to the operating system.
             *("--innodb-flush-log-at-trx-commit=2", "--innodb-flush-method=nosync"),
         ]
+
+
+#: The alias of MariaDB, or of MySQL in its place; and the kind of its server.
+MARIADB = "mysql" if ON_MYSQL else "mariadb"
+MARIADB_SERVER: type[MariaDB] = MySQL if ON_MYSQL else MariaDB

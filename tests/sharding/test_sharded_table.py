@@ -20,7 +20,7 @@ from tests import forking
 from tests.events.log.sessions import Session
 from tests.faults.tools import alias_for
 from tests.patience import patience
-from tests.servers import MariaDB
+from tests.servers.mysql import MARIADB, MARIADB_SERVER
 from tests.splitting import partitions_read, partitions_read_by, run_operation, table_of
 
 from .splitter import SHARDS, order_model
@@ -354,7 +354,7 @@ def test_columns_that_the_model_does_not_have(alias, order):
     """SELECT * leaves out invisible ones, and generated ones take no value."""
     rows = order._default_manager.using(alias)
     rows.create(shop="a", number="x", place=1)
-    invisible = "INVISIBLE" if alias == "mariadb" else ""
+    invisible = "INVISIBLE" if alias == MARIADB else ""
     with connections[alias].cursor() as cursor:
         cursor.execute(
             f"ALTER TABLE split_order ADD seen INT {invisible} DEFAULT 1, "
@@ -668,7 +668,8 @@ def test_a_table_with_a_name_that_is_long_or_odd(alias, name):
         assert Long._default_manager.using(alias).create().pk
 
 
-def test_names_in_double_quotes_and_in_small_letters(django_db_blocker):
+@pytest.mark.parametrize("kind", ["mariadb"])
+def test_names_in_double_quotes_and_in_small_letters(kind, django_db_blocker):
     """ANSI_QUOTES, and a server on Windows: a table that is split is seen to be."""
 
     class Visit(models.Model):  # noqa: DJ008
@@ -679,9 +680,9 @@ def test_names_in_double_quotes_and_in_small_letters(django_db_blocker):
             app_label = "shop"
             db_table = "split_Visit"
 
-    if "mariadb" not in connections:
+    if MARIADB not in connections:
         pytest.skip("no mariadb")
-    small = MariaDB(extra_arguments=("--lower-case-table-names=1",))
+    small = MARIADB_SERVER(extra_arguments=("--lower-case-table-names=1",))
     with small as server, django_db_blocker.unblock(), alias_for(server.url) as alias:
         connection = connections[alias]
         mode = "SET sql_mode = 'STRICT_TRANS_TABLES,ANSI_QUOTES'"

@@ -18,6 +18,7 @@ from outbox_app.events.log.windows.mysql import MysqlWindow
 from outbox_app.events.log.windows.postgres import PostgresWindow
 from tests.faults.tools import on
 from tests.mysql import numbers
+from tests.servers.mysql import MARIADB
 
 from .sessions import execute, run
 
@@ -185,21 +186,21 @@ def test_a_page_of_a_small_log_is_an_index_range(alias, parts):
 def big_mariadb(django_db_setup, django_db_blocker):
     with django_db_blocker.unblock():
         execute(
-            "mariadb",
+            MARIADB,
             "CREATE TABLE big (id bigint AUTO_INCREMENT PRIMARY KEY, txid bigint NOT NULL, "
             "stream varchar(255), version bigint, type varchar(255), data longtext, slice int, "
             "KEY (txid, id)) STATS_AUTO_RECALC = 0",
         )
         # Of each 2,000 positions three are missing: one, and two that follow one another.
         execute(
-            "mariadb",
+            MARIADB,
             "INSERT INTO big SELECT seq, 0, concat('stream-', seq % 5000), seq DIV 5000, "
             f"'order.placed', '{DATA}', seq % 1024 FROM {numbers(1, ROWS, 'seq')} AS s "
             "WHERE seq % 2000 NOT IN (100, 200, 201)",
         )
         yield
-        execute("mariadb", "DROP TABLE big")
-        connections["mariadb"].close()
+        execute(MARIADB, "DROP TABLE big")
+        connections[MARIADB].close()
 
 
 class Counted(MysqlWindow):
@@ -210,9 +211,9 @@ class Counted(MysqlWindow):
         self.costs: list[tuple[int, str]] = []
 
     def count(self, sql, params):
-        execute("mariadb", "FLUSH STATUS")
-        rows = run("mariadb", sql, params)
-        counters = execute("mariadb", "SHOW SESSION STATUS LIKE 'Handler_read_%'")
+        execute(MARIADB, "FLUSH STATUS")
+        rows = run(MARIADB, sql, params)
+        counters = execute(MARIADB, "SHOW SESSION STATUS LIKE 'Handler_read_%'")
         self.costs.append((sum(int(value) for _, value in counters), sql))
         return rows
 

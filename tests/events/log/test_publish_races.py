@@ -16,6 +16,7 @@ from outbox_app.events.log import heads
 from outbox_app.events.models import Event, StreamHead
 from tests.faults.tools import on
 from tests.patience import eventually, patience
+from tests.servers.mysql import MARIADB
 
 from .sessions import Session, execute
 
@@ -74,7 +75,7 @@ def both(alias, first, second, look=lambda: None):
 #: Sessions that wait for a lock.
 WAITING = {
     "postgres": "SELECT pid FROM pg_locks WHERE NOT granted",
-    "mariadb": "SELECT id FROM information_schema.processlist "
+    MARIADB: "SELECT id FROM information_schema.processlist "
     "WHERE db = DATABASE() AND command = 'Query' AND info LIKE 'INSERT%%outbox_stream%%'",
 }
 LEVELS = ["", "repeatable read"]
@@ -94,9 +95,9 @@ def test_one_message_at_the_same_moment(alias, isolated, level, expected):
         lambda: publish("a", "made", **options),
         lambda: StreamHead.objects.using(alias).exists(),
     )
-    if not level or (alias == "mariadb" and expected is ANY):
+    if not level or (alias == MARIADB and expected is ANY):
         assert result == Event.objects.using(alias).get()
-    elif alias == "mariadb":  # its view of the events is older
+    elif alias == MARIADB:  # its view of the events is older
         assert isinstance(result, VersionConflict)
         assert result.current == 1
     else:

@@ -15,7 +15,7 @@ from outbox_app.events.log.windows.mysql import MysqlWindow
 from outbox_app.events.log.windows.postgres import PostgresWindow
 from outbox_app.events.log.windows.sqlite import SqliteWindow
 from tests.faults.tools import eventually
-from tests.servers.mariadb import MariaDB
+from tests.servers.mysql import MARIADB_SERVER
 from tests.servers.postgres import PostgreSQL
 from tests.servers.transfer import Standby
 
@@ -92,10 +92,11 @@ def test_a_dump_that_was_restored_elsewhere():
             assert found == ["b", "c", "d"]
 
 
-def test_a_replica_of_mariadb():
+@pytest.mark.parametrize("kind", ["mariadb"])
+def test_a_replica_of_mariadb(kind):
     import MySQLdb
 
-    with MariaDB() as server:
+    with MARIADB_SERVER() as server:
         address = {"host": "127.0.0.1", "port": server.port, "user": "outbox", "passwd": "outbox"}
         with closing(MySQLdb.connect(db="outbox", autocommit=True, **address)) as connection:
             run = runner(connection)

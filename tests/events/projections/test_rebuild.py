@@ -30,6 +30,7 @@ from tests.events.projections.declared import SoldOf, StatusOf, declare
 from tests.events.projections.models import Pointed, Sold, Status
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
+from tests.servers.mysql import MARIADB
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
@@ -412,7 +413,7 @@ def test_other_subscriptions_go_on_during_the_takeover(
     declare(SoldOf, "sold", partitions=4)
     sell(alias, 3)
     run("sold", "other")
-    analyze = "ANALYZE TABLE outbox_cursor" if alias == "mariadb" else "ANALYZE outbox_cursor"
+    analyze = "ANALYZE TABLE outbox_cursor" if alias == MARIADB else "ANALYZE outbox_cursor"
     execute(alias, analyze)
     with Session(alias).begin() as page:  # one that takes its time
         page.sql("UPDATE outbox_cursor SET error = '' WHERE subscription = 'other'")

@@ -19,6 +19,7 @@ from outbox_app.events.subscriptions.skips import discard_stream, skip_event
 from outbox_app.events.subscriptions.subscriber import subscriber_named
 from tests.events.log.own_log.models import Ledger
 from tests.faults.tools import on
+from tests.servers.mysql import MARIADB
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,7 +30,7 @@ def empty(alias, log):
     with connections[alias].cursor() as cursor:
         if alias == "postgres":
             cursor.execute(f"TRUNCATE {table} RESTART IDENTITY")
-        elif alias == "mariadb":
+        elif alias == MARIADB:
             cursor.execute(f"TRUNCATE {table}")
         else:
             cursor.execute(f"DELETE FROM {table}")

@@ -32,6 +32,7 @@ from tests import forking
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
 from tests.servers import processes
+from tests.servers.mysql import MARIADB
 from tests.subscribers import note
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -454,7 +455,7 @@ def test_a_row_edited_into_nonsense_stops_its_subscription_only(alias, published
     """PostgreSQL refuses such an edit."""
     unchecked = {
         "default": "PRAGMA ignore_check_constraints = {:d}",
-        "mariadb": "SET check_constraint_checks = {:d}",
+        MARIADB: "SET check_constraint_checks = {:d}",
     }[alias]
     subscriber("reads")(list.clear)
     subscriber("reads-a", topics=["a"])(list.clear)

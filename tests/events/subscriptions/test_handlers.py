@@ -29,6 +29,7 @@ from outbox_app.models import Incident, Process
 from outbox_app.process.lease import LeaseHolder
 from tests.faults.tools import eventually, on
 from tests.patience import patience
+from tests.servers.mysql import MARIADB
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
@@ -265,7 +266,7 @@ def test_a_row_that_the_database_refuses_by_an_operational_error(alias, publishe
     """As a character that a column of MySQL has no room for, or a key beyond an index's page."""
     refused = {
         "postgres": "SELECT repeat('x', 1073741824)",
-        "mariadb": "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no such article'",
+        MARIADB: "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no such article'",
     }
 
     @subscriber("parks", on_error="park")
@@ -303,7 +304,7 @@ def test_a_parked_stream_with_a_row_that_is_nonsense(alias, published, run_on):
     run_on("parks")
     unchecked = {
         "default": "PRAGMA ignore_check_constraints = {:d}",
-        "mariadb": "SET check_constraint_checks = {:d}",
+        MARIADB: "SET check_constraint_checks = {:d}",
     }[alias]
     with connections[alias].cursor() as cursor:
         cursor.execute(unchecked.format(alias == "default"))

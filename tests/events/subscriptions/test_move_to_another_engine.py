@@ -17,10 +17,11 @@ from outbox_app.events.models import Event
 from outbox_app.events.subscriptions import control
 from outbox_app.events.subscriptions.lag import lags
 from outbox_app.events.subscriptions.rebase import rebase_outbox
+from tests.servers.mysql import MARIADB
 
 #: The apps whose rows move.
 APPS = [app.label for app in capabilities()]
-EVERY = ["default", "postgres", "mariadb"]
+EVERY = ["default", "postgres", MARIADB]
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=EVERY),
     pytest.mark.usefixtures("new_log"),

@@ -14,6 +14,7 @@ from outbox_app.models import DeadJob, StagedJob
 from outbox_app.monitoring.series import _now
 from tests import tasks
 from tests.mysql import explain as explained
+from tests.servers.mysql import MARIADB
 
 from .test_main_path import received
 
@@ -147,19 +148,19 @@ def test_each_row_is_looked_up_by_its_id(alias, note, there, count):
 
     def explain(execute, sql, params, many, context):
         prefix = "EXPLAIN QUERY PLAN" if alias == "default" else "EXPLAIN"
-        asked = explained(sql) if alias == "mariadb" else f"{prefix} {sql}"
+        asked = explained(sql) if alias == MARIADB else f"{prefix} {sql}"
         result = execute(asked, params, many, context)
         plans.extend(str(line) for line in context["cursor"].fetchall())
         return result
 
     if alias != "default":
-        table = "ANALYZE TABLE" if alias == "mariadb" else "ANALYZE"
+        table = "ANALYZE TABLE" if alias == MARIADB else "ANALYZE"
         with connections[alias].cursor() as cursor:
             cursor.execute(f"{table} outbox_stagedjob")
     with connections[alias].execute_wrapper(explain):
         batch.delete(rows[:count], using=alias)
 
-    looked_up = {"postgres": "_pkey", "default": "INTEGER PRIMARY KEY", "mariadb": "'eq_ref'"}
+    looked_up = {"postgres": "_pkey", "default": "INTEGER PRIMARY KEY", MARIADB: "'eq_ref'"}
     if alias != "postgres" or there > count:  # where it scans it waits for nobody
         assert any(looked_up[alias] in line for line in plans), plans
 

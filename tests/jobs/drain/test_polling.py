@@ -12,11 +12,12 @@ from outbox_app.events.subscriptions.subscriber import subscriber_named
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.process import wakeup
 from tests import tasks
+from tests.servers.mysql import MARIADB
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Where commits wake, and where nothing does.
-DEFAULTS = {"postgres": 1.0, "mariadb": 0.1, "default": 0.1}
+DEFAULTS = {"postgres": 1.0, MARIADB: 0.1, "default": 0.1}
 
 
 @pytest.fixture

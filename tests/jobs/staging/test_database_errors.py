@@ -16,7 +16,7 @@ from outbox_app import stage, stage_many
 from outbox_app.exceptions import InvalidJob
 from outbox_app.models import StagedJob
 from outbox_app.signals import jobs_staged
-from tests.servers import MariaDB
+from tests.servers.mysql import MARIADB_SERVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
 IMPATIENT = {
@@ -144,7 +144,7 @@ def set_otherwise(alias, request):
     connection = connections[alias]
     connection.close()
     before = dict(connection.settings_dict)
-    with MariaDB(extra_arguments=(request.param,)) as server:
+    with MARIADB_SERVER(extra_arguments=(request.param,)) as server:
         url = urlsplit(server.url)
         connection.settings_dict.update(
             HOST=url.hostname,

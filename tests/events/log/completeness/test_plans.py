@@ -9,6 +9,7 @@ from outbox_app.events.log.newevent import slice_of
 from outbox_app.events.models import Event
 from tests.events.log.sessions import execute
 from tests.mysql import explain, numbers, plan_of
+from tests.servers.mysql import MARIADB
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -22,7 +23,7 @@ COPIED = (
 )
 FURTHER = {
     "postgres": COPIED.format("gen_random_uuid()", f"generate_series(2, {LAST}) AS s (n)"),
-    "mariadb": COPIED.format("REPLACE(UUID(), '-', '')", f"{numbers(2, LAST, 'n')} AS s"),
+    MARIADB: COPIED.format("REPLACE(UUID(), '-', '')", f"{numbers(2, LAST, 'n')} AS s"),
 }
 
 

@@ -16,7 +16,9 @@ from outbox_app.events.models import Event
 from outbox_app.events.subscriptions import lag
 from outbox_app.monitoring import outbox_status
 from outbox_app.monitoring.long_transactions import open_writers
+from tests.conftest import VARIABLES
 from tests.faults.tools import eventually, on
+from tests.servers.mysql import MARIADB
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
@@ -171,7 +173,7 @@ def test_without_the_process_privilege_it_is_said(alias, monkeypatch):
         cursor.execute(f"GRANT SELECT ON {database}.* TO {user}@'%%'")
     other = connections.create_connection(alias)
     other.settings_dict = {**other.settings_dict, "USER": user, "PASSWORD": "secret"}
-    assert urlsplit(os.environ["MARIADB_URL"]).username != user
+    assert urlsplit(os.environ[VARIABLES[MARIADB]]).username != user
     try:
         with other.cursor() as cursor:
             cursor.execute("SELECT COUNT(*) FROM outbox_event")
