@@ -47,6 +47,20 @@ def insert_rows(
     cursor.execute(f"{insert} {into} VALUES {rows}{tail}", params)
 
 
+def last_inserted(cursor: Any, model: Any, names: Sequence[str], count: int) -> Sequence[Any]:
+    """Return columns of the ``count`` rows of this session's last ``INSERT … VALUES``, in order.
+
+    For MySQL, which has no RETURNING. InnoDB reserves the ids of a known number of rows at once, in
+    each ``innodb_autoinc_lock_mode``, so they are consecutive, in steps of the increment (MySQL's
+    manual, "AUTO_INCREMENT Handling in InnoDB": simple inserts). An upsert is no such statement.
+    """
+    quote = cursor.db.ops.quote_name
+    rows = f"SELECT {', '.join(map(quote, names))} FROM {quote(model._meta.db_table)}"
+    last = "LAST_INSERT_ID() + %s * @@auto_increment_increment"
+    cursor.execute(f"{rows} WHERE id BETWEEN LAST_INSERT_ID() AND {last} ORDER BY id", [count - 1])
+    return cursor.fetchall()  # type: ignore[no-any-return]
+
+
 def upsert(
     table: QuerySet[Any],
     rows: Sequence[Model],

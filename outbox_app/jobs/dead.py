@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from celery import current_app
-from django.db.models import Max, Min, QuerySet
+from django.db.models import QuerySet
 
 from ..aliases import outbox_alias
 from ..capability import all_doors
@@ -129,7 +129,7 @@ def _requeue_batch(
             doors.postpone(ready, DatabaseNow(), using=using)
         incident = record_requeue(
             shards={job.shard for job in staged},
-            ids=_written(staged, using=using),
+            ids=[job.pk for job in staged],
             by=by,
             same_as=incidents[-1] if incidents else None,
             using=using,
@@ -169,14 +169,3 @@ def _followers(jobs: list[DeadJob], locked: QuerySet[DeadJob]) -> list[DeadJob]:
     return [
         job for job in of_keys if job.pk not in taken and job.staged_id > first[job.ordering_key]
     ]
-
-
-def _written(staged: list[StagedJob], *, using: str) -> list[int]:
-    """Return ids of rows that this transaction wrote, at least the lowest and the highest."""
-    ids = [job.pk for job in staged]
-    if None in ids:  # MySQL, unlike MariaDB, does not return the ids
-        rows = StagedJob.objects.using(using).filter(
-            shard__in={job.shard for job in staged}, task_id__in=[job.task_id for job in staged]
-        )
-        ids = list(rows.aggregate(first=Min("id"), last=Max("id")).values())
-    return ids

@@ -194,12 +194,9 @@ def hold(jobs: Sequence[StagedJob], *, using: str) -> CommitBatch | None:
     wanted = [job for job in jobs if job.is_immediate]
     batch = _open_batch(connection) or CommitBatch(using)
     # A test's own transaction never commits. With autocommit off Django runs no callbacks at the
-    # commit. MySQL does not return the ids of several rows.
+    # commit.
     possible = (
-        connection.commit_on_exit
-        and not is_in_test(using)
-        and (len(jobs) == 1 or connection.features.can_return_rows_from_bulk_insert)
-        and batch.count + len(wanted) <= MOST
+        connection.commit_on_exit and not is_in_test(using) and batch.count + len(wanted) <= MOST
     )
     until = DatabaseNow() + timedelta(seconds=outbox_settings().IMMEDIATE_HOLD)
     for job in wanted:

@@ -1,8 +1,8 @@
 """Writes events: one INSERT for a thousand rows, a MiB, or the database's limit of parameters.
 
 For rows whose values are all known, ``bulk_create`` costs several times as much. The values that
-the database gives to a row (position, transaction and time) are set on the row if the database can
-return them. Rows get their positions in the order of the list.
+the database gives to a row (position, transaction and time) are set on the row. Rows get their
+positions in the order of the list.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db import connections
 from django.db.models import Field
 from django.db.models.expressions import Col
 
-from ...database.upsert import insert_rows
+from ...database.upsert import insert_rows, last_inserted
 from ...jobs.staging.insert import CHUNK_BYTES, CHUNK_ROWS, chunks
 from ..models import EventLog
 from .heads import bump_sql
@@ -42,7 +42,10 @@ def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -
             params += (_stored(f, row, connection) for f in extra)
         with connection.cursor() as cursor:
             insert_rows(cursor, log, names, params, tail=tail)
-            returned = cursor.fetchall() if returns else ()
+            if returns:
+                returned = cursor.fetchall()
+            else:
+                returned = last_inserted(cursor, log, RETURNED, len(chunk))
         set_returned([event.row for event in chunk], returned, log, using=using)
 
 
@@ -125,10 +128,9 @@ def set_returned(
     connection = connections[using]
     column = Col(log._meta.db_table, log._meta.get_field("recorded_at"))
     converters = connection.ops.get_db_converters(column)
-    for row, values in zip(rows, returned, strict=bool(returned)):
+    for row, values in zip(rows, returned, strict=True):
         row.pk, row.txid, recorded_at = values
         for convert in converters:
             recorded_at = convert(recorded_at, column, connection)
         row.recorded_at = recorded_at
-    for row in rows:
         row._state.adding, row._state.db = False, using

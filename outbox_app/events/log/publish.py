@@ -95,7 +95,7 @@ def publish_many(
         log, using: As for ``publish``.
 
     Returns:
-        The rows, in the same order. On MySQL without RETURNING their ``id`` is None.
+        The rows, in the same order.
 
     Raises:
         As ``publish``.

@@ -125,7 +125,7 @@ def add(job: StagedJob, *, using: str) -> None:
 def write(jobs: list[StagedJob], *, using: str, with_ids: bool = False) -> None:
     """Write rows into the open transaction, one INSERT per chunk; wake drainers after its commit.
 
-    ``with_ids``: set the ids of the jobs, if the database returns ids.
+    ``with_ids``: set the ids of the jobs.
     """
     from ...models import StagedJob
 
@@ -151,6 +151,13 @@ def _insert_with_ids(jobs: list[StagedJob], *, using: str) -> None:
     rows = type(jobs[0])._default_manager.using(using)
     if len(jobs) > 1:
         rows.bulk_create(jobs)
+        if jobs[0].pk is None:  # MySQL has no RETURNING
+            from ...database.upsert import last_inserted
+
+            with connections[using].cursor() as cursor:
+                ids = last_inserted(cursor, type(jobs[0]), ["id"], len(jobs))
+            for job, (id,) in zip(jobs, ids, strict=True):
+                job.pk = id
         return
     fields = [f for f in jobs[0]._meta.concrete_fields if f.name not in ("id", "staged_at")]
     asked = {"returning_fields": [jobs[0]._meta.pk]}

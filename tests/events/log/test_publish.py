@@ -344,11 +344,13 @@ def test_events_larger_than_a_packet_together(alias):
 
 def test_cost(alias, django_assert_num_queries):
     single = 1 if connections[alias].vendor == "postgresql" else 2
-    with django_assert_num_queries(single, connection=connections[alias]):
+    # MySQL has no RETURNING: the versions and the ids are read.
+    read = 0 if connections[alias].features.can_return_rows_from_bulk_insert else 1
+    with django_assert_num_queries(single + 2 * read, connection=connections[alias]):
         publish("a", "made")
-    with django_assert_num_queries(single, connection=connections[alias]):
+    with django_assert_num_queries(single + read, connection=connections[alias]):
         publish("a", "made", expected_version=1)
-    with django_assert_num_queries(2, connection=connections[alias]):
+    with django_assert_num_queries(2 + 2 * read, connection=connections[alias]):
         publish_many([NewEvent(f"s{i % 10}", "made") for i in range(50)])
     assert Event.objects.using(alias).count() == 52
 
