@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-pipeline demo-prepared demo-fleet up quick test test-mysql test-matrix lint mutants docs dist screenshots bench venv system clean
+.PHONY: help demo demo-pipeline demo-prepared demo-fleet up quick test mysql test-mysql test-matrix lint mutants docs dist screenshots bench venv system clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -49,6 +49,9 @@ test-mysql: WORKERS ?= 4
 test-mysql: venv ## the cases of MariaDB on a private MySQL, which is downloaded once
 	$(BIN)/python -m tests.servers --only postgres,mysql,redis,rabbitmq --needed --workers $(WORKERS) run -- \
 		$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+
+mysql: venv
+	$(BIN)/python -m tests.servers unpack
 
 test-matrix: venv ## the oldest and the newest Python, Django, Celery and drivers, as far as they are here
 	$(PIP) nox

@@ -8,6 +8,7 @@ it, ``on("mysql")``, and runs there alone.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,12 @@ import pytest
 from tests.servers.mysql import ON_MYSQL
 
 _RENAMED = {"mariadb": "mysql", "MARIADB_URL": "MYSQL_URL"}
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what ``.ci/run`` knows about MySQL."""
+    if note := os.environ.get("OUTBOX_TEST_NOTE"):
+        terminalreporter.write_line(note)
 
 
 @pytest.hookimpl(tryfirst=True)

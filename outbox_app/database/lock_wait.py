@@ -16,10 +16,11 @@ from typing import Any
 import django.db
 from django.db import connections, transaction
 
-#: SQLSTATEs, or MySQL's numbers, of deadlocks, lock timeouts and snapshots that are too old.
-CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213}
+#: SQLSTATEs, or MySQL's numbers, of deadlocks, lock timeouts and old snapshots.
+#: MySQL has an own one for NOWAIT, 3572.
+CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213, 3572}
 #: Those of lock timeouts and of NOWAIT: a savepoint undoes their statement.
-LOCK_TIMEOUTS = {"55P03", 1205}
+LOCK_TIMEOUTS = {"55P03", 1205, 3572}
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCKS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|CALL)\b", re.IGNORECASE)
 #: Counts the open blocks of a thread: an ``on_commit`` callback may begin one inside another.

@@ -11,7 +11,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connections, transaction
 
-from outbox_app.database.lock_wait import atomic_with_lock_wait, is_conflict
+from outbox_app.database.lock_wait import atomic_with_lock_wait, is_conflict, is_lock_timeout
 from outbox_app.events.models import StreamHead
 from tests.faults.tools import on
 from tests.patience import patience
@@ -70,6 +70,16 @@ def wait_twice(alias: str) -> None:
         assert is_conflict(caught.value)
     assert time.monotonic() - began < LONG
     assert session(alias) == before
+
+
+@on("postgres", "mariadb")
+def test_a_lock_that_is_not_waited_for(alias: str, held: None) -> None:
+    """MySQL has a number of its own for it."""
+    heads = StreamHead.objects.using(alias)
+    with pytest.raises(OperationalError) as caught, transaction.atomic(using=alias):
+        list(heads.select_for_update(nowait=True))
+    assert is_conflict(caught.value)
+    assert is_lock_timeout(caught.value)
 
 
 @on("postgres", "mariadb")

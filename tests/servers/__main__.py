@@ -11,7 +11,8 @@ with one RabbitMQ for all. The servers live in memory if there is enough (see ``
 write .pyc files: else each worker would compile every test, and each process of a test would
 compile all of outbox_app.
 If a variable names a server of yours, there is one set, and pytest runs without workers.
-``install`` installs the missing packages, or lists them and exits with code 2.
+``install`` installs the missing packages, or lists them and exits with code 2. ``unpack`` downloads
+MySQL (see ``unpacked``), or says why it is not to be had, and exits with code 1.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from . import (
 )
 from .install import install
 from .needed import CHOSEN, needed
+from .unpacked import unpacked
 
 SERVERS: dict[str, type[Server]] = {
     "postgres": PostgreSQL,
@@ -66,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.action == "install":
             print("installed:", " ".join(install()) or "nothing, all is there")
+            return 0
+        if options.action == "unpack":
+            print(unpacked("mysql-server-core"))
             return 0
         names = options.only
         if options.needed and (found := needed(options.command, names)) is not None:
@@ -189,16 +194,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     end = given.index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(
         prog="python -m tests.servers",
-        usage="%(prog)s [--only NAME,NAME] [--needed] [--workers N] {install,run -- COMMAND}",
+        usage="%(prog)s [--only NAMES] [--needed] [--workers N] {install,unpack,run -- COMMAND}",
     )
     parser.add_argument("--only", type=_names, default=USUAL, metavar="NAME,NAME")
     parser.add_argument("--needed", action="store_true")
     parser.add_argument("--workers", type=int, default=1, metavar="N")
-    parser.add_argument("action", choices=("install", "run"))
+    parser.add_argument("action", choices=("install", "unpack", "run"))
     options = parser.parse_args(given[:end])
     options.command = given[end + 1 :]
     if (options.action == "run") != bool(options.command):
-        parser.error("run needs a command after --, and install takes none")
+        parser.error("run needs a command after --, and the others take none")
     if options.workers < 1:
         parser.error("--workers must be at least 1")
     return options
