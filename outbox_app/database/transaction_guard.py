@@ -10,6 +10,7 @@ a deadlock after the code has ended its transaction.
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
@@ -31,9 +32,16 @@ _GONE = {"3B001", "25P01", 1305}
 _TOOK_TOO_LONG = ("25P03", "25P04")
 #: Errors of a lost connection, which the guarded code has not caused.
 LOST = (django.db.OperationalError, django.db.InterfaceError)
-#: Not a lost connection: a column, a partition, a trigger or an index refuses a value of the row,
-#: and drivers raise the same class.
-_OF_THE_ROW = {1292, 1364, 1365, 1366, 1367, 1411, 1526, 1644, 3140, "54000"}
+#: MySQL's and MariaDB's errors of the server or of a session. With those of the connection (2000 to
+#: 2999) they are all that are not of a row: mysqlclient raises one class for both.
+_OF_THE_SERVER = {
+    *(1016, 1021, 1030, 1037, 1038, 1041, 1114, 1135, 1712, 1877),  # full, out of memory, damaged
+    *(1040, 1042, 1043, 1044, 1045, 1129, 1130, 1203, 1226, 1820, 1862),  # no session
+    *(1047, 1053, 1290, 1792, 1836, 3032),  # not ready, shut down, read-only, offline
+    *(*range(1152, 1162), 1184, 1317, 1927, 1969, 3024, 3169, 4031),  # broken off, killed, too long
+    *(1180, 1181, 3100, 3101),  # COMMIT failed
+    *(1020, 1205, 1206, 1213, 1297, 1412, 1615, 3058, 3572),  # another transaction, or DDL
+}
 #: What to do about code that closes the connection of its transaction.
 _STAY_OPEN = (
     "Remove close(), close_all() or close_old_connections() from it, or call it outside: Django "
@@ -51,7 +59,15 @@ class ConnectionClosed(SwallowedError):
 
 def is_lost(error: Exception) -> bool:
     """Return whether the database failed, as opposed to refusing a value of a row."""
-    return isinstance(error, LOST) and _OF_THE_ROW.isdisjoint(codes_of(error))
+    if not isinstance(error, LOST):
+        return False
+    number = error.args[0] if error.args else None
+    if isinstance(number, int):  # of MySQL; 0: the connection is closed
+        return number < 1 or 2000 <= number < 3000 or number in _OF_THE_SERVER
+    if state := sqlstate(error):
+        return not state.startswith("54")  # a limit of the program, as the size of an index row
+    # SQLite's code 1 is of statements and of the functions in them.
+    return getattr(error.__cause__, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR
 
 
 def raise_what_ends_the_thread(error: Exception | None, outer: BaseException | None) -> None:

@@ -9,7 +9,11 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import InternalError, OperationalError, connections, transaction
 
-from outbox_app.database.transaction_guard import guarded, raise_what_ends_the_thread
+from outbox_app.database.transaction_guard import (
+    guarded,
+    is_lost,
+    raise_what_ends_the_thread,
+)
 from outbox_app.exceptions import TransactionEnded
 
 
@@ -84,3 +88,15 @@ def test_a_timeout_of_asyncio_ends_no_thread() -> None:
     with pytest.raises(TimeoutError) as caught:
         asyncio.run(ask())
     raise_what_ends_the_thread(caught.value, None)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("number", [0, 1040, 1053, 1158, 1205, 1290, 1317, 2006, 2013, 4031])
+def test_errors_of_a_server_of_mysql_are_of_no_row(number: int) -> None:
+    assert is_lost(OperationalError(number, "…"))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("number", [1366, 1644, 3000, 3151, 3157, 3751, 3752, 3903, 3907])
+def test_all_others_are_of_the_row(number: int) -> None:
+    assert not is_lost(OperationalError(number, "…"))

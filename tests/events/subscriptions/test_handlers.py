@@ -261,20 +261,36 @@ def test_one_that_makes_others_look_guilty(alias, published, run_on):
     assert "no such table" in cursors["breaks"].error
 
 
-@on("postgres", "mariadb")
-def test_a_row_that_the_database_refuses_by_an_operational_error(alias, published, run_on):
+#: Statements that drivers refuse with OperationalError for a value of the row, by alias.
+OF_THE_ROW = {
+    "postgres": ["SELECT repeat('x', 1073741824)"],
+    "default": ["SELECT json('{')", "SELECT abs(-9223372036854775808)"],
+    "mariadb": [
+        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no such article'",
+        # MySQL's own: JSON that is too deep, keys that are too long, and functional indexes.
+        *(
+            f"SIGNAL SQLSTATE '22032' SET MYSQL_ERRNO = {number}"
+            for number in (3140, 3141, 3151, 3157, 3158, 3751, 3752, 3903, 3907)
+        ),
+    ],
+    "mysql": ["SELECT CAST(CONCAT(REPEAT('[', 101), REPEAT(']', 101)) AS JSON)"],
+}
+
+
+@pytest.mark.parametrize(
+    ("alias", "refused"),
+    [(alias, sql) for alias, statements in OF_THE_ROW.items() for sql in statements],
+    indirect=["alias"],
+)
+def test_a_row_that_the_database_refuses_by_an_operational_error(alias, published, run_on, refused):
     """As a character that a column of MySQL has no room for, or a key beyond an index's page."""
-    refused = {
-        "postgres": "SELECT repeat('x', 1073741824)",
-        MARIADB: "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no such article'",
-    }
 
     @subscriber("parks", on_error="park")
     def park(events):
         for event in events:
             if event.stream == "bad":
                 with connections[alias].cursor() as cursor:
-                    cursor.execute(refused[alias])
+                    cursor.execute(refused)
             note(alias, event)
 
     published("a", "bad", "b")
