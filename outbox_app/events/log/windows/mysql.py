@@ -137,12 +137,14 @@ class MysqlWindow(Window[MysqlState]):
         """Return the highest position that was given out."""
         # Otherwise MySQL remembers the value for a day. MariaDB skips the text in the comment.
         self.run("SET @outbox = 0 /*!80003 , SESSION information_schema_stats_expiry = 0 */", [])
-        [(used,)] = self.run(
-            "SELECT COALESCE(auto_increment, 1) - 1 FROM information_schema.tables "
-            "WHERE table_schema = DATABASE() AND table_name = %s",
+        # The statement opens the table for MAX. Of a table that is closed, since a restart or as it
+        # was evicted, MySQL shows the last value that was given out in place of the next one.
+        [(next, top)] = self.run(
+            f"SELECT auto_increment, (SELECT MAX(id) FROM {self.source}) "
+            "FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s",
             [self.table],
         )
-        return max(int(used), self.top())
+        return max(int(next or 1) - 1, int(top or 0))
 
     def _committed(self, runs: Runs) -> Runs:
         """Return the positions in the runs that have a committed row, in order, each as a run."""
