@@ -34,7 +34,10 @@ from .messages import listed
 #: How many staged rows are read, the oldest first.
 ROWS = 1000
 #: By vendor, the query that returns whether a server is read-only.
-STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}
+STANDBY = {
+    "postgresql": "SELECT pg_is_in_recovery()",
+    "mysql": "SELECT CAST(@@read_only AS CHAR) NOT IN ('OFF', '0')",
+}
 
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
@@ -250,7 +253,7 @@ def _check_encoding(alias: str) -> Iterator[CheckMessage]:
 def _check_primary(alias: str) -> Iterator[CheckMessage]:
     """Report a standby. The check of logs covers other aliases: reads by time may use a replica."""
     sql = STANDBY.get(connections[alias].vendor)
-    if sql and alias in written_aliases() and str(_asked(alias, sql)) in ("True", "1", "ON"):
+    if sql and alias in written_aliases() and _asked(alias, sql):
         yield Error(
             f"{alias!r} is the alias of the outbox or of the inbox, and its server is a standby or "
             "read-only: nothing can be staged there, and no drainer can work.",

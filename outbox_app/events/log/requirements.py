@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from ..exceptions import LogSetBack, UnsafeLog
 from .window import Run
 
+#: Whether a server of MySQL is read-only. On later MariaDB the variable has further values.
+READ_ONLY = "CAST(@@read_only AS CHAR) NOT IN ('OFF', '0')"
 _VARIABLES = (
     "auto_increment_increment",
     "group_replication_group_name",
@@ -32,7 +34,21 @@ class Violation:
 def require_exact(vendor: str, table: str, run: Run) -> None:
     """Raise ``UnsafeLog`` if a log cannot be read exactly."""
     for violation in violations(vendor, table, run):
-        raise UnsafeLog(f"{violation.text} {violation.hint} ({violation.id})")
+        raise refusal(violation)
+
+
+def refusal(violation: Violation) -> UnsafeLog:
+    return UnsafeLog(f"{violation.text} {violation.hint} ({violation.id})")
+
+
+def is_replica(table: str) -> Violation:
+    """Return the violation of a MySQL server that is ``READ_ONLY``."""
+    return Violation(
+        id="outbox.E011",
+        text=f"The server of {table} is read-only (read_only = ON), a replica: its rows may be "
+        "behind, and dirty reads do not show transactions in flight.",
+        hint="Point the alias of the log at the primary.",
+    )
 
 
 def require_given_out(table: str, position: int, used: int) -> None:
@@ -55,13 +71,8 @@ def _mysql(table: str, run: Run) -> Iterator[Violation]:
     found = run(f"SHOW VARIABLES WHERE variable_name IN ({slots})", _VARIABLES)
     variables = {name.lower(): value for name, value in found}
     on = {name for name, value in variables.items() if value in ("ON", "1")}
-    if "read_only" in on:
-        yield Violation(
-            id="outbox.E011",
-            text=f"The server of {table} is read-only (read_only = ON), a replica: its rows may be "
-            "behind, and dirty reads do not show transactions in flight.",
-            hint="Point the alias of the log at the primary.",
-        )
+    if variables["read_only"] not in ("OFF", "0"):
+        yield is_replica(table)
     several = variables.get("group_replication_group_name") and (
         "group_replication_single_primary_mode" not in on
     )

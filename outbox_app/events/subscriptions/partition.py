@@ -30,7 +30,7 @@ from ...failpoints import failpoint
 from ...process import backoff
 from ...text import error_text
 from ..conf import event_settings
-from ..exceptions import ReadRefused
+from ..exceptions import ReadRefused, UnsafeLog
 from ..log.record import RecordedEvent
 from ..log.window import Page
 from ..models import Cursor, ParkedStream
@@ -375,6 +375,8 @@ class Partition:
         self.error = cursor.error
         # Close the handler's connections, too: Django closes old ones at the end of a request only.
         close_old_connections()
+        if isinstance(error, UnsafeLog):  # the server may be a primary no more: connect anew
+            connections[self.using].close()
         self._rest_until = self.clock() + delay
         self.cursors = []
         self._send(page_failed, cursor.log, error=error, failures=cursor.failures)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...exceptions import TooManyGaps, UnsafeLog
 from ..filter import EventFilter
-from ..requirements import require_exact, require_given_out
+from ..requirements import READ_ONLY, is_replica, refusal, require_exact, require_given_out
 from ..state import MysqlState
 from ..window import TOMBSTONE, Page, Window
 
@@ -195,9 +195,13 @@ class MysqlWindow(Window[MysqlState]):
             arms = [f"({select} {within(narrow)})"] if narrow else []
             arms += [f"({select} {within([run])} ORDER BY id LIMIT 1)" for run in wide]
             # The time is in UTC: in the session's zone, clocks may be set back and forth.
-            arms.append("(SELECT 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))")
+            now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+            arms.append(f"(SELECT IF({READ_ONLY}, -1, 0), {now})")
             found = self.dirty(" UNION ALL ".join(arms), [])
-            seen += [(id, id, None) for id, _ in found if id]
+            # A primary may become a replica under a reader, and what it applies is seen late.
+            if any(id < 0 for id, _ in found):
+                raise refusal(is_replica(self.table))
+            seen += [(id, id, None) for id, _ in found if id > 0]
         return sorted(seen), max(time for _, time in found) / 1_000_000
 
     def _settle(self, high: int, runs: Runs, seen: Runs, now: float) -> MysqlState:
