@@ -25,8 +25,8 @@ HOUR = timedelta(hours=1)
 
 @transaction.atomic
 def make():
-    """Write the rows, if this database has not seen any trouble yet."""
-    if any(model.objects.exists() for model in (DeadJob, Gap, Incident, PreparedEvent)):
+    """Write the rows, unless there is trouble already, other than the incidents of the demo."""
+    if any(model.objects.exists() for model in (DeadJob, Gap, PreparedEvent)):
         return
     stock = Stock.objects.first()
     for number in range(3):

@@ -212,3 +212,9 @@ def begin() -> None:
 def roll_back() -> None:
     transaction.rollback()
     transaction.set_autocommit(True)
+
+
+def take_over() -> None:
+    """Migrate a new database, and record a takeover there, as ``make demo`` does."""
+    call_command("migrate", verbosity=0)
+    Incident.objects.create(kind="takeover", shards=[1], first_id=1, last_id=2)
