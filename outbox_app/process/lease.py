@@ -50,12 +50,14 @@ def remove_silent(
     *,
     clock: Callable[[], float] = elapsed,
     but: UUID | None = None,
+    removed: list[Any] | None = None,
 ) -> list[Any]:
     """Remove rows whose lease has run out; return the others, each with the database's ``now``.
 
     Args:
         seen: What earlier looks have seen, by id: the same dict in each call.
         but: The id of the caller's own row, which is not removed.
+        removed: A list that gets the rows that were removed.
     """
     live, before_all = [], dict(seen)
     seen.clear()
@@ -76,6 +78,8 @@ def remove_silent(
             # on a clock that was set back.
             silent = found.filter(id=row.id, beat=row.beat)
             if silent.delete()[0]:
+                if removed is not None:
+                    removed.append(row)
                 continue
         live.append(row)
         seen[row.id] = row.heartbeat_at, since, asked
@@ -113,6 +117,9 @@ class LeaseHolder:
         #: The same moment on the database's clock and on ours.
         self._same_moment: tuple[datetime, float] | None = None
         self._seen: dict[UUID, Seen] = {}
+        #: Host and process id of the processes that the last look has found, and of those before.
+        self._found: dict[UUID, str] = {}
+        self._names: dict[UUID, str] = {}
 
     def share(self) -> None:
         """Share the parts with the other drainers; join them first if that is not done."""
@@ -202,6 +209,14 @@ class LeaseHolder:
             mine = list(self._leases().filter(owner=self.id).values_list("part", flat=True))
         self.owned = frozenset(mine)
 
+    def name_of(self, owner: UUID) -> str:
+        """Return ``host:pid (id)`` of a process that owned parts, or its id if no more is known.
+
+        Known are the processes of the last two looks: another process may have removed the row.
+        """
+        name = self._names.get(owner)
+        return f"{name} ({owner})" if name else str(owner)
+
     def _removed(self) -> LeaseLost:
         self.owned = frozenset()
         self.joined = False
@@ -219,7 +234,10 @@ class LeaseHolder:
     def _remove_silent(self) -> set[UUID]:
         asked = self.clock()
         rows = Process.objects.using(self.using).filter(resource=self.resource)
-        live = remove_silent(rows, self._seen, clock=self.clock, but=self.id)
+        removed: list[Process] = []
+        live = remove_silent(rows, self._seen, clock=self.clock, but=self.id, removed=removed)
+        found = {row.id: str(row) for row in (*live, *removed)}
+        self._names, self._found = self._found | found, found
         if live:
             self._same_moment = live[0].now, asked
         return {row.id for row in live}

@@ -351,7 +351,8 @@ class Drain(ProcessLoop):
         return True
 
     def _record_takeover(self, owner: UUID, shards: list[int]) -> None:
-        record_takeover(str(owner), set(shards), using=self.using, by=str(self))
+        name = self.holder.name_of(owner)
+        record_takeover(name, set(shards), using=self.using, by=str(self))
 
     def _leave(self) -> None:
         for app in self._apps.values():

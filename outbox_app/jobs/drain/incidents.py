@@ -26,7 +26,7 @@ def record_takeover(owner: str, shards: set[int], *, using: str, by: str) -> Non
     """
     ids = StagedJob.objects.using(using).aggregate(first=Min("id"), last=Max("id")).values()
     if None not in ids:
-        detail = f"Taken over by {by} after the lease of drainer {owner} had run out."
+        detail = f"Taken over by {by} after the lease of {owner} had run out."
         kind = Incident.Kind.TAKEOVER
         record_incident(kind, shards=shards, ids=ids, drainer=owner, detail=detail, using=using)
 

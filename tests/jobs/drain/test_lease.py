@@ -114,6 +114,30 @@ def test_what_was_handed_back_is_not_taken_over(alias, member):
     assert taken == []
 
 
+def test_the_dead_one_has_a_name_for_all_its_heirs(alias, member):
+    """Also for one that finds its parts, and no longer its row: another one has removed it."""
+    told = []
+    dead, first = (
+        member(),
+        member(on_takeover=lambda owner, parts: told.append(first.name_of(owner))),
+    )
+    second = member(on_takeover=lambda owner, parts: told.append(second.name_of(owner)))
+    for each in (dead, first, second):
+        each.join()
+    row = Process.objects.using(alias).get(id=dead.id)
+    dead.rebalance()
+    first.rebalance()
+    second.rebalance()
+    die(dead)
+    first.rebalance()
+    second.rebalance()
+    assert told == [f"{row.host}:{row.pid} ({dead.id})"] * 2
+    assert first.name_of(row.id).startswith(row.host)
+    first.rebalance()
+    first.rebalance()
+    assert first.name_of(row.id) == str(row.id)
+
+
 def test_who_joins_meanwhile_is_not_robbed(alias, member):
     """It joins and claims between the other's two looks."""
     joining, other = member(), member()

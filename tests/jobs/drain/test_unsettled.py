@@ -117,7 +117,7 @@ def test_a_receiver_of_incidents_undoes_no_takeover(alias, staged):
     finally:
         incident_recorded.disconnect(receiver)
     assert heard == ["takeover"]
-    assert Incident.objects.using(alias).get().drainer == str(dead.holder.id)
+    assert Incident.objects.using(alias).get().drainer == str(dead)
 
 
 def test_what_ends_a_drainer_between_two_sends_is_an_incident(alias, staged):
