@@ -145,10 +145,17 @@ class Call:
         alias = self.alias if self.mode == "stage" else None
         in_order = self.around.using or outbox_settings().OUTSIDE == "stage"
         if not alias or not (in_order or is_atomic(alias)):
+            using = self.using or outbox_alias()
+            if self.mode != "stage":
+                where, what = f"in the mode {self.mode!r}", "Give the task the mode 'stage'"
+            elif not is_atomic(using):  # Celery itself sends a group by hand
+                where = f"outside a transaction on {using!r}"
+                what = f"Open transaction.atomic(using={using!r})"
+            else:
+                where, what = "with producer= or connection=", "Leave that argument out"
             raise NotAtomic(
-                f"{self.name} was called with an ordering_key where it is sent at once, ahead of "
-                "those that are staged with it. Open atomic() on the outbox's database, without "
-                "producer= or connection=, for a task of mode 'stage', or leave the key out."
+                f"{self.name} was called with an ordering_key, but {where}: it would be sent at "
+                f"once, ahead of staged jobs with that key. {what}, or leave the key out."
             )
 
 

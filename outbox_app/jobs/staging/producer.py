@@ -23,7 +23,7 @@ from kombu import Producer, Queue
 
 from ...conf import outbox_settings
 from ...exceptions import InvalidJob, NotAtomic
-from ..message import Message, describe, moment
+from ..message import Message, describe
 from . import insert, validation
 from .calls import around
 
@@ -127,8 +127,8 @@ class StagingProducer(Producer):
             queues = [each.name for each in declare if isinstance(each, Queue)]
             job.queue = queues[0] if queues else routing_key
             job.envelope = message.dumps()
-            eta = moment(headers.get("eta"), self.app)
-            moment(message.expires, self.app)
+            eta = validation.moment_of("eta", headers.get("eta"), self.app)
+            validation.moment_of("expires", message.expires, self.app)
         except (TypeError, ValueError) as error:
             raise InvalidJob(f"The message of {job} cannot be stored: {error}") from error
         job.available_at = held_until(eta, self.app, using=self.using)

@@ -101,15 +101,21 @@ def stage_many(
     """
     # A signature is a mapping; the words in it would name tasks.
     if more or isinstance(jobs, Mapping | str | Task):
-        raise InvalidJob(
-            f"stage_many() takes a list of signatures; got {jobs!r:.60}. Use stage() for one job, "
-            "and pass signatures for many: stage_many([task.s(1), task.s(2)])."
-        )
+        raise _no_signatures(jobs)
     using = using or outbox_alias()
     require_atomic("stage_many()", using=using)
     count = 0
     with transaction.atomic(using=using), batching(streaming=True):
         for job in jobs:
+            if not isinstance(job, Task | Signature | str):
+                raise _no_signatures(job)
             stage(job, using=using, ordering_key=ordering_key, immediate=immediate, **options)
             count += 1
     return count
+
+
+def _no_signatures(jobs: Any) -> InvalidJob:
+    return InvalidJob(
+        f"stage_many() takes a list of signatures; got {jobs!r:.60}. Use stage() for one job, "
+        "and pass signatures for many: stage_many([task.s(1), task.s(2)])."
+    )

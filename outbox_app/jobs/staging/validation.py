@@ -22,6 +22,7 @@ from ...conf import outbox_settings
 from ...database.encoding import unstorable
 from ...exceptions import InvalidJob
 from ...text import get_logger
+from ..message import moment
 
 if TYPE_CHECKING:
     from ...models import StagedJob
@@ -117,6 +118,15 @@ def speaks_amqp(app: Celery) -> bool:
     """Return whether the app's broker speaks AMQP, without contacting it."""
     connection: Any = app.amqp.producer_pool.connections.connection
     return bool(connection.transport.driver_type == "amqp")
+
+
+def moment_of(field: str, value: Any, app: Celery) -> datetime | None:
+    """Return ``eta`` or ``expires`` as a worker reads it."""
+    try:
+        return moment(value, app)
+    except (TypeError, ValueError) as error:
+        text = f"{field} must be a datetime, or a text in ISO 8601; got {value!r:.60}."
+        raise InvalidJob(text) from error
 
 
 def check_eta(eta: datetime | None) -> None:

@@ -119,7 +119,7 @@ def test_an_eta_within_a_year_is_accepted(due, alias, add):
 REFUSED = {
     "eta in years": ({"eta": timezone.now() + YEARS}, "eta .* further away than 366 days"),
     "countdown of years": ({"countdown": YEARS.total_seconds()}, "eta .* further away"),
-    "eta as nonsense": ({"eta": "tomorrow"}, "cannot be stored"),
+    "eta as nonsense": ({"eta": "tomorrow"}, "eta must be a datetime, .* got 'tomorrow'"),
     "long task_id": ({"task_id": LONG}, "task_id must have 1 to 255 characters.*it has 256"),
     "task_id with a NUL": ({"task_id": "a\x00b"}, "task_id must have .* without NUL"),
     "task_id with a surrogate": ({"task_id": "\ud800"}, "task_id must have .* valid Unicode"),

@@ -222,7 +222,7 @@ def test_one_signature_is_no_list_of_them(form, alias, add, staged):
 
 @on_sqlite
 def test_a_task_and_its_arguments_are_no_list_of_signatures(alias, add):
-    for call in ((add, [(1, 1)]), (add,), ([add.s(1, 1)], [(1, 1)])):
+    for call in ((add, [(1, 1)]), (add,), ([add.s(1, 1)], [(1, 1)]), ([(1, 1)],), ([7],)):
         with transaction.atomic(using=alias), pytest.raises(InvalidJob, match="pass signatures"):
             stage_many(*call, using=alias)
 

@@ -129,7 +129,7 @@ def test_an_order_is_refused_for_what_would_overtake(alias, add, staged, modes):
     modes(add="send")
     with (
         transaction.atomic(using=alias),
-        pytest.raises(NotAtomic, match="for a task of mode 'stage'"),
+        pytest.raises(NotAtomic, match=r"but in the mode 'send'.* Give the task the mode 'stage'"),
     ):
         add.apply_async((1, 1), ordering_key="k")
 
