@@ -65,8 +65,8 @@ def transport_of(app: Celery) -> Any:
         return error
 
 
-def unasked(app: Celery, why: str) -> CheckMessage:
-    text = f"The broker of Celery app {app.main!r} could not be checked: {why}."
+def unasked(app: Celery, why: str, *, at: str = "") -> CheckMessage:
+    text = f"The broker of Celery app {app.main!r}{at} could not be checked: {why}."
     hint = "Correct broker_url, or run this command where the drainers run."
     return Warning(text, hint=hint, id="outbox.W015")
 

@@ -15,6 +15,7 @@ from django.core.checks import CheckMessage, Error, Warning
 
 from ..exceptions import UnsafeBroker
 from ..jobs.drain.brokers import eviction, redis_info, refuse_unsafe, transport_options
+from ..jobs.drain.misconfiguration import public_url
 from ..jobs.staging.sending import staging_apps
 from .brokers import transport_of, unasked
 
@@ -44,7 +45,8 @@ def _ask(app: Celery) -> list[CheckMessage]:
         found = list(questions[driver_type](app, connection, connection.channel()))
         connection.release()  # RabbitMQ logs a warning if a client does not close
     except Exception as error:  # the network, the server and the driver may raise anything
-        return [unasked(app, f"{type(error).__name__}: {error}".rstrip("."))]
+        why = f"{type(error).__name__}: {error}".rstrip(".")
+        return [unasked(app, why, at=f" at {public_url(app)}")]
     finally:
         with suppress(Exception):
             connection.collect()

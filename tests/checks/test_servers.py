@@ -149,6 +149,7 @@ def test_a_broker_that_does_not_answer(url, mode, proxy, make_app, monkeypatch):
     way.mode = mode
     [message] = found(make_app(through, broker_connection_timeout=3600))
     assert message.id == "outbox.W015"
+    assert f"{urlsplit(through).netloc.rpartition('@')[2]}/" in message.msg
     assert "could not be checked: OperationalError" in message.msg
 
 
