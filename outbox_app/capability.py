@@ -297,7 +297,7 @@ class Capability(AppConfig):
 
 def lines_to_add(names: Iterable[str]) -> str:
     """Return what to do about apps that are not installed."""
-    lines = " ".join(f'"{name}",' for name in names)
+    lines = ", ".join(f'"{name}"' for name in names)
     return f"Add {lines} to INSTALLED_APPS, and run manage.py migrate."
 
 

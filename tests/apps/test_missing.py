@@ -65,7 +65,7 @@ def test_a_call_names_the_line(apps: str, call: str, missing: str, tmp_path: Pat
     name = f"outbox_app.{missing}"
     done = run("-c", CALL.format(call=call), apps=apps, folder=tmp_path)
     assert done.stdout == (
-        f'INSTALLED_APPS does not have {name}. Add "{name}", to INSTALLED_APPS, and run '
+        f'INSTALLED_APPS does not have {name}. Add "{name}" to INSTALLED_APPS, and run '
         "manage.py migrate.\n"
     ), done.stderr
 
@@ -91,7 +91,7 @@ def test_check_names_the_line(apps: str, needs: str, tmp_path: Path) -> None:
     assert done.stderr == (
         "SystemCheckError: System check identified some issues:\n\nERRORS:\n"
         f"?: (outbox.E049) {app} needs {name}, which INSTALLED_APPS does not have.\n"
-        f'\tHINT: Add "{name}", to INSTALLED_APPS, and run manage.py migrate.\n\n'
+        f'\tHINT: Add "{name}" to INSTALLED_APPS, and run manage.py migrate.\n\n'
         "System check identified 1 issue (0 silenced).\n"
     )
     migrated = manage("migrate", apps=apps, folder=tmp_path).stderr
@@ -113,7 +113,7 @@ def test_check_names_the_line_for_a_setting(
     done = manage("check", apps="core events", folder=tmp_path, **variables)
     assert done.returncode == 1
     assert f"(outbox.E049) {what} needs outbox_app.{needs}, which" in done.stderr
-    assert f'HINT: Add "outbox_app.{needs}", to INSTALLED_APPS' in done.stderr
+    assert f'HINT: Add "outbox_app.{needs}" to INSTALLED_APPS' in done.stderr
 
 
 def test_a_call_in_shadow_mode_names_the_line(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_call_in_shadow_mode_names_the_line(tmp_path: Path) -> None:
         "    def call():\n        with transaction.atomic(): shadowed.delay()"
     )
     done = run("-c", CALL.format(call=call), apps="core", folder=tmp_path, SHOP_MODE="shadow")
-    assert 'Add "outbox_app.shadow", to INSTALLED_APPS, and run' in done.stdout, done.stderr
+    assert 'Add "outbox_app.shadow" to INSTALLED_APPS, and run' in done.stdout, done.stderr
 
 
 def test_a_command_names_the_line_without_a_traceback(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_command_names_the_line_without_a_traceback(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "CommandError: INSTALLED_APPS does not have outbox_app.pipeline. Add "
-        '"outbox_app.pipeline", to INSTALLED_APPS, and run manage.py migrate.\n'
+        '"outbox_app.pipeline" to INSTALLED_APPS, and run manage.py migrate.\n'
     )
 
 

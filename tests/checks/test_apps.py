@@ -202,7 +202,7 @@ def test_an_app_in_celery_py_that_is_not_installed(tmp_path, installed):
     else:
         assert code == 1
         assert "(outbox.E049) OutboxCelery needs outbox_app, which INSTALLED_APPS does not" in said
-        assert 'HINT: Add "outbox_app", to INSTALLED_APPS, and run manage.py migrate.' in said
+        assert 'HINT: Add "outbox_app" to INSTALLED_APPS, and run manage.py migrate.' in said
 
 
 def test_tables_that_are_missing(tmp_path):
@@ -255,7 +255,7 @@ def test_forgotten_in_installed_apps(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert 'Add "outbox_app", to INSTALLED_APPS' in done.stderr
+    assert 'Add "outbox_app" to INSTALLED_APPS' in done.stderr
 
 
 def test_an_old_celery_is_refused_in_one_sentence(monkeypatch):
