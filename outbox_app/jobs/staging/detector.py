@@ -152,13 +152,14 @@ def report_callbacks(callbacks: Counter[LateCallback]) -> Iterable[str]:
 
 
 def report(findings: Counter[Finding]) -> Iterable[str]:
-    """Yield the lines of a report by task, the task with most calls first."""
+    """Yield the lines of a report by task: the most calls first, then in order of the names."""
     by_task: Counter[str] = Counter()
     for finding, count in findings.items():
         by_task[finding.task] += count
-    for task, count in by_task.most_common():
+    in_order = sorted(findings.items(), key=lambda found: (-found[1], found[0]))
+    for task, count in sorted(by_task.items(), key=lambda found: (-found[1], found[0])):
         yield f"{task}: {count}"
-        for finding, times in findings.most_common():
+        for finding, times in in_order:
             if finding.task == task:
                 place = os.path.relpath(finding.file)
                 yield f"    {place}:{finding.line} ({finding.alias}): {times}"

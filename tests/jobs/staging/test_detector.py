@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,14 @@ def test_a_place_is_logged_once_and_counted(alias, plain_add, caplog):
     first, *rest = detector.report(detector.found)
     assert first == "add: 4"
     assert [line.rpartition(" ")[2] for line in rest] == ["3", "1"]
+
+
+def test_places_with_as_many_calls_are_in_order():
+    places = [("b", "y.py", 1), ("a", "x.py", 9), ("a", "x.py", 2), ("b", "y.py", 7)]
+    found = Counter({detector.Finding(*place, "default"): 2 for place in places})
+    found[detector.Finding("c", "z.py", 1, "default")] = 5
+    lines = [line.partition(" (")[0].strip() for line in detector.report(found)]
+    assert lines == ["c: 5", "z.py:1", "a: 4", "x.py:2", "x.py:9", "b: 4", "y.py:1", "y.py:7"]
 
 
 @on_sqlite
