@@ -48,7 +48,7 @@ def job_figures(facts: OutboxStatus) -> Iterator[Figure]:
     published = f"{rate.published:.0f} published{at_once}"
     yield Figure(asdict(rate), "outbox_jobs_per_minute",
                  "Jobs of the last full minute, by outcome.", ("outcome",), json="per_minute",
-                 lines=[f"per minute  {published}, {rate.dead:.0f} dead"])
+                 lines=[f"per minute  {published}, {rate.dead:.0f} dead in the last full minute"])
     known = {name: duration(n, fine=True) for name, n in delay.items() if n is not None}
     shown = ", ".join(f"{name} {value}" for name, value in known.items())
     yield Figure(delay, "outbox_publish_delay_seconds", "Seconds from staging to the broker's "

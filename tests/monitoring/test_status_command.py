@@ -57,7 +57,7 @@ def test_the_table_of_an_outbox_that_is_fine(alias, status, staged, drainer):
     assert lines[:2] == [f"Outbox on database {alias!r}: fine", ""]
     assert re.fullmatch(r"ready       2, the oldest 1 min old", lines[2])
     assert lines[3] == "held        0 due now, 0 within the hour, 0 later"
-    assert lines[4] == "per minute  0 published, 0 dead"
+    assert lines[4] == "per minute  0 published, 0 dead in the last full minute"
     assert lines[5:8] == [
         "dead        0",
         "incidents   none in 24 hours",
