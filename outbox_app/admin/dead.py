@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ..jobs import dead
 from ..jobs.dead_summary import WINDOWS, DeadMatrix, DeadRow, dead_groups
 from ..models import DeadJob, counting
+from ..monitoring.figures import number
 from ..text import one_line, shown
 from .actions import BulkAction
 from .base import address, class_name, column
@@ -116,5 +117,5 @@ def _dead_row(site: str, row: DeadRow, column: str) -> tuple[Any, ...]:
 def _more(is_all: bool) -> str:
     if is_all:
         return ""
-    words = gettext("There are more. Shown: the most frequent of the newest %(many)d jobs.")
-    return words % {"many": counting.MANY}
+    words = gettext("There are more. Shown: the most frequent of the newest %(many)s jobs.")
+    return words % {"many": number(counting.MANY)}

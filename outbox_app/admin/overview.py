@@ -27,6 +27,7 @@ from ..jobs.drain.status import incidents
 from ..models import Incident
 from ..models.counting import MANY
 from ..monitoring.diagnosis import problems
+from ..monitoring.figures import number
 from ..monitoring.series import series
 from ..monitoring.status import OutboxStatus, outbox_status
 from ..text import duration, one_line
@@ -76,7 +77,7 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         charts += filter(None, section.charts())
     context: dict[str, Any] = {
         "using": facts.database,
-        "many": MANY,
+        "many": number(MANY),
         "refresh": REFRESH,
         "now": timezone.now(),
         "tone": tone,
@@ -170,13 +171,13 @@ def problem_lines(
 
     What the headline has said, the text of the first problem and the cause, is left out.
     """
-    for number, problem in enumerate(found):
-        known = cause if number == 0 else ""
+    for place, problem in enumerate(found):
+        known = cause if place == 0 else ""
         subjects = [
             _subject(site, problem.code, replace(each, why="") if each.why == known else each)
             for each in problem.subjects
         ]
-        text = problem.text if number else ""
+        text = problem.text if place else ""
         yield problem, text, _place(site, problem.code), subjects
 
 

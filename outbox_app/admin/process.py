@@ -23,6 +23,7 @@ from ..text import one_line, shown
 from .base import EscapedChangeList, OutboxAdmin, column
 from .filters import column_filter
 from .overview import may_view, overview
+from .tables import shards
 
 
 @admin.register(Process)
@@ -79,9 +80,10 @@ def how_to_find(incident: Incident) -> str:
 @admin.register(Incident)
 class IncidentAdmin(OutboxAdmin):
     fields = ["kind", "meaning", "how_to_find", "created_at", "detail", "drainer", "first_id",
-              "last_id", "shards"]  # fmt: skip
+              "last_id", "which_shards"]  # fmt: skip
     meaning = column(_("what it means"), meaning)
     how_to_find = column(_("how to find them"), how_to_find)
+    which_shards = column(_("shards"), lambda incident: shards(incident.shards))
     list_display = ["kind", "short_detail", "created_at", "first_id", "last_id"]
     list_filter = [column_filter("kind", _("kind"))]
     sortable_by = ["created_at"]

@@ -6,6 +6,7 @@ A job that a drainer is publishing during an action leaves all the same; the que
 from __future__ import annotations
 
 from django.contrib import admin
+from django.contrib.admin.utils import display_for_value
 from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
@@ -72,8 +73,8 @@ def blocked_reason(job: StagedJob) -> str:
     using = str(job._state.db)
     held = StagedJob.objects.using(using).filter(pk=job.pk, available_at__gt=DatabaseNow())
     if job.available_at and held.exists():
-        moment = job.available_at.isoformat(sep=" ", timespec="seconds")
-        return gettext("It is held until %(moment)s.") % {"moment": moment}
+        moment = display_for_value(job.available_at, "-")
+        return gettext("Until %(moment)s it is held.") % {"moment": moment}
     drainers = status.drainers(using=using)
     owner = next((each for each in drainers if job.shard in each.owned), None)
     if not drainers:

@@ -81,7 +81,7 @@ def drainers(site: str, facts: OutboxStatus) -> Table:
         (
             one_line(each.drainer.host, 100),
             str(each.drainer.pid),
-            _shards(each.owned),
+            shards(each.owned),
             _heartbeat(each),
             number(facts.rate(each)),
             each.drainer.done,
@@ -90,7 +90,7 @@ def drainers(site: str, facts: OutboxStatus) -> Table:
         for each in facts.drainers
     ]
     if rows and facts.unowned_shards:
-        rows.append((_("Unowned shards"), "", _shards(facts.unowned_shards), "", "", "", ""))
+        rows.append((_("Unowned shards"), "", shards(facts.unowned_shards), "", "", "", ""))
     group = Group(columns, rows, [each.is_silent for each in facts.drainers])
     return Table(_("Drainers"), [group], address(site, "outbox_app.process"))
 
@@ -100,7 +100,7 @@ def _heartbeat(drainer: DrainerStatus) -> str:
     return f"{words} ({_('silent')})" if drainer.is_silent else words
 
 
-def _shards(shards: list[int]) -> SafeString:
+def shards(shards: list[int]) -> SafeString:
     """Return how many shards there are, and their ascending numbers: ``65 (0-63, 70)``."""
     runs: list[list[int]] = []
     for shard in shards:

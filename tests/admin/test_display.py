@@ -276,3 +276,11 @@ def test_an_incident_says_what_it_means_and_how_to_find_its_jobs(alias, superuse
     shown = text(superuser.get(page(row)))
     assert words in shown.partition("What it means: ")[2]
     assert ("These jobs had ids from 5 to 77" in shown) == (kind != "contradiction")
+
+
+def test_an_incident_says_which_shards_as_the_overview_says_it(alias, superuser):
+    shards = [3, *range(40, 61)]
+    incident = Incident.objects.using(alias).create(
+        kind="takeover", first_id=1, last_id=2, shards=shards
+    )
+    assert "Shards: 22 (3, 40-60)" in text(superuser.get(page(incident)))

@@ -165,7 +165,7 @@ class TestSections:
             there = superuser.get(link.replace("&amp;", "&"))
             assert len(re.findall('class="field-task_id', body(there))) == int(count)
         monkeypatch.setattr(counting, "LISTED", 1)
-        more = "There are more. Shown: the most frequent of the newest 100000 jobs."
+        more = "There are more. Shown: the most frequent of the newest 100,000 jobs."
         assert more in text(superuser.get(OVERVIEW))
 
     def test_drainers_with_what_they_own(self, alias, superuser):

@@ -14,7 +14,7 @@ from outbox_app.events.models import Cursor, Event, Gap, ParkedStream, Subscript
 from outbox_app.models import DeadJob, Overview
 from tests.jobs.dead.rows import dead_jobs
 
-from .pages import body
+from .pages import body, text
 
 operators = admin.AdminSite(name="operators")
 for model, pages in admin.site._registry.items():
@@ -66,6 +66,8 @@ def test_links_of_rows(superuser):
         "outbox_events/event/",
     ):
         assert links(superuser, address) == set(), address
+    shown = text(superuser.get(f"/operators/outbox_events/parkedstream/{parked.pk}/change/"))
+    assert "Event: 7: t s Error: no Traceback: no" in shown
 
 
 def test_a_site_with_some_of_the_pages(superuser):

@@ -31,7 +31,7 @@ from ..subscriptions import control, lag
 from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point
 from .base import LogAdmin
-from .tables import failed_event
+from .tables import failed_event, traceback_of
 
 
 class ReplayForm(Reason):
@@ -221,7 +221,8 @@ class SubscriptionAdmin(LogAdmin):
 
     def _error(self, cursor: Cursor) -> SafeString:
         error = shown(masked_text(cursor.error[:4000]), 1000) or "-"
-        return format_html("{}<br>{}", error, failed_event(cursor, self.admin_site.name))
+        event = failed_event(cursor, self.admin_site.name)
+        return format_html("{}<br>{}{}", error, event, traceback_of(cursor))
 
 
 @admin.register(ParkedStream)
@@ -262,14 +263,15 @@ class ParkedStreamAdmin(LogAdmin):
         ),
     )
     fields = ["subscription", "partition", "log", "stream", "version", "position", "parked_at",
-              "released", "error", "event"]  # fmt: skip
+              "released", "event", "error", "traceback"]  # fmt: skip
     short_reason = column(_("error"), lambda row: shown(row.error, 120))
+    traceback = column(_("traceback"), lambda row: traceback_of(row) or "-")
 
     def applies(self, action: BulkAction, row: Any) -> bool:
         return action.name != "release_selected" or not row.released
 
     @admin.display(description=_("event"))
-    def event(self, row: ParkedStream) -> SafeString | str:
+    def event(self, row: ParkedStream) -> str:
         return failed_event(row, self.admin_site.name) or "-"
 
 

@@ -109,13 +109,20 @@ def _sums(lists: Iterable[list[Any]]) -> list[float | None]:
     return [sum(each) if each else None for each in known] or [None] * 61
 
 
-def failed_event(row: Any, site: str) -> SafeString:
-    """Return the event that a cursor or a parked stream fails at: a link, and the traceback."""
+def failed_event(row: Any, site: str) -> str:
+    """Return the event that a cursor or a parked stream fails at, as a link."""
     failed = row.failed_event
     if not failed:
-        return SafeString("")
+        return ""
     text = one_line(f"{failed['position']}: {failed['type']} {failed['stream']}", 300)
     if row.log == Event._meta.db_table:
         text = link(address(site, "outbox_events.event", failed["position"]), text)
-    trace = shown(masked_text(failed["traceback"]), 10_000)
-    return format_html('{}<pre class="outbox-words">{}</pre>', text, trace)
+    return text
+
+
+def traceback_of(row: Any) -> str:
+    """Return the traceback of the error of a cursor or a parked stream, as HTML."""
+    if not row.failed_event:
+        return ""
+    trace = shown(masked_text(row.failed_event["traceback"]), 10_000)
+    return format_html('<pre class="outbox-words">{}</pre>', trace)
