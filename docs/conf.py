@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import llms
+import sidebar
 
 from outbox_app import __version__
 
@@ -54,4 +55,5 @@ html_title = f"outbox_app {release}"
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", sidebar.add)
     app.connect("build-finished", llms.write)

@@ -99,11 +99,15 @@ def test_pages_of_the_core_speak_of_jobs() -> None:
 
 
 @pytest.mark.parametrize("app", ROOMS)
-def test_the_sidebar_groups_the_pages_of_an_app(app: str) -> None:
+def test_the_index_groups_the_pages_of_an_app(app: str) -> None:
     """Jobs come first."""
-    groups = (REFERENCE / "index.md").read_text().split("\n## ")[1:]
+    groups = (REFERENCE / "index.md").read_text().split("\n**")[1:]
     names = {page.stem for page in pages(app)} - {"index"}
-    [place] = [n for n, group in enumerate(groups) if names <= set(group.split())]
+    [place] = [
+        n
+        for n, group in enumerate(groups)
+        if names <= set(re.findall(r"(\w+(?:-\w+)*)\.md\)", group))
+    ]
     assert (place == 0) == (app == "outbox_app")
 
 
