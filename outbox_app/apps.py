@@ -24,9 +24,11 @@ class OutboxAppConfig(capability.Capability):
         from . import checks
         from .conf import require_celery
         from .monitoring import log_lines, no_drainer  # noqa: F401  # they connect receivers
+        from .receipts.tracer import install
         from .text import get_logger
 
         require_celery()
+        install()
         # LOGGING has disabled those that exist: the project's celery.py imports them before.
         for name in list(logging.root.manager.loggerDict):
             if name.partition(".")[0] == "outbox_app":

@@ -33,6 +33,26 @@ class Rule(NamedTuple):
     expected: str
 
 
+def _are_receipts(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(pattern, str)
+        and pattern
+        and isinstance(receipt, dict)
+        and {"limit"} <= receipt.keys() <= {"limit", "attempts"}
+        and all(type(number) is int for number in receipt.values())
+        and 1 <= receipt["limit"] <= MOST_LIMIT
+        and 1 <= receipt.get("attempts", 1) <= MOST_ATTEMPTS
+        for pattern, receipt in value.items()
+    )
+
+
+#: The longest limit of a receipt, in seconds, and the most attempts.
+MOST_LIMIT, MOST_ATTEMPTS = 31 * 86400, 1000
+RECEIPTS = Rule(
+    _are_receipts,
+    f'a dictionary of patterns, each with {{"limit": seconds (1 to {MOST_LIMIT}), '
+    f'"attempts": 1 to {MOST_ATTEMPTS} (or without)}}',
+)
 #: Number of shards. Rows keep the shard they were staged with, so this is not a setting.
 SHARDS = 128
 #: Heartbeats in one lease.
@@ -96,6 +116,14 @@ class OutboxSettings:
     #: Patterns of task names, each with "stage", "send" or "shadow". The first pattern that matches
     #: decides; without a match it is "stage". The attribute ``outbox`` of a task takes precedence.
     TASK_MODES: Mapping[str, Literal["stage", "send", "shadow"]] = field(default_factory=dict)
+    #: Patterns of task names whose jobs have a receipt, each with "limit", the seconds within which
+    #: a worker must start one, and "attempts" (5), the starts without an end until it is dead. The
+    #: first pattern that matches decides. The attribute ``receipt`` of a task takes precedence.
+    RECEIPTS: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict, metadata={"rule": RECEIPTS}
+    )
+    #: Seconds after which a silent worker loses the jobs with receipts that it runs.
+    RECEIPT_LEASE_SECONDS: float = 30.0
     #: Find tasks that are sent inside a transaction, by plain Celery apps too: log each place once,
     #: warn, or raise in the caller's line. For development and CI.
     DETECT: Literal["log", "warn", "raise"] | None = None

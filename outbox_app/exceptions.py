@@ -4,7 +4,7 @@
 
     OutboxError
     ├── StagingRefused: NotAtomic, InvalidJob
-    ├── Undeliverable: UnknownApp, Unroutable, KeyBlocked
+    ├── Undeliverable: UnknownApp, Unroutable, KeyBlocked, NoReceipt
     └── SentInTransaction, UnsafeCallback, CallbackFailed, StillStaged, InvalidArgument,
         NotMigrated, UnfitSession, BrokerUnavailable, UnsafeBroker, LeaseLost, InboxError,
         TransactionEnded
@@ -101,6 +101,10 @@ class Unroutable(Undeliverable):
 
 class KeyBlocked(Undeliverable):
     """An earlier job of the same ordering key is dead, and ``OUTBOX["DEAD_KEY"]`` is "block"."""
+
+
+class NoReceipt(Undeliverable):
+    """No worker has executed a job with a receipt: it was published, or begun, too often."""
 
 
 class InboxError(OutboxError):

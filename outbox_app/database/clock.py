@@ -33,6 +33,23 @@ class DatabaseNow(Now):
         return self.as_sql(compiler, connection, template=function, **context)
 
 
+def now_sql(using: str) -> str:
+    """Return ``DatabaseNow`` as SQL, for a statement with parameters: its percents are doubled."""
+    connection: Any = connections[using]
+    compiler = connection.ops.compiler("SQLCompiler")(None, connection, using)
+    return str(compiler.compile(DatabaseNow())[0])
+
+
+def later_sql(seconds: str, using: str) -> str:
+    """Return as SQL the time that is so many seconds (SQL, too) after ``DatabaseNow``."""
+    now, vendor = now_sql(using), connections[using].vendor
+    if vendor == "postgresql":
+        return f"({now} + ({seconds}) * INTERVAL '1 second')"
+    if vendor == "mysql":
+        return f"({now} + INTERVAL ({seconds}) SECOND)"
+    return f"{now[:-1]}, ({seconds}) || ' seconds')"
+
+
 class Milliseconds(Func):
     """Milliseconds since the start of 2025, in UTC, by the clock of the database server."""
 

@@ -144,7 +144,7 @@ def _held_until(job: StagedJob, *, using: str) -> datetime | None:
         eta = moment(Message.loads(job.envelope).headers.get("eta"), app)
     except Exception:  # a damaged envelope: the drain reports it
         return None
-    return held_until(eta, app, using=using)
+    return held_until(eta, app, using=using, until_due=job.receipt is not None)
 
 
 def _discard_batch(locked: QuerySet[DeadJob], ids: list[int], *, by: str) -> int:

@@ -35,7 +35,7 @@ from ..database.transaction_guard import SwallowedError, guarded
 from ..exceptions import CallbackFailed, InboxError, TransactionEnded
 from ..text import get_logger
 from .context import let
-from .inbox import HINT, entry_of, keep, note, settle
+from .inbox import HINT, entry_of, inboxes, keep, note, settle
 from .staging.detector import watching_callbacks
 
 logger = get_logger("outbox_app.inbox")
@@ -116,6 +116,8 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
                     f"{what}. Turn it on before the task runs."
                 )
             first = note(job_id, task.name, using=using)
+            if (noted_on := inboxes.get()) is not None:
+                noted_on.add(using)
             noted = True
             if first:
                 running = let(_in_progress, _in_progress.get() | {job_id})

@@ -34,7 +34,7 @@ from ..process import counters
 from ..process.backoff import Backoff
 from ..process.wakeup import JOBS, wake
 from ..text import get_logger
-from .drain.batch import SMALL_BYTES, Row, delete, release
+from .drain.batch import SMALL_BYTES, Row, delete, mark_sent, release
 from .drain.outcome import PublishResult, announce
 from .drain.publisher import Publisher
 from .staging.sending import celery_app
@@ -57,7 +57,7 @@ class Broker:
         self.circuit = Backoff(f"broker of Celery app {name!r}, immediate delivery", logger)
         self._idle: list[Publisher] = []
 
-    def publish(self, rows: Sequence[Row], *, deadline: float) -> PublishResult:
+    def publish(self, rows: Sequence[Row], *, using: str, deadline: float) -> PublishResult:
         app = celery_app(self.name)
         if app is None or self.circuit.remaining:
             return PublishResult()
@@ -69,14 +69,16 @@ class Broker:
             publisher = self._idle.pop()  # atomic: no two threads get the same one
         except IndexError:
             publisher = Publisher(app, timeout=outbox_settings().IMMEDIATE_TIMEOUT)
-        return self._send(publisher, rows, deadline)
+        return self._send(publisher, rows, using, deadline)
 
     def close(self) -> None:
         with suppress(IndexError):  # no check before: another thread may take the last one
             while True:
                 self._idle.pop().close()
 
-    def _send(self, publisher: Publisher, rows: Sequence[Row], deadline: float) -> PublishResult:
+    def _send(
+        self, publisher: Publisher, rows: Sequence[Row], using: str, deadline: float
+    ) -> PublishResult:
         def may_send(seconds: float = 0.0) -> float:
             if (left := deadline - time.monotonic()) <= 0:
                 raise Overdue(f"The broker of Celery app {self.name!r} takes too long.")
@@ -84,7 +86,8 @@ class Broker:
 
         outer = sys.exception()
         try:
-            result = publisher.publish(rows, now=datetime.now(UTC), may_send=may_send)
+            now = datetime.now(UTC)
+            result = publisher.publish(rows, using=using, now=now, may_send=may_send)
             for error in (result.error, *(error for _, error in result.refused)):
                 raise_what_ends_the_thread(error, outer)
             with suppress(Overdue):  # events for Celery's monitors, while there is time
@@ -152,13 +155,12 @@ class CommitBatch:
         kept.update(row.id for row in accepted)
         left = [(job.pk, job.task_id) for job in self.jobs if job.pk not in kept]
         failpoint("immediate_published")
-        done = [(row.id, row.task_id) for row in accepted]
         try:
-            delete(done, using=self.using)
+            self._settle(accepted)
         except OperationalError as error:
             if not is_conflict(error):  # with another commit, at SERIALIZABLE
                 raise
-            delete(done, using=self.using)
+            self._settle(accepted)
         failpoint("immediate_deleted")
         if left:
             release(left, using=self.using)
@@ -167,13 +169,18 @@ class CommitBatch:
         for result in results:
             announce(result, sender=StagedJob, using=self.using)
 
+    def _settle(self, accepted: list[Row]) -> None:
+        awaited = [(row.id, row.task_id) for row in accepted if row.receipt is not None]
+        delete([(r.id, r.task_id) for r in accepted if r.receipt is None], using=self.using)
+        mark_sent(awaited, using=self.using)
+
     def _publish_app(self, app: str, rows: list[Row]) -> PublishResult:
         timeout = outbox_settings().IMMEDIATE_TIMEOUT
         began = time.monotonic()
         # A send that begins before the deadline ends at most one time-out after it.
         if began + 2 * timeout > self.until:
             return PublishResult()
-        return broker_of(app).publish(rows, deadline=began + timeout)
+        return broker_of(app).publish(rows, using=self.using, deadline=began + timeout)
 
     def _count(self, accepted: list[Row]) -> None:
         # The minutes are the host's: asking the database's clock would cost a statement.
@@ -247,4 +254,5 @@ def _row(job: StagedJob) -> Row:
     return Row(
         *(job.pk, job.shard, "", job.app, job.task, job.task_id, job.queue),
         *(bytes(job.body), job.envelope),
+        receipt=job.receipt,
     )

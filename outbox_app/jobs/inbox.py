@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any
 
 from celery.backends.base import DisabledBackend
@@ -27,6 +28,10 @@ except ImportError:  # before Celery 5.7 a call cannot turn off its task's ignor
 
 
 logger = get_logger("outbox_app.inbox")
+
+#: While a worker executes a job with a receipt: the aliases on which it has an entry, which goes
+#: with the row of the job. Without a receipt the entry stays until its retention is over.
+inboxes: ContextVar[set[str] | None] = ContextVar("outbox_app_inboxes", default=None)
 
 #: Seconds for which another delivery waits for the callbacks of the first one.
 CALLBACK_SECONDS = 60

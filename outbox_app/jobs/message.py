@@ -22,6 +22,8 @@ from ..exceptions import Undeliverable
 
 #: An item of ``declare``: the name of a queue of ``app.amqp.queues``, or a whole ad-hoc entity.
 Declaration = str | dict[str, Any]
+#: The header of a published job with a receipt: the id of its row, "@" and the alias.
+ADDRESS = "outbox_row"
 #: Properties that Celery gives a message.
 _FINISHED = {"correlation_id", "reply_to", "delivery_mode"}
 #: Attributes that ``Queue.__eq__`` does not compare.

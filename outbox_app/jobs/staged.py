@@ -33,6 +33,7 @@ from .drain.batch import apps_with_rows
 from .drain.dead_rows import LOCK_SECONDS
 from .immediate import leave_out
 from .message import Message
+from .runs import lock_idle
 from .staging.insert import shard_of_job
 from .staging.producer import held_until
 from .staging.sending import celery_app
@@ -56,7 +57,8 @@ def cancel(
     """Cancel a job: delete it if it is staged or dead, and ask Celery to revoke it.
 
     Both happen at the commit if a transaction is open. Celery is asked in any case, as a drainer
-    may be publishing the job at this moment: running workers then skip it, unless it has begun.
+    may be publishing the job at this moment: running workers then skip it, unless it has begun. A
+    job with a receipt is cancelled for certain until a worker begins it, without asking Celery.
 
     Args:
         task_id: The id of the task, as its ``AsyncResult`` has it.
@@ -65,7 +67,8 @@ def cancel(
         app: The Celery app whose workers revoke it. Default: the job's app, or the current app.
 
     Returns:
-        Whether the job was staged or dead. False: it has left, and only Celery can stop it.
+        Whether the job was staged or dead. False: it has left, or a worker executes it, and only
+        Celery can stop it.
 
     Raises:
         InvalidJob: No job can have this id.
@@ -84,9 +87,10 @@ def cancel(
     # Read first: on MySQL a DELETE that finds no row would lock the gap.
     died = list(dead.filter(task_id=task_id)[:FEW])
     with transaction.atomic(using=using):
-        taken = _taken(StagedJob.objects.using(using), found)
+        taken: list[Any] = _taken(StagedJob.objects.using(using), found)
+        is_stopped = bool(taken) and all(job.receipt is not None for job in taken)
         leave_out((job.pk for job in taken), using=using)
-        taken += _taken(dead, died)
+        taken += [job for job in died if dead.filter(pk=job.pk)._raw_delete(using)]
         for doors in all_doors():
             doors.cancel(task_id, using=using)
     names = {job.app for job in taken}
@@ -106,7 +110,8 @@ def cancel(
             failed.discard(each)
 
     revoke.failed = failed  # type: ignore[attr-defined]
-    after_commit(revoke, using=using, robust=in_transaction or bool(taken))
+    if not is_stopped:
+        after_commit(revoke, using=using, robust=in_transaction or bool(taken))
     return bool(taken)
 
 
@@ -136,10 +141,11 @@ def reschedule(
     changed, jobs = 0, _of_task(task_id, ordering_key, using)
     with transaction.atomic(using=using):
         for job in jobs:
-            rows = StagedJob.objects.using(using).filter(pk=job.pk, is_immediate=None)
+            rows = StagedJob.objects.using(using).filter(pk=job.pk, is_immediate=None, sent_at=None)
             held = rows.filter(available_at__gt=DatabaseNow())
             envelope = _with_eta(job.envelope, eta.isoformat())
-            until = held_until(eta, celery_app(job.app) or current_app, using=using)
+            celery = celery_app(job.app) or current_app
+            until = held_until(eta, celery, using=using, until_due=job.receipt is not None)
             # Not None: the job would count as waiting since it was staged.
             changed += held.update(available_at=until or DatabaseNow(), envelope=envelope)
         if changed:
@@ -165,6 +171,8 @@ def cancel_for(
 ) -> BulkResult:
     """Delete staged jobs: none of them leaves, except one that a drainer is publishing.
 
+    A job with a receipt that a worker executes stays.
+
     ``options`` are those of ``bulk.run_for``, as for dead jobs.
     """
     # Filter by time, too: the database may have lost rows and given their ids to other jobs.
@@ -173,7 +181,7 @@ def cancel_for(
     def act(ids: list[int]) -> int:
         # Read before the transaction: inside it MariaDB may refuse to change rows that others have
         # deleted since they were read (1020).
-        found = list(rows.filter(pk__in=ids).order_by("id").only("pk"))
+        found = list(rows.filter(pk__in=ids).order_by("id").only("pk", "receipt"))
         with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
             return len(_taken(rows, found))
 
@@ -196,6 +204,7 @@ def ids_of_task(task_id: str, *, using: str, ordering_key: str = "") -> list[int
         of_shard = rows.filter(app=app, shard=shard)
         found |= _named(of_shard.ready(), task_id, "id")
         found |= _named(of_shard.held(), task_id, "available_at")
+        found |= _named(of_shard.sent(), task_id, "available_at")
     newest, _ = counting.newest(rows)
     found |= set(newest.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])
     return sorted(found)
@@ -209,13 +218,17 @@ def _named(part: QuerySet[StagedJob], task_id: str, column: str) -> set[int]:
     return set(part.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])
 
 
-def _taken(rows: QuerySet[Any], jobs: Iterable[Any]) -> list[Any]:
-    """Delete rows; return those that still existed.
+def _taken(rows: QuerySet[StagedJob], jobs: Iterable[StagedJob]) -> list[StagedJob]:
+    """Delete rows; return those that still existed, and that no worker executes.
 
     Each row takes a DELETE of its own, which tells whether a drainer was first. One DELETE for many
     rows may scan the table on MySQL, and lock the rows of others.
     """
-    return [job for job in jobs if rows.filter(pk=job.pk)._raw_delete(rows.db)]
+    jobs = list(jobs)
+    awaited = {job.pk for job in jobs if job.receipt is not None}
+    idle = lock_idle(awaited, using=rows.db) if awaited else set()
+    free = [job for job in jobs if job.pk not in awaited or job.pk in idle]
+    return [job for job in free if rows.filter(pk=job.pk)._raw_delete(rows.db)]
 
 
 def _with_eta(envelope: str, eta: str) -> str:

@@ -58,6 +58,10 @@ class Migration(migrations.Migration):
                             ("unknown", "may have been sent twice: the end of a send is unknown"),
                             ("requeue", "requeued by a person"),
                             ("contradiction", "told to confirm and to cancel"),
+                            (
+                                "no_receipt",
+                                "sent again: no worker has started or finished it",
+                            ),
                         ],
                         max_length=20,
                         verbose_name="kind",
@@ -161,6 +165,12 @@ class Migration(migrations.Migration):
                 ),
                 ("body", models.BinaryField(verbose_name="body")),
                 ("envelope", outbox_app.fields.TextField(verbose_name="envelope")),
+                (
+                    "receipt",
+                    models.PositiveIntegerField(
+                        blank=True, editable=False, null=True, verbose_name="receipt"
+                    ),
+                ),
                 ("staged_id", models.BigIntegerField(verbose_name="staged id")),
                 ("staged_at", models.DateTimeField(null=True, verbose_name="staged at")),
                 (
@@ -227,6 +237,34 @@ class Migration(migrations.Migration):
             bases=("outbox_app.process",),
         ),
         migrations.CreateModel(
+            name="Run",
+            fields=[
+                (
+                    "staged_id",
+                    models.BigIntegerField(
+                        primary_key=True, serialize=False, verbose_name="staged id"
+                    ),
+                ),
+                ("worker", outbox_app.fields.CharField(max_length=255, verbose_name="worker")),
+                (
+                    "token",
+                    outbox_app.fields.CharField(
+                        editable=False, max_length=32, verbose_name="token"
+                    ),
+                ),
+                ("attempts", models.PositiveSmallIntegerField(verbose_name="attempts")),
+                ("retries", models.PositiveIntegerField(verbose_name="retries")),
+                ("started_at", models.DateTimeField(verbose_name="started at")),
+                ("lease_until", models.DateTimeField(verbose_name="lease until")),
+            ],
+            options={
+                "verbose_name": "run",
+                "verbose_name_plural": "runs",
+                "db_table": "outbox_run",
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
             name="StagedJob",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
@@ -254,6 +292,12 @@ class Migration(migrations.Migration):
                 ("body", models.BinaryField(verbose_name="body")),
                 ("envelope", outbox_app.fields.TextField(verbose_name="envelope")),
                 (
+                    "receipt",
+                    models.PositiveIntegerField(
+                        blank=True, editable=False, null=True, verbose_name="receipt"
+                    ),
+                ),
+                (
                     "available_at",
                     models.DateTimeField(blank=True, null=True, verbose_name="held until"),
                 ),
@@ -268,6 +312,16 @@ class Migration(migrations.Migration):
                 (
                     "is_immediate",
                     models.BooleanField(editable=False, null=True, verbose_name="immediate"),
+                ),
+                (
+                    "sent_at",
+                    models.DateTimeField(editable=False, null=True, verbose_name="sent at"),
+                ),
+                (
+                    "publishes",
+                    models.PositiveSmallIntegerField(
+                        editable=False, null=True, verbose_name="publishes"
+                    ),
                 ),
             ],
             options={

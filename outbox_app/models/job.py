@@ -1,7 +1,8 @@
 """Jobs: staged ones wait for the broker, dead ones for a person; inbox and incidents.
 
 A row of ``StagedJob`` exists if and only if the transaction that staged it committed and the broker
-has not taken it yet. The row holds the finished message as bytes; nothing here decodes it.
+has not taken it yet; with a receipt, until a worker has executed it. The row holds the finished
+message as bytes; nothing here decodes it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class JobMessage(models.Model):
     body = models.BinaryField(_("body"))
     #: The rest of the message, as kombu's JSON in ASCII: see ``jobs.message.Message``.
     envelope = TextField(_("envelope"))
+    #: For how many seconds a worker may leave it unstarted until it is sent again. NULL: it has no
+    #: receipt, and its row goes when the broker has taken it.
+    receipt = models.PositiveIntegerField(_("receipt"), null=True, blank=True, editable=False)
 
     class Meta:
         abstract = True
@@ -58,21 +62,30 @@ class StagedJobQuerySet(models.QuerySet["StagedJob"]):
         return self.filter(available_at=None).order_by("shard", "id")
 
     def held(self) -> StagedJobQuerySet:
-        """Jobs with a time before which they are not published, due or not."""
-        return self.filter(available_at__isnull=False)
+        """Jobs with a time before which they are not published, due or not; no sent ones."""
+        return self.filter(available_at__isnull=False, sent_at=None)
 
     def due(self) -> StagedJobQuerySet:
+        """Held jobs whose time has come, and sent ones that nothing has started in time."""
         return self.filter(available_at__lte=DatabaseNow())
+
+    def sent(self) -> StagedJobQuerySet:
+        """Jobs with a receipt that the broker has taken: they wait for a worker, or run."""
+        return self.filter(sent_at__isnull=False)
 
 
 class StagedJob(JobMessage):
     """A committed job on its way to the broker."""
 
-    #: The time until which the job is held; NULL if it is ready.
+    #: The time until which the job is held; NULL if it is ready. For a job that was sent: when the
+    #: drain looks whether a worker has started it.
     available_at = models.DateTimeField(_("held until"), null=True, blank=True)
     staged_at = models.DateTimeField(_("staged at"), db_default=DatabaseNow(), editable=False)
     #: True if it is held for the process that staged it, which publishes it after its commit.
     is_immediate = models.BooleanField(_("immediate"), null=True, editable=False)
+    #: When the broker took it, and how often it did; NULL: never. Only jobs with a receipt stay.
+    sent_at = models.DateTimeField(_("sent at"), null=True, editable=False)
+    publishes = models.PositiveSmallIntegerField(_("publishes"), null=True, editable=False)
     #: The mode of the call, which is not stored. Only tests stage a job in another mode.
     mode = "stage"
 
@@ -101,6 +114,37 @@ class StagedJob(JobMessage):
         """Return this job as a dead job, not saved."""
         known = {"staged_id": self.pk, "staged_at": self.staged_at}
         return DeadJob(**self.copied(), **known, error=error, reason=reason)
+
+
+class Run(models.Model):
+    """A worker executes a job with a receipt: see ``outbox_app.receipts``.
+
+    The row goes with that of the job. It has no foreign key, which would cost each deletion of a
+    job without a receipt a look-up.
+    """
+
+    #: The id of the staged row. A task id would not do: a caller may choose the same one twice.
+    staged_id = models.BigIntegerField(_("staged id"), primary_key=True)
+    worker = CharField(_("worker"), max_length=255)
+    #: Names this attempt: only the worker process that made it renews or ends it.
+    token = CharField(_("token"), max_length=32, editable=False)
+    #: How often a worker has started it without an end, this time included.
+    attempts = models.PositiveSmallIntegerField(_("attempts"))
+    #: The number of the retry, from the message.
+    retries = models.PositiveIntegerField(_("retries"))
+    started_at = models.DateTimeField(_("started at"))
+    #: Another worker may start the job after this time. The worker that runs it moves it on.
+    lease_until = models.DateTimeField(_("lease until"))
+
+    class Meta:
+        app_label = "outbox_app"
+        db_table = "outbox_run"
+        verbose_name = _("run")
+        verbose_name_plural = _("runs")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.staged_id} on {self.worker}"
 
 
 class DeadJob(JobMessage):
@@ -169,6 +213,7 @@ class Incident(models.Model):
         UNKNOWN = "unknown", _("may have been sent twice: the end of a send is unknown")
         REQUEUE = "requeue", _("requeued by a person")
         CONTRADICTION = "contradiction", _("told to confirm and to cancel")
+        NO_RECEIPT = "no_receipt", _("sent again: no worker has started or finished it")
 
     id = models.BigAutoField(primary_key=True)
     kind = CharField(_("kind"), max_length=20, choices=Kind.choices)

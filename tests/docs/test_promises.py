@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "explanation" / "promises.md"
-NUMBERS = [f"P{number}" for number in range(1, 14) if number != 4]
+NUMBERS = [f"P{number}" for number in range(1, 14)]
 
 
 def table(page: Path) -> list[str]:
@@ -30,12 +30,6 @@ def test_each_section_has_words_as_its_heading_and_begins_with_its_number() -> N
     headings = re.findall(r"^## (.+)$", PAGE.read_text(), re.MULTILINE)
     assert headings == [heading for heading, *_ in sections]
     assert not re.search(r"\bP\d", " ".join(headings))
-
-
-def test_the_missing_number_is_explained() -> None:
-    text = " ".join(PAGE.read_text().split())
-    assert 'P4 is kept for the execution of a job ("executed, or visible"). It will say' in text
-    assert "Nothing of it is promised yet." in text
 
 
 def test_the_readme_names_promises_by_words_and_leads_to_them() -> None:

@@ -22,6 +22,7 @@ from .publisher import Publisher
 class AppDrain:
     def __init__(self, name: str, *, using: str, batch_size: int) -> None:
         self.name = name
+        self.using = using
         self.backoff = Backoff(self)
         self._reader = BatchReader(using=using, app=name, batch_size=batch_size)
         #: Whether every row of the last batch was accepted, and deleted.
@@ -52,7 +53,7 @@ class AppDrain:
     def publish(self, rows: Sequence[Row], *, now: datetime, may_send: MaySend) -> PublishResult:
         publisher = self._find_publisher()
         if publisher is not None:
-            return publisher.publish(rows, now=now, may_send=may_send)
+            return publisher.publish(rows, using=self.using, now=now, may_send=may_send)
         loaded = sorted({each.main or "" for each in staging_apps()})
         error = UnknownApp(
             f"No Celery app named {self.name!r} is loaded in the drainer's process; loaded: "
@@ -63,6 +64,11 @@ class AppDrain:
         if loaded:
             return PublishResult(refused=[(row, error) for row in rows])
         return PublishResult(error=error)
+
+    def waiting(self, queues: Iterable[str], *, may_send: MaySend) -> dict[str, int]:
+        """Return how many messages wait in each queue; nothing if the app is not loaded here."""
+        publisher = self._find_publisher()
+        return publisher.waiting(queues, may_send=may_send) if publisher is not None else {}
 
     def send_events(self, result: PublishResult, keep_alive: Callable[[], object]) -> None:
         """Send Celery's monitors the events of accepted jobs."""

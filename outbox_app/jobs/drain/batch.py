@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from django.db import connections
 from django.db.models import Model
 
-from ...database.clock import DatabaseNow
+from ...database.clock import later_sql, now_sql
 from ...fields import exact_collation
 from ...models import StagedJob
 
@@ -35,6 +35,8 @@ SERVES = 20
 READ_AT_ONCE = 900
 #: Rows of one DELETE.
 DELETED_AT_ONCE = 2000
+#: How often the limit of a receipt is doubled, at most.
+DOUBLINGS = 5
 _NAMES = ("id", "shard", "ordering_key", "app", "task", "task_id", "queue")
 _MESSAGE = ("body", "envelope")
 _IS_SMALL = f"LENGTH(body) + LENGTH(envelope) <= {SMALL_BYTES}"
@@ -66,6 +68,9 @@ class Row(NamedTuple):
     waited: float = 0.0
     #: Whether the process that staged it was to publish it: see ``jobs.immediate``.
     is_immediate: bool | None = None
+    #: The limit of its receipt in seconds, or None; and how often the broker took it before.
+    receipt: int | None = None
+    publishes: int | None = None
 
     def __str__(self) -> str:
         return f"{self.task}[{self.task_id}]"
@@ -209,6 +214,30 @@ def delete(
     return _each(published, "DELETE {j} FROM {rows} WHERE {found}", using=using, model=model)
 
 
+def mark_sent(published: Sequence[tuple[int, str]], *, using: str) -> int:
+    """Keep rows with a receipt that the broker took, and set when to look whether one was started.
+
+    That is after once, twice, four times … the limit. A row that another drainer has marked
+    meanwhile is left as it is: returns how many were marked.
+    """
+    now, least = now_sql(using), "MIN" if connections[using].vendor == "sqlite" else "LEAST"
+    # ``available_at`` first: MySQL assigns from left to right.
+    next_look = later_sql(f"receipt * (1 << {least}(COALESCE(publishes, 0), {DOUBLINGS}))", using)
+    sql = (
+        f"UPDATE {{rows}} SET available_at = {next_look}, sent_at = {now}, "
+        "publishes = COALESCE(publishes, 0) + 1, is_immediate = NULL "
+        f"WHERE {{found}} AND (sent_at IS NULL OR available_at <= {now})"
+    )
+    return _each(published, sql, using=using, model=StagedJob, changes_key=False)
+
+
+def look_later(sent: Sequence[tuple[int, str]], *, using: str) -> None:
+    """Look at sent rows again after their limit, without sending them."""
+    later = later_sql("receipt", using)
+    sql = f"UPDATE {{rows}} SET available_at = {later} WHERE {{found}} AND sent_at IS NOT NULL"
+    _each(sent, sql, using=using, model=StagedJob, changes_key=False)
+
+
 def release(held: Sequence[tuple[int, str]], *, using: str) -> None:
     """End the hold of rows for immediate delivery, unless a drainer has ended it."""
     sql = (
@@ -218,18 +247,26 @@ def release(held: Sequence[tuple[int, str]], *, using: str) -> None:
 
 
 def _each(
-    rows: Sequence[tuple[int, str]], statement: str, *, using: str, model: type[Model]
+    rows: Sequence[tuple[int, str]],
+    statement: str,
+    *,
+    using: str,
+    model: type[Model],
+    changes_key: bool = True,
 ) -> int:
     """Execute a statement for rows of a model. Returns how many rows it found.
 
     Rows that another transaction has locked (to cancel them, for example) count as not found, as
-    that transaction may stay open for long.
+    that transaction may stay open for long. Without ``changes_key`` PostgreSQL does not count a row
+    as locked that a worker is beginning to execute.
     """
     count = 0
     connection: Any = connections[using]
     table = connection.ops.quote_name(model._meta.db_table)
     skips = connection.features.has_select_for_update_skip_locked
-    lock = f" {connection.ops.for_update_sql(skip_locked=True)}" if skips else ""
+    no_key = not changes_key and connection.features.has_select_for_no_key_update
+    kind = connection.ops.for_update_sql(skip_locked=True, no_key=no_key) if skips else ""
+    lock = f" {kind}" if kind else ""
     for start in range(0, len(rows), DELETED_AT_ONCE):
         some = rows[start : start + DELETED_AT_ONCE]
         # The ids, integers of our own, are written into the SQL, so that each is one look-up. No
@@ -273,16 +310,11 @@ def _array(texts: list[str]) -> str:
     return '{"' + escaped.replace("\0", '","') + '"}'
 
 
-def _now(using: str) -> str:
-    compiler = StagedJob.objects.using(using).all().query.get_compiler(using)
-    return str(compiler.compile(DatabaseNow())[0])
-
-
 def _ids(connection: Any, app: str, shards: list[int], share: int) -> tuple[str, list[Any]]:
     """Return a statement that selects the ids of ready jobs and of due jobs of each shard."""
     table = connection.ops.quote_name(StagedJob._meta.db_table)
     index = StagedJob._meta.indexes[0].name
-    conditions = ("available_at IS NULL", f"available_at <= {_now(connection.alias)}")
+    conditions = ("available_at IS NULL", f"available_at <= {now_sql(connection.alias)}")
     if connection.vendor == "postgresql":
         # LATERAL makes one index scan per shard. The order names the whole index, so that the
         # planner can use no other.
@@ -312,7 +344,7 @@ def _ids(connection: Any, app: str, shards: list[int], share: int) -> tuple[str,
 def _rows(connection: Any, ids: list[int]) -> str:
     """Return a statement that selects the rows with these ids that are ready or due."""
     table = connection.ops.quote_name(StagedJob._meta.db_table)
-    now = _now(connection.alias)
+    now = now_sql(connection.alias)
     since = "COALESCE(available_at, staged_at)"
     waited = _SECONDS[connection.vendor].format(now=now, then=since)
     listed = ",".join(f"{id:d}" for id in ids)
@@ -323,6 +355,7 @@ def _rows(connection: Any, ids: list[int]) -> str:
         hint = "FORCE INDEX (PRIMARY) "
     # Python checks app and shard: as conditions they could make the planner choose their index.
     return (
-        f"SELECT {columns}, COALESCE({waited}, 0), is_immediate FROM {table} {hint}"
+        f"SELECT {columns}, COALESCE({waited}, 0), is_immediate, receipt, publishes "
+        f"FROM {table} {hint}"
         f"WHERE id {one_of} AND COALESCE(available_at <= {now}, TRUE)"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -158,6 +159,26 @@ def probe(connection: Any, channel: Any, *, timeout: float) -> bool:
                 return False
             raise
     return driver_type in ("amqp", "redis")
+
+
+def waiting(connection: Any, channel: Any, queue: str) -> int:
+    """Return how many messages wait in a queue: none if there is no such queue.
+
+    Messages that a worker has fetched and not begun do not count.
+    """
+    if connection.transport.driver_type == "redis":  # without the MULTI of kombu's own method
+        keys = [channel._q_for_pri(queue, step) for step in channel.priority_steps]
+        return sum(channel.client.llen(key) for key in dict.fromkeys(keys))
+    asked = connection.channel()  # RabbitMQ closes it if there is no such queue
+    try:
+        return int(asked.queue_declare(queue, passive=True).message_count)
+    except connection.channel_errors as error:
+        if getattr(error, "code", None) == 404 or getattr(error, "reply_code", None) == 404:
+            return 0
+        raise
+    finally:
+        with suppress(Exception):
+            asked.close()
 
 
 def check_route(channel: Any, exchange: str, routing_key: str) -> None:

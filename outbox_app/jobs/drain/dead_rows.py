@@ -18,6 +18,7 @@ from ...exceptions import KeyBlocked
 from ...models import DeadJob, StagedJob
 from ...signals import job_dead
 from ...text import storable
+from ..runs import lock_idle
 from .batch import Row
 
 #: Seconds for which a decision waits for a row that another transaction has locked, at most.
@@ -38,6 +39,9 @@ def move_to_dead(
     with atomic_with_lock_wait(LOCK_SECONDS, using=using):
         if skips and not staged.select_for_update(skip_locked=True).values_list("pk"):
             return None
+        # A worker may begin it at this moment, as its message may still come.
+        if found and found.publishes and not lock_idle([row.id], using=using):
+            return None
         # The one conditional step: if two drainers hold the row, one of them deletes it.
         if found is None or not staged._raw_delete(using):
             return None
@@ -56,6 +60,8 @@ def blocked_by_dead(rows: Sequence[Row], *, using: str) -> list[tuple[Row, Excep
 
     There they stay in order, in sight, and cost the drain nothing; a person requeues the whole key.
     """
+    # A job that was sent before has left in its place: it may be sent again.
+    rows = [row for row in rows if not row.publishes]
     keys = {row.ordering_key for row in rows if row.ordering_key}
     if outbox_settings().DEAD_KEY != "block" or not keys:
         return []

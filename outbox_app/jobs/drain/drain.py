@@ -4,6 +4,8 @@
 
     own shards -> select a batch -> publish it -> delete what the broker took -> next
 
+A row with a receipt is marked instead of deleted, and sent again if no worker starts the job.
+
 Every step is a statement of its own in autocommit; no transaction is open while messages are sent.
 After a crash between publish and delete, the drainer that takes the shards over records an incident
 and publishes the batch again. The database or a broker may become unavailable at any point: the
@@ -26,7 +28,7 @@ from ...capability import all_doors
 from ...conf import outbox_settings
 from ...database.clock import aware
 from ...database.lock_wait import is_conflict
-from ...exceptions import LeaseLost, OutboxError, UnsafeBroker
+from ...exceptions import BrokerUnavailable, LeaseLost, OutboxError, UnsafeBroker
 from ...failpoints import failpoint
 from ...models import StagedJob
 from ...process import counters
@@ -43,6 +45,7 @@ from .dead_rows import blocked_by_dead, move_to_dead
 from .drain_counters import DrainCounters
 from .incidents import record_run_out, record_takeover
 from .outcome import PublishResult, announce
+from .resending import sort_overdue
 from .unsettled import Unsettled
 
 logger = get_logger("outbox_app.drain")
@@ -239,6 +242,17 @@ class Drain(ProcessLoop):
             none_stays = self._bury(blocked)
             gone = {row.id for row, _ in blocked}
             rows = [row for row in rows if row.id not in gone]
+        if due := [row for row in rows if row.publishes]:
+            try:
+                overdue = sort_overdue(
+                    due, app, using=self.using, by=str(self), may_send=self._may_send
+                )
+            except BrokerUnavailable as away:
+                app.backoff.failed(away)
+                return False
+            none_stays &= self._bury(overdue.dead)
+            again = {row.id for row in overdue.again}
+            rows = [row for row in rows if not row.publishes or row.id in again]
         if not rows:
             return True
         now = aware(self.holder.now() or timezone.now(), using=self.using)
@@ -259,7 +273,7 @@ class Drain(ProcessLoop):
         return False
 
     def _settle(self, app: AppDrain, result: PublishResult) -> None:
-        """Delete accepted rows, move refused ones to dead, record unknown ones as incidents."""
+        """Settle accepted rows, move refused ones to dead, record unknown ones as incidents."""
         self._unsettled.sent(result.accepted)
         if result.unknown:
             detail = repr(result.error) if result.error else "One of a batch was refused."

@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 from django.db import transaction
-from django.db.models import Max, Min
+from django.db.models import Max, Min, Q
 
+from ...database.clock import DatabaseNow
 from ...database.encoding import replaced
 from ...models import Incident, StagedJob
 from ...signals import incident_recorded
@@ -23,8 +24,14 @@ def record_takeover(owner: str, shards: set[int], *, using: str, by: str) -> Non
 
     That drainer may have published any row that is in these shards now, and may still be sending
     some. If it lives and publishes a row that commits later, it records this: ``record_loss``.
+    Rows with a receipt that were sent, and are not due, do not count: it cannot have sent them.
     """
-    ids = StagedJob.objects.using(using).aggregate(first=Min("id"), last=Max("id")).values()
+    rows = StagedJob.objects.using(using)
+    if None in (ids := list(rows.aggregate(first=Min("id"), last=Max("id")).values())):
+        return
+    if rows.sent().exists():
+        due = rows.filter(Q(sent_at=None) | Q(available_at__lte=DatabaseNow()))
+        ids = list(due.aggregate(first=Min("id"), last=Max("id")).values())
     if None not in ids:
         detail = f"Taken over by {by} after the lease of {owner} had run out."
         kind = Incident.Kind.TAKEOVER

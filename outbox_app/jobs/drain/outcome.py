@@ -20,7 +20,7 @@ from celery.signals import after_task_publish
 
 from ...conf import outbox_settings
 from ...signals import jobs_published
-from ..message import Declaration, Message, moment
+from ..message import ADDRESS, Declaration, Message, moment
 from ..staging.calls import surrounded
 from . import brokers
 from .batch import Row
@@ -129,14 +129,19 @@ class PreparedMessage:
 
 
 def decode_rows(
-    rows: Iterable[Row], app: Celery, *, now: datetime, outcome: PublishResult
+    rows: Iterable[Row], app: Celery, *, now: datetime, outcome: PublishResult, using: str = ""
 ) -> list[PreparedMessage]:
-    """Decode rows for kombu; damaged rows are refused in ``outcome``."""
+    """Decode rows for kombu; damaged rows are refused in ``outcome``.
+
+    A row with a receipt gets the header by which the worker finds it on the alias ``using``.
+    """
     prepared = []
     runs: dict[tuple[str, str], PreparedMessage | None] = {}
     for row in rows:
         try:
             item = _of_run(row, runs) or _by_itself(row)
+            if row.receipt is not None:
+                _add_address(item, using)
             if item.message.expires is not None:
                 item.expiration = _seconds_left(item.message, app, now)
         except Exception as error:  # a damaged row may fail in any way
@@ -179,6 +184,13 @@ def _of_run(
     message = Message(like.exchange, like.routing_key, headers, properties, *_behind(like))
     size = len(row.body) + len(row.envelope)
     return PreparedMessage(row, message, first.declare, size, headers=text, alike=first.alike)
+
+
+def _add_address(item: PreparedMessage, using: str) -> None:
+    address = f"{item.row.id}@{using}"
+    item.message.headers[ADDRESS] = address
+    if item.headers:
+        item.headers = f"{item.headers[:-1]}, {json.dumps(ADDRESS)}: {json.dumps(address)}}}"
 
 
 def _first_of_run(row: Row) -> PreparedMessage | None:

@@ -38,7 +38,9 @@ logger = get_logger("outbox_app.drain")
 
 
 class Publisher(BrokerConnection):
-    def publish(self, rows: Sequence[Row], *, now: datetime, may_send: MaySend) -> PublishResult:
+    def publish(
+        self, rows: Sequence[Row], *, using: str, now: datetime, may_send: MaySend
+    ) -> PublishResult:
         """Publish rows of the app in the given order. Their expiry is computed from ``now``.
 
         Each send calls ``may_send`` first, with the seconds that it wants; ``may_send`` returns the
@@ -52,7 +54,7 @@ class Publisher(BrokerConnection):
         self._fresh.clear()
         try:
             self._reopen(may_send)
-            outcome.prepared = decode_rows(rows, self.app, now=now, outcome=outcome)
+            outcome.prepared = decode_rows(rows, self.app, now=now, outcome=outcome, using=using)
             ready = self._declare(outcome.prepared)
             self.open(may_send)
             if self._has_confirms:
@@ -68,6 +70,15 @@ class Publisher(BrokerConnection):
         outcome.seconds = time.monotonic() - started
         del self._outcome  # it holds the messages
         return outcome
+
+    def waiting(self, queues: Iterable[str], *, may_send: MaySend) -> dict[str, int]:
+        """Return how many messages wait in each queue. Raises ``BrokerUnavailable``."""
+        self._reopen(may_send)
+        channel = self.producer.channel
+        try:
+            return {queue: brokers.waiting(self.connection, channel, queue) for queue in queues}
+        except Exception as error:
+            self._fail(error, [])
 
     def send_events(self, outcome: PublishResult, keep_alive: Callable[[], object]) -> None:
         """Send Celery's monitors the events of accepted jobs, once their rows are settled."""

@@ -12,6 +12,9 @@ autocommit off, outside ``atomic()``                   refused: it would be sent
 =====================================================  ==========================================
 """
 
+# Where it says "send", or "sent" in the last line, a task with a receipt is staged all the same if
+# its row is committed at once: only a row can wait for a receipt. A retry is not: it has its row.
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -31,6 +34,7 @@ from ...conf import outbox_settings
 from ...database.transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from ...exceptions import NotAtomic
 from ..context import let
+from .receipt import has_receipts, receipt_of
 
 Mode = Literal["stage", "send", "shadow"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -58,6 +62,8 @@ class Around(NamedTuple):
     staged: str | None = None
     #: The task whose receivers of ``after_task_publish`` the drain calls.
     drained: str = ""
+    #: The limit of the receipt that all that is staged inside has, for a caller who chooses it.
+    receipt: int | None = None
 
 
 _NOTHING = Around()
@@ -70,10 +76,14 @@ def surrounded(**part: Any) -> AbstractContextManager[None]:
 
 
 def force_staging(
-    *, using: str, ordering_key: str = "", immediate: bool | None = None
+    *,
+    using: str,
+    ordering_key: str = "",
+    immediate: bool | None = None,
+    receipt: int | None = None,
 ) -> AbstractContextManager[None]:
     """Stage everything that any app sends inside the block, on the alias ``using``."""
-    return surrounded(using=using, ordering_key=ordering_key, immediate=immediate)
+    return surrounded(using=using, ordering_key=ordering_key, immediate=immediate, receipt=receipt)
 
 
 class Call:
@@ -104,6 +114,8 @@ class Call:
         self.own_immediate = getattr(loaded_task(app, name), "immediate", None)
         self.stages_by_itself = stages_by_itself(app)
         self.mode = mode_here(app, name, args, kwargs)
+        #: The limit of its receipt in seconds, or None.
+        self.receipt = self._find_receipt()
         self.is_by_hand = is_by_hand(options)
         self.comes_before_an_error = comes_before_an_error(options)
         #: The alias to stage on; None: the task is sent.
@@ -120,16 +132,39 @@ class Call:
     def alias_in(self, mode: Mode) -> str | None:
         """Return the alias to stage on if the task has this mode, or None to send it."""
         forced = self.around.using
-        if not forced and (not self.stages_by_itself or self.comes_before_an_error):
+        if not forced and not self.stages_by_itself:
             return None
         alias = self.using or forced or outbox_alias()
+        if not forced and self.comes_before_an_error:
+            return alias if mode == "stage" and self._is_replacement(alias) else None
         if mode != "stage":
             return alias if is_in_test(alias) else None  # no test needs a broker
         if is_atomic(alias) or alias == forced:
             return alias
         if self._follows_a_task():
-            return alias if connections[alias].in_atomic_block else None
-        return alias_outside(self.name, alias)
+            staged = connections[alias].in_atomic_block or self._commits_alone(alias)
+            return alias if staged else None
+        return alias_outside(self.name, alias, has_receipt=self.receipt is not None)
+
+    def _find_receipt(self) -> int | None:
+        if self.around.receipt is not None:
+            return self.around.receipt
+        task = loaded_task(self.app, self.name)
+        receipt = receipt_of(task, self.name) if apps.models_ready else None
+        return receipt.limit if receipt else None
+
+    def _is_replacement(self, alias: str) -> bool:
+        """Return whether ``replace()`` sends a task with a receipt where no rollback undoes it.
+
+        Never a retry: its message has the header of a row, which stays.
+        """
+        return not self.options.get("retries") and self._commits_alone(alias)
+
+    def _commits_alone(self, alias: str) -> bool:
+        """Return whether the row of a task with a receipt would be committed at once."""
+        connection = connections[alias]
+        in_transaction = connection.in_atomic_block or lacks_autocommit(connection)
+        return self.receipt is not None and not in_transaction
 
     def _follows_a_task(self) -> bool:
         follows = self.options.get("parent_id") or self.around.is_chord_part
@@ -143,7 +178,7 @@ class Call:
         if self.comes_before_an_error or self._follows_a_task():
             return
         alias = self.alias if self.mode == "stage" else None
-        in_order = self.around.using or outbox_settings().OUTSIDE == "stage"
+        in_order = self.around.using or outbox_settings().OUTSIDE == "stage" or self.receipt
         if not alias or not (in_order or is_atomic(alias)):
             using = self.using or outbox_alias()
             if self.mode != "stage":
@@ -159,10 +194,11 @@ class Call:
             )
 
 
-def alias_outside(name: str, alias: str) -> str | None:
+def alias_outside(name: str, alias: str, *, has_receipt: bool = False) -> str | None:
     """Return the alias to stage on for a call outside its transactions, or None to send it.
 
-    The call is refused if another transaction is open, with which its row would not be atomic.
+    A job with a receipt is not sent: it would have no row. The call is refused if another
+    transaction is open, with which its row would not be atomic.
     """
     outside = outbox_settings().OUTSIDE
     if lacks_autocommit(connections[alias]):
@@ -184,7 +220,7 @@ def alias_outside(name: str, alias: str) -> str | None:
             f"Open transaction.atomic(using={alias!r}), or give apply_async() producer= to send it."
         )
     # In the transaction of a test, stage instead of sending, so that no test needs a broker.
-    is_staged = outside == "stage" or connections[alias].in_atomic_block
+    is_staged = outside == "stage" or has_receipt or connections[alias].in_atomic_block
     return alias if is_staged else None
 
 
@@ -197,7 +233,8 @@ def may_stage(app: Any) -> bool:
     # The outbox's connection counts even if nothing has used it yet.
     used = [connections[outbox_alias()], *connections.all(initialized_only=True)]
     outside = outbox_settings().OUTSIDE
-    return outside != "send" or any(c.in_atomic_block or lacks_autocommit(c) for c in used)
+    may_be_outside = outside != "send" or has_receipts(app)
+    return may_be_outside or any(c.in_atomic_block or lacks_autocommit(c) for c in used)
 
 
 def stages_by_itself(app: Any) -> bool:

@@ -148,8 +148,8 @@ def write(jobs: list[StagedJob], *, using: str, with_ids: bool = False) -> None:
 
 
 def _insert_with_ids(jobs: list[StagedJob], *, using: str) -> None:
-    rows = type(jobs[0])._default_manager.using(using)
-    if len(jobs) > 1:
+    rows: Any = type(jobs[0])._default_manager.using(using)
+    if len(jobs) > 1 and not connections[using].features.can_return_rows_from_bulk_insert:
         rows.bulk_create(jobs)
         if jobs[0].pk is None:  # MySQL has no RETURNING
             from ...database.upsert import last_inserted
@@ -159,9 +159,13 @@ def _insert_with_ids(jobs: list[StagedJob], *, using: str) -> None:
             for job, (id,) in zip(jobs, ids, strict=True):
                 job.pk = id
         return
-    fields = [f for f in jobs[0]._meta.concrete_fields if f.name not in ("id", "staged_at")]
-    asked = {"returning_fields": [jobs[0]._meta.pk]}
-    [[jobs[0].pk]] = rows._insert(jobs, fields=fields, using=using, **asked)  # type: ignore[attr-defined]
+    unwritten = {"id", "staged_at", "sent_at", "publishes"}
+    if all(job.receipt is None for job in jobs):
+        unwritten.add("receipt")
+    fields = [f for f in jobs[0]._meta.concrete_fields if f.name not in unwritten]
+    ids = rows._insert(jobs, fields=fields, using=using, returning_fields=[jobs[0]._meta.pk])
+    for job, (id,) in zip(jobs, ids, strict=True):
+        job.pk = id
 
 
 def _insert(jobs: list[StagedJob], *, using: str) -> None:
@@ -170,14 +174,15 @@ def _insert(jobs: list[StagedJob], *, using: str) -> None:
 
     connection: Any = connections[using]
     binary = "_binary %s" if connection.vendor == "mysql" else "%s"
-    row = f"({', '.join([*['%s'] * len(_PLAIN), binary, '%s'])})"
+    receipt = ("receipt",) if any(job.receipt is not None for job in jobs) else ()
+    row = f"({', '.join([*['%s'] * len(_PLAIN), binary, *['%s'] * (1 + len(receipt))])})"
     values: list[Any] = []
     for job in jobs:
         body = connection.Database.Binary(job.body)
         held = connection.ops.adapt_datetimefield_value(job.available_at)
-        values += [*_plain(job), body, held]
+        values += [*_plain(job), body, held, *(job.receipt for _ in receipt)]
     with connection.cursor() as cursor:
-        insert_rows(cursor, type(jobs[0]), _WRITTEN, values, row=row)
+        insert_rows(cursor, type(jobs[0]), (*_WRITTEN, *receipt), values, row=row)
 
 
 _PLAIN = ("shard", "ordering_key", "app", "task", "task_id", "queue", "envelope")

@@ -42,6 +42,7 @@ class StagingProducer(Producer):
         ordering_key: str,
         immediate: bool = False,
         mode: str = "stage",
+        receipt: int | None = None,
     ) -> None:
         super().__init__(None)  # type: ignore[arg-type]
         self.app = app
@@ -49,6 +50,7 @@ class StagingProducer(Producer):
         self.ordering_key = ordering_key
         self.immediate = immediate
         self.mode = mode
+        self.receipt = receipt
         self.task = ""
         self.sent_event: dict[str, Any] | None = None
         #: Queues that the drain declares besides the job's own.
@@ -121,6 +123,7 @@ class StagingProducer(Producer):
             task_id=task_id,
             ordering_key=self.ordering_key,
             body=_encoded(body, content_encoding),
+            receipt=self.receipt,
         )
         try:
             message.declare = [describe(each, self.app) for each in [*declare, *self.also_declare]]
@@ -131,7 +134,8 @@ class StagingProducer(Producer):
             validation.moment_of("expires", message.expires, self.app)
         except (TypeError, ValueError) as error:
             raise InvalidJob(f"The message of {job} cannot be stored: {error}") from error
-        job.available_at = held_until(eta, self.app, using=self.using)
+        held = self.receipt is not None
+        job.available_at = held_until(eta, self.app, using=self.using, until_due=held)
         if self.immediate and not self.ordering_key and eta is None:
             job.is_immediate = True
         validation.check_job(job, message, self.app, eta=eta, using=self.using)
@@ -140,10 +144,13 @@ class StagingProducer(Producer):
         return job
 
 
-def held_until(eta: datetime | None, app: Any, *, using: str) -> datetime | None:
+def held_until(
+    eta: datetime | None, app: Any, *, using: str, until_due: bool = False
+) -> datetime | None:
     """Return the time for ``available_at`` until which a job is held; None: a worker holds it.
 
-    With quorum queues no worker can hold it, so the row is held however near the time is.
+    With quorum queues no worker can hold it, so the row is held however near the time is. So is,
+    with ``until_due``, a job with a receipt: its limit begins when it is sent.
     """
     from ...database.clock import due_at
 
@@ -151,7 +158,9 @@ def held_until(eta: datetime | None, app: Any, *, using: str) -> datetime | None
         return None
     driver_type = app.amqp.producer_pool.connections.connection.transport.driver_type
     native_delay, _ = detect_quorum_queues(app, driver_type)
-    horizon = timedelta(seconds=0 if native_delay else outbox_settings().HOLD_HORIZON)
+    horizon = timedelta(seconds=outbox_settings().HOLD_HORIZON)
+    if native_delay or until_due:
+        horizon = timedelta()
     return due_at(eta, using=using) if eta - datetime.now(UTC) > horizon else None
 
 

@@ -31,8 +31,9 @@ from ...exceptions import StagingRefused
 from ...text import get_logger
 from ..context import in_own_context
 from . import validation
-from .calls import Call, Mode, around, may_stage, mode_here, shadow_mode, surrounded
+from .calls import Call, Mode, around, loaded_task, may_stage, mode_here, shadow_mode, surrounded
 from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
+from .receipt import check_worker
 from .results import remember_staged, wrap_backend
 
 logger = get_logger("outbox_app.staging")
@@ -50,6 +51,7 @@ shadow_logger = get_logger("outbox_app.shadow")
 #                       after_task_publish and task_sent
 #   message             outbox_configured_queues of ``app.amqp``
 #   outbox_app.celery   the ``…_on_commit`` methods of a task
+#   outbox_app.receipts __trace__ of celery.app.task.Task
 #   detector            Celery.send_task and Task.apply_async of all apps, where DETECT is on
 
 #: What ``Celery.send_task`` takes by position, after the name and the task's arguments.
@@ -111,6 +113,8 @@ class StagingMixin:
     def _staging(self, call: Call, options: dict[str, Any], *, using: str) -> StagingProducer:
         """Check the call, and return a producer that stages it."""
         validation.check_call(call.name, options, app=self)
+        if call.receipt is not None:
+            check_worker(loaded_task(self, call.name), call.name)
         amqp: Any = self.amqp  # type: ignore[attr-defined]
         if not hasattr(amqp.send_task_message, "stages"):
             amqp.send_task_message = or_staged(amqp.send_task_message)
@@ -121,6 +125,7 @@ class StagingMixin:
             ordering_key=call.ordering_key,
             immediate=call.is_immediate,
             mode=call.mode,
+            receipt=call.receipt,
         )
 
     def _recording(self, call: Call, options: dict[str, Any]) -> Any:

@@ -37,6 +37,7 @@ def columns(**given: Any) -> dict[str, Any]:
         "app": "shop",
         "body": json.dumps([[number], {}, {}]).encode(),
         "envelope": message(),
+        "receipt": None,
         **given,
     }
     values.setdefault("shard", shard_of_job(values["ordering_key"], values["task_id"]))

@@ -427,11 +427,11 @@ def test_one_that_tries_and_is_interrupted_at_any_line_keeps_no_other_from_it(al
         broker.circuit.failed(OSError("away"))
         broker.circuit._until = 0
         with raising_at(number, [immediate], ["publish", "_send"]) as left, suppress(SoftLimit):
-            next(own_state(lambda: broker.publish([], deadline=time.monotonic() + 5)))
+            next(own_state(lambda: broker.publish([], using="", deadline=time.monotonic() + 5)))
         is_there = left[0] < 0
         assert broker.circuit.remaining < 10, number
         broker.circuit._until = 0
-        broker.publish([], deadline=time.monotonic() + 5)
+        broker.publish([], using="", deadline=time.monotonic() + 5)
         assert not broker.circuit.failures, number
         number += 1
     assert number > 10

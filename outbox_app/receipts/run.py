@@ -1,0 +1,148 @@
+"""One attempt of a worker to execute a job with a receipt.
+
+A job whose run has a lease is executed by somebody, or was a moment ago: its worker may be lost, or
+the job may have retried itself. So the run is watched. If its lease is renewed, this message is a
+copy. If the lease ends, or the run is gone and the row is not, this worker begins the job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+from celery import states
+from celery.exceptions import Retry
+from django.db import connections
+
+from ..exceptions import NoReceipt
+from ..jobs.drain.batch import Row
+from ..jobs.drain.dead_rows import move_to_dead
+from ..jobs.staging.receipt import ATTEMPTS, receipt_of
+from ..text import get_logger
+from .keeper import Keeper, keeper_of
+from .ledger import Address, Seen
+
+logger = get_logger("outbox_app.receipts")
+
+#: Seconds between two looks at a run that another worker has: at first, and at most.
+WATCH_SECONDS = (0.02, 1.0)
+
+
+class JobRun:
+    """A job that this worker has begun."""
+
+    def __init__(self, job: Address, token: str, keeper: Keeper) -> None:
+        self.job, self.token, self.keeper = job, token, keeper
+        #: The aliases of the inboxes in which the job has an entry: ``@idempotent`` adds to it.
+        self.inboxes: set[str] = set()
+
+    def finish(self, info: Any) -> None:
+        """Settle the row by how the job ended.
+
+        Args:
+            info: What Celery's tracer returns beside the value: None for a success.
+        """
+        value: Any = getattr(info, "retval", None)
+        state = getattr(info, "state", states.SUCCESS)
+        if state == states.RETRY:
+            self.drop(retry_in=_seconds_until(value))
+        elif state == states.REJECTED and value.requeue:
+            self.drop()
+        else:
+            self.end()
+
+    def end(self) -> None:
+        self.keeper.forget(self.token)
+        has_entry = self.job.alias in self.inboxes
+        ledger = self.keeper.ledger
+        self.keeper.do(self.job.task_id, lambda: ledger.end(self.job, has_entry=has_entry))
+
+    def drop(self, *, retry_in: float | None = None) -> None:
+        """Take the run back: the job's message comes again."""
+        self.keeper.forget(self.token)
+        ledger = self.keeper.ledger
+        self.keeper.do(
+            self.job.task_id, lambda: ledger.drop(self.job, self.token, retry_in=retry_in)
+        )
+
+    def abandon(self) -> None:
+        """Renew the lease no longer: the worker is lost, and another one may begin the job."""
+        self.keeper.forget(self.token)
+
+
+def begin(task: Any, job: Address, request: Mapping[str, Any]) -> JobRun | None:
+    """Begin a job, or return None: it has ended, or was cancelled; or somebody else runs it."""
+    keeper = keeper_of(job.alias)
+    run = JobRun(job, uuid4().hex, keeper)
+    attempts = _begin(run, request)
+    if attempts is None:
+        return None
+    receipt = receipt_of(task, task.name)
+    most = receipt.attempts if receipt else ATTEMPTS
+    if attempts > most:
+        _bury(run, task.name, most)
+        return None
+    keeper.keep(job, run.token)
+    return run
+
+
+def _begin(run: JobRun, request: Mapping[str, Any]) -> int | None:
+    ledger, first = run.keeper.ledger, None
+    retries = request.get("retries") or 0
+    worker = str(request.get("hostname") or "")
+    pause, longest = WATCH_SECONDS
+    while True:
+        attempts = ledger.begin(
+            run.job,
+            worker=worker,
+            token=run.token,
+            retries=retries,
+            seconds=run.keeper.lease_seconds,
+        )
+        if attempts is not None:
+            return attempts
+        seen = ledger.look(run.job)
+        if seen is None:
+            logger.info("Job has ended or was cancelled task_id=%s", run.job.task_id)
+            return None
+        if seen.token is not None:
+            if first is not None and _is_alive(seen, first, retries):
+                logger.info("Job is executed by another worker task_id=%s", run.job.task_id)
+                return None
+            first = first or seen
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+
+def _is_alive(seen: Seen, first: Seen, retries: int) -> bool:
+    """Return whether another worker executes the same message, as its lease has been renewed.
+
+    A run of an earlier retry ends in a moment: it has sent this message.
+    """
+    renewed = seen.lease_until != first.lease_until
+    return renewed and retries <= (seen.retries or 0)
+
+
+def _bury(run: JobRun, task: str, most: int) -> None:
+    job = run.job
+    error = NoReceipt(
+        f"The job was begun {most} times, and no worker has executed it to its end: each was lost. "
+        "Look for what kills them (memory, time limits), then requeue the job."
+    )
+    row = Row(job.id, 0, "", "", task, job.task_id, "", b"", "")
+    try:
+        move_to_dead(row, error, using=job.alias)
+    finally:
+        connections[job.alias].close()  # it is not a task's, after which Celery closes it
+    run.end()
+
+
+def _seconds_until(retry: Retry) -> float:
+    when = retry.when
+    if isinstance(when, datetime):
+        now = datetime.now(when.tzinfo) if when.tzinfo else datetime.now()
+        return max(0.0, (when - now).total_seconds())
+    return max(0.0, float(when or 0))

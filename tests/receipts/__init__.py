@@ -1,0 +1,1 @@
+"""Receipts: the worker deletes the row of a job, not the drainer."""

@@ -1,0 +1,126 @@
+"""Real workers of every pool, a drainer beside them, and what is left in the tables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.db import connections
+
+from outbox_app.celery import OutboxCelery
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.models import DeadJob, InboxEntry, Incident, Run, StagedJob
+from tests import forking
+from tests.receipts import worker as tasks
+from tests.receipts.settings import RECEIPTS
+from tests.servers.processes import forget_process, kill_trees, spawn
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Worker:
+    """A worker process with its pool."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self) -> None:
+        """SIGKILL for all of its processes."""
+        kill_trees([self.process.pid])
+        self.process.wait()
+
+
+@pytest.fixture
+def receipts(settings: Any) -> None:
+    """Every task has a receipt, unless it says otherwise."""
+    settings.OUTBOX = {**settings.OUTBOX, "RECEIPTS": RECEIPTS}
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    """A Redis client, in which tasks count how often they ran."""
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def make_jobs_app(make_app: Any, redis_url: str) -> Callable[[str], OutboxCelery]:
+    """``make_jobs_app(broker_url)``: an app with the tasks of the workers."""
+
+    def make(broker_url: str) -> OutboxCelery:
+        app = make_app(broker_url, result_backend=redis_url)
+        return tasks.declare(app)
+
+    return make
+
+
+@pytest.fixture
+def start_worker(alias: str, redis_url: str, environment: Any, tmp_path: Path) -> Iterator[Any]:
+    """``start_worker(app, pool="prefork", count=4)``: a worker for the messages of an app."""
+    workers: list[Worker] = []
+
+    def start(app: OutboxCelery, pool: str = "prefork", count: int = 4) -> Worker:
+        options = f"-P {pool} -c {count} -l INFO -Q {app.conf.task_default_queue}"
+        command = f"-m celery -A tests.receipts.worker worker {options} --without-gossip"
+        log = tmp_path / f"worker-{len(workers)}.log"
+        process = spawn(
+            [sys.executable, *command.split(), "--without-mingle"],
+            log=log,
+            folder=ROOT,
+            environment={
+                **environment(alias),
+                "DJANGO_SETTINGS_MODULE": "tests.receipts.settings",
+                "RECEIPTS_APP": app.main,
+                "RECEIPTS_BROKER": app.conf.broker_url,
+                "RECEIPTS_REDIS": redis_url,
+                # The checks open connections, which greenlets inherit, and Django refuses to them.
+                **({"CELERY_SKIP_CHECKS": "1"} if pool == "gevent" else {}),
+            },
+            user=None,
+            popen=forking.Popen,
+        )
+        workers.append(Worker(process, log))
+        return workers[-1]
+
+    yield start
+    for each in workers:
+        each.kill()
+        forget_process(each.process.pid)
+
+
+@pytest.fixture
+def draining(alias: str) -> Iterator[None]:
+    """A drainer runs in a thread."""
+    drainer = Drain(using=alias, interval=0.05)
+
+    def run() -> None:
+        try:
+            drainer.run()
+        finally:
+            connections[alias].close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    drainer.stop()
+    thread.join()
+
+
+@pytest.fixture
+def left(alias: str) -> Callable[[], dict[str, int]]:
+    """``left()``: how many rows there are of each table that is not empty."""
+    models: list[Any] = [StagedJob, Run, DeadJob, InboxEntry, Incident]
+
+    def read() -> dict[str, int]:
+        counts = {each.__name__: each.objects.using(alias).count() for each in models}
+        return {name: count for name, count in counts.items() if count}
+
+    return read
