@@ -88,11 +88,27 @@ def _arguments(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -
     try:
         match masked(value):
             case [list(args), dict(kwargs), *_]:
-                parts = [*map(repr, args), *(f"{name}={each!r}" for name, each in kwargs.items())]
+                parts = [*map(_written, args)]
+                parts += [f"{name}={_written(each)}" for name, each in kwargs.items()]
                 return one_line(", ".join(parts), 300)
     except RecursionError:  # nested too deeply
         pass
     return "…"
+
+
+def _written(value: Any) -> str:
+    """Return a value as in a call; what kombu marks, such as a UUID or a time, as its type."""
+    match value:
+        case {"__type__": str(kind), "__value__": {"hex": str(text)} | str(text)} if (
+            len(value) == 2
+        ):
+            return f"{kind}({text!r})"
+        case list():
+            return f"[{', '.join(map(_written, value))}]"
+        case dict():
+            parts = (f"{name!r}: {_written(each)}" for name, each in value.items())
+            return f"{{{', '.join(parts)}}}"
+    return repr(value)
 
 
 def difference_of(before: Any, after: Any) -> TextBlock:

@@ -6,9 +6,13 @@ import json
 import pickle
 import re
 import zlib
+from datetime import date
+from decimal import Decimal
+from uuid import UUID
 
 import pytest
 from django.db import connections
+from kombu.utils import json as kombu_json
 
 from outbox_app.admin.payload import payload
 from outbox_app.models import DeadJob, Incident, StagedJob
@@ -240,6 +244,16 @@ def test_a_payload_never_raises():
         ([["a", None], {"on": True}, {}], "index_product('a', None, on=True)"),
         ([[], {"password": "hunter2"}, {}], "index_product(password='••••')"),
         ([["x" * 999], {}, {}], f"index_product('{'x' * 299}…)"),
+        (
+            json.loads(
+                kombu_json.dumps([[UUID(int=7), [date(2026, 1, 2)]], {"n": Decimal(3)}, {}])
+            ),
+            f"index_product(uuid('{UUID(int=7).hex}'), [date('2026-01-02')], n=decimal('3'))",
+        ),
+        (
+            [[{"__type__": "uuid", "__value__": {"hex": 7}}], {}, {}],
+            "index_product({'__type__': 'uuid', '__value__': {'hex': 7}})",
+        ),
         ({"task": "of the first protocol"}, "index_product(…)"),
     ],
 )
