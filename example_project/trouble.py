@@ -51,18 +51,15 @@ def make():
     )  # fmt: skip
     Incident.objects.create(
         kind="takeover", drainer="shop-2:311 (a drainer)", shards=[*range(40, 61)], first_id=1,
-        last_id=12, detail="shop-2:311 was silent for 12.4 s; its lease is 10 s.",
+        last_id=12, detail="Taken over by shop-1:84: the lease of shop-2:311 had run out.",
     )  # fmt: skip
 
 
 def _kill(task_id):
     """Make a staged job a dead one, as a drainer does that finds no queue."""
     row = StagedJob.objects.get(task_id=task_id)
-    DeadJob.objects.create(
-        staged_id=row.pk,
+    row.as_dead(
         error="outbox_app.exceptions.Unroutable",
         reason="No queue is bound for exchange 'receipts' and routing key 'mail'.",
-        died_at=timezone.now(),
-        **row.copied(),
-    )
+    ).save()
     row.delete()

@@ -53,7 +53,8 @@ def prepare() -> None:
     _figures()
     Incident.objects.create(
         kind="takeover", drainer="shop-2:311 (a drainer)", shards=list(range(40, 61)),
-        first_id=4021, last_id=4188, detail="shop-2:311 was silent for 12.4 s; its lease is 10 s.",
+        first_id=4021, last_id=4188,
+        detail="Taken over by shop-1:84: the lease of shop-2:311 had run out.",
     )  # fmt: skip
     Incident.objects.create(
         kind="unknown", drainer="shop-1:84 (a drainer)", shards=[3], first_id=5120, last_id=5120,

@@ -366,7 +366,7 @@ class Drain(ProcessLoop):
 
     def _record_takeover(self, owner: UUID, shards: list[int]) -> None:
         name = self.holder.name_of(owner)
-        record_takeover(name, set(shards), using=self.using, by=str(self))
+        record_takeover(name, set(shards), using=self.using, by=super().__str__())
 
     def _leave(self) -> None:
         for app in self._apps.values():

@@ -33,7 +33,7 @@ def record_takeover(owner: str, shards: set[int], *, using: str, by: str) -> Non
         due = rows.filter(Q(sent_at=None) | Q(available_at__lte=DatabaseNow()))
         ids = list(due.aggregate(first=Min("id"), last=Max("id")).values())
     if None not in ids:
-        detail = f"Taken over by {by} after the lease of {owner} had run out."
+        detail = f"Taken over by {by}: the lease of {owner} had run out."
         kind = Incident.Kind.TAKEOVER
         record_incident(kind, shards=shards, ids=ids, drainer=owner, detail=detail, using=using)
 
