@@ -22,7 +22,7 @@ from ..database.clock import has_turning_clock
 from ..database.encoding import encoding_of
 from ..database.transactions import own_connection
 from ..database.watchdog import Watchdog
-from ..fields import CharField, TextField, exact_collation
+from ..fields import CharField, JSONField, TextField, exact_collation
 from ..jobs.staging.sending import celery_app, load_tasks
 from ..models import InboxEntry, StagedJob
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
@@ -140,7 +140,10 @@ def _check_collations(connection: Any, tables: set[str]) -> Iterator[CheckMessag
         for model in apps.get_models(include_auto_created=True)
         for field in model._meta.local_concrete_fields
         if model._meta.db_table in tables
-        if field.db_parameters(connection).get("collation") == collation
+        if (
+            not isinstance(field, JSONField)
+            and field.db_parameters(connection).get("collation") == collation
+        )
         or field.column in own.get(model._meta.db_table, ())
     }
     with connection.cursor() as cursor:

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import connections, transaction
+from django.db import connections, models, transaction
 from django.db.backends.utils import format_number
-from django.db.models import DateTimeField, DecimalField, JSONField
+from django.db.models import DateTimeField, DecimalField
 from django.utils.timezone import is_aware
 
 from ..aliases import model_alias
@@ -32,6 +32,7 @@ from ..events.log.newevent import CheckedEvent, NewEvent, canonical, checked, re
 from ..events.log.publish import publish_checked, require_log
 from ..events.models import EventLog
 from ..exceptions import NotAtomic
+from ..fields import JSONField, has_own_json
 from ..jobs.staging.detector import watching_callbacks
 from ..jobs.staging.insert import StagedBatch, collect_in
 from .declaration import CommandSpec, Rejected, TypeSpec
@@ -228,7 +229,7 @@ def derived_columns(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]
     """Return the values of the type's own fields, by ``columns()``. Raises ``InvalidCommand``."""
     values: dict[str, Any] = {}
     for column, value in instance.columns().items():
-        field = types.fields.get(column)
+        field: Any = types.fields.get(column)
         if field is None:
             raise InvalidCommand(
                 f"{name}: columns() names {column!r}, which is not one of the type's own fields."
@@ -239,9 +240,10 @@ def derived_columns(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]
             # As it will be read: JSON with lists and with names as keys, a time with a zone. Fields
             # of projects prepare values for the database, which may work only once, and what a
             # decoder makes need not be JSON.
-            if type(field) is JSONField and field.decoder is None:
+            if type(field) in (JSONField, models.JSONField) and field.decoder is None:
                 seen = json.loads(json.dumps(value, cls=field.encoder))
-                values[column], _ = storable(name, f"columns()[{column!r}]", seen)
+                values[column], text = storable(name, f"columns()[{column!r}]", seen)
+                _require_own_numbers(name, column, field, text)
             elif type(field) is DateTimeField:
                 at = field.get_prep_value(values[column])
                 values[column] = at.astimezone(UTC) if at and is_aware(at) else at
@@ -257,6 +259,23 @@ def derived_columns(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]
                 f"{' '.join(error.messages)}"
             ) from None
     return values
+
+
+def _require_own_numbers(name: str, column: str, field: Any, text: str) -> None:
+    """Refuse an integer of which MySQL's own type of JSON would make a float."""
+    using = getattr(running.get(), "using", "")
+    if not using or not has_own_json(connections[using]) or isinstance(field, JSONField):
+        return
+
+    def require(digits: str) -> None:
+        if not -(2**63) <= int(digits) < 2**64:
+            raise InvalidCommand(
+                f"{name}: columns()[{column!r}] holds {digits:.100}, which MySQL's JSON would make "
+                "a float: it has 64 bits for an integer. Declare the field with "
+                "outbox_app.fields.JSONField, which holds every number."
+            )
+
+    json.loads(text, parse_int=require)
 
 
 def storable(name: str, what: str, value: Any, using: str = "") -> tuple[Any, str]:

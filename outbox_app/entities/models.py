@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..capability import require_app
 from ..events.models.event import EventLog
-from ..fields import CharField
+from ..fields import CharField, JSONField
 from .exceptions import WrittenByCommands
 
 require_app("outbox_app.entities")
@@ -60,9 +60,9 @@ class EntityVersion(_Unsaved, EventLog):
     #: SHA-256 of the command's name and arguments in canonical JSON.
     request_hash = CharField(_("request hash"), max_length=64, null=True)
     rejected = models.BooleanField(_("rejected"), default=False, db_default=False)
-    response = models.JSONField(_("response"), null=True, encoder=DjangoJSONEncoder)
+    response = JSONField(_("response"), null=True, encoder=DjangoJSONEncoder)
     #: The state after the command; null after a rejected creation or an erasure. See ``states``.
-    state = models.JSONField(_("state"), null=True, encoder=DjangoJSONEncoder)
+    state = JSONField(_("state"), null=True, encoder=DjangoJSONEncoder)
 
     class Meta(EventLog.Meta):
         abstract = True
@@ -144,7 +144,7 @@ class EntityRow(_Unsaved):
 
     id = CharField(_("id"), max_length=255, primary_key=True)
     version = models.BigIntegerField(_("version"))
-    state = models.JSONField(_("state"), encoder=DjangoJSONEncoder)
+    state = JSONField(_("state"), encoder=DjangoJSONEncoder)
     changed_at = models.DateTimeField(_("changed at"))
 
     class Meta:

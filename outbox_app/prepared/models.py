@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..capability import require_app
 from ..database.clock import DatabaseNow
-from ..fields import CharField, TextField
+from ..fields import CharField, JSONField, TextField
 
 require_app("outbox_app.prepared")
 
@@ -60,7 +60,7 @@ class PreparedEvent(models.Model):
     type = CharField(_("type"), max_length=255, blank=True, default="")
     topic = CharField(_("topic"), max_length=255, blank=True, default="")
     #: The data and metadata of an event, or the args and kwargs of a job.
-    content = models.JSONField(_("content"), default=dict, encoder=DjangoJSONEncoder)
+    content = JSONField(_("content"), default=dict, encoder=DjangoJSONEncoder)
     #: SHA-256 of everything that will be published.
     content_hash = CharField(_("content hash"), max_length=64, blank=True, default="")
     state = CharField(_("state"), max_length=9, choices=State.choices, default=State.PREPARED)

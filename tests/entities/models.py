@@ -7,6 +7,7 @@ from typing import Any
 from django.db import models
 
 from outbox_app.entities import Entity, EntityVersion, Rejected, command, rule
+from outbox_app.fields import JSONField
 
 
 class AccountVersion(EntityVersion):
@@ -93,7 +94,7 @@ class Person(Entity):
     seat = models.IntegerField(null=True)
     age = models.IntegerField(default=0)
     nick = models.CharField(max_length=20, null=True, unique=True)  # noqa: DJ001
-    tags = models.JSONField(default=list)
+    tags = JSONField(default=list)
     friend = models.OneToOneField(
         "self", models.DO_NOTHING, null=True, db_constraint=False, related_name="+"
     )

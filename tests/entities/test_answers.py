@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections, models, transaction
 from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.entities import Command, Rejected, Rejection
+from outbox_app.entities.declaration import spec_of
 from outbox_app.entities.exceptions import (
     CommandIdConflict,
     DamagedEntity,
@@ -25,8 +26,8 @@ from outbox_app.events import ANY, NO_STREAM, publish
 from outbox_app.events.exceptions import VersionConflict
 from outbox_app.events.models import StreamHead
 from outbox_app.exceptions import InvalidArgument, NotAtomic
-from tests.entities.models import Account, AccountVersion, Stock
-from tests.mysql import is_mysql
+from tests.entities.models import Account, AccountVersion, Person, Stock
+from tests.faults.tools import on
 
 commits = pytest.mark.django_db(transaction=True)
 
@@ -209,7 +210,7 @@ def test_an_answer_is_given_again_though_the_signature_has_changed(alias, accoun
     assert ask("take", {"sum": 1}, command_id="x").response == {"balance": 9}
 
 
-NUMBERS = [1e16, 1.5e300, -1e22, -0.0, 1e-7, 0.1, [1e308, "e+"], 10**30]
+NUMBERS = [1e16, 1.5e300, -1e22, -0.0, 1e-7, 0.1, [1e308, "e+"], 10**30, 2**64, -(2**63) - 1]
 
 
 @commits
@@ -228,9 +229,41 @@ def test_a_number_is_answered_as_it_is_read(alias, account, ask, declare):
         answers = [*(each.response for each in outcomes), ask("noted").response]
         answers += [Account.at("a", version=outcomes[0].version, using=alias)["noted"]]
         answers += [Account.objects.using(alias).get(pk="a").state["noted"]]
-        if is_mysql(alias):  # its JSON has no integers beyond 64 bits: they are read as floats
-            answers = json.loads(json.dumps(answers), parse_int=float)
         assert len({repr(answer) for answer in answers}) == 1, number
+
+
+@commits
+def test_integers_beyond_64_bits_are_counted_one_by_one_and_in_a_batch(alias):
+    def more(id):
+        return [Command(id, "take", {"pieces": -1}, command_id=f"{n}") for n in range(5)]
+
+    for id in ("one by one", "batch"):
+        Stock.execute(id, "fill", {"pieces": 2**64 - 1}, command_id="fill", using=alias)
+    one = [
+        Stock.execute(
+            each.id, each.command, each.arguments, command_id=each.command_id, using=alias
+        )
+        for each in more("one by one")
+    ]
+    many = Stock.execute_many(more("batch"), using=alias)
+    again = Stock.execute_many(more("batch"), using=alias)
+    for outcomes in (one, many, again):
+        assert [each.response for each in outcomes] == [2**64 + n for n in range(5)]
+    assert {row.state["left"] for row in Stock.objects.using(alias).all()} == {2**64 + 4}
+
+
+@commits
+@on("mysql")
+def test_an_integer_that_mysqls_own_json_would_change_is_refused(alias, monkeypatch):
+    """In a column of the project. Nothing is written, and the transaction goes on."""
+    monkeypatch.setitem(spec_of(Person).fields, "tags", models.JSONField(default=list))
+    for number, refused in [(2**64, True), (-(2**63) - 1, True), (1e20, True), (2**64 - 1, False)]:
+        monkeypatch.setattr(Person, "columns", lambda self, n=number: {"tags": [{"n": n}]})
+        with transaction.atomic(using=alias):
+            expected = pytest.raises(InvalidCommand, match="which MySQL's JSON would make a float")
+            with expected if refused else nullcontext():
+                Person.execute(f"{number}", "enter", command_id="1", using=alias)
+    assert Person.objects.using(alias).get().tags == [{"n": 2**64 - 1}]
 
 
 @commits

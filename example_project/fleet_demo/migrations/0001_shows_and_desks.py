@@ -5,6 +5,7 @@ from django.db import migrations, models
 
 import outbox_app.database.clock
 import outbox_app.events.models.transaction
+import outbox_app.fields
 
 
 class Migration(migrations.Migration):
@@ -25,7 +26,7 @@ class Migration(migrations.Migration):
                 ("version", models.BigIntegerField(verbose_name="version")),
                 (
                     "state",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder, verbose_name="state"
                     ),
                 ),
@@ -47,7 +48,7 @@ class Migration(migrations.Migration):
                 ("version", models.BigIntegerField(verbose_name="version")),
                 (
                     "state",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder, verbose_name="state"
                     ),
                 ),
@@ -78,7 +79,7 @@ class Migration(migrations.Migration):
                 ("type", models.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="data",
@@ -86,7 +87,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "metadata",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="metadata",
@@ -120,7 +121,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "response",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         null=True,
                         verbose_name="response",
@@ -128,7 +129,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "state",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         null=True,
                         verbose_name="state",
@@ -171,7 +172,7 @@ class Migration(migrations.Migration):
                 ("type", models.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="data",
@@ -179,7 +180,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "metadata",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="metadata",
@@ -213,7 +214,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "response",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         null=True,
                         verbose_name="response",
@@ -221,7 +222,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "state",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         null=True,
                         verbose_name="state",

@@ -28,7 +28,7 @@ class Migration(migrations.Migration):
                 ("version", models.BigIntegerField(verbose_name="version")),
                 (
                     "state",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder, verbose_name="state"
                     ),
                 ),
@@ -66,7 +66,7 @@ class Migration(migrations.Migration):
                 ("type", outbox_app.fields.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="data",
@@ -74,7 +74,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "metadata",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="metadata",
@@ -115,7 +115,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "response",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         null=True,
                         verbose_name="response",
@@ -123,7 +123,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "state",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         null=True,
                         verbose_name="state",

@@ -183,7 +183,7 @@ class Migration(migrations.Migration):
                 ("type", outbox_app.fields.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="data",
@@ -191,7 +191,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "metadata",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="metadata",

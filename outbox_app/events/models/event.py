@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...capability import require_app
 from ...database.clock import DatabaseNow, aware
-from ...fields import CharField
+from ...fields import CharField, JSONField
 from .transaction import CurrentTransaction
 
 require_app("outbox_app.events")
@@ -42,8 +42,8 @@ class EventLog(models.Model):
     #: 1, 2, 3 … inside the stream.
     version = models.BigIntegerField(_("version"))
     type = CharField(_("type"), max_length=255)
-    data = models.JSONField(_("data"), default=dict, encoder=DjangoJSONEncoder)
-    metadata = models.JSONField(_("metadata"), default=dict, encoder=DjangoJSONEncoder)
+    data = JSONField(_("data"), default=dict, encoder=DjangoJSONEncoder)
+    metadata = JSONField(_("metadata"), default=dict, encoder=DjangoJSONEncoder)
     #: CRC-32 of the stream, modulo 1024. Parallel readers divide the log by slices.
     slice = models.PositiveSmallIntegerField(_("slice"))
     #: Unique among all events of the log. Receivers deduplicate by it.

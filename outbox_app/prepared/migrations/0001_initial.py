@@ -86,7 +86,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "content",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="content",

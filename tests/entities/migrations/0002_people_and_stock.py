@@ -28,7 +28,7 @@ class Migration(migrations.Migration):
                 ("version", models.BigIntegerField(verbose_name="version")),
                 (
                     "state",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder, verbose_name="state"
                     ),
                 ),
@@ -50,7 +50,7 @@ class Migration(migrations.Migration):
                 ("version", models.BigIntegerField(verbose_name="version")),
                 (
                     "state",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder, verbose_name="state"
                     ),
                 ),
@@ -90,7 +90,7 @@ class Migration(migrations.Migration):
                 ("type", outbox_app.fields.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="data",
@@ -98,7 +98,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "metadata",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="metadata",
@@ -139,7 +139,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "response",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         null=True,
                         verbose_name="response",
@@ -147,7 +147,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "state",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         null=True,
                         verbose_name="state",
@@ -193,7 +193,7 @@ class Migration(migrations.Migration):
                 ("type", outbox_app.fields.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="data",
@@ -201,7 +201,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "metadata",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="metadata",
@@ -242,7 +242,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "response",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         null=True,
                         verbose_name="response",
@@ -250,7 +250,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "state",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         null=True,
                         verbose_name="state",

@@ -3,6 +3,8 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
+import outbox_app.fields
+
 
 class Migration(migrations.Migration):
     dependencies = [
@@ -29,6 +31,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="person",
             name="tags",
-            field=models.JSONField(default=list),
+            field=outbox_app.fields.JSONField(default=list),
         ),
     ]

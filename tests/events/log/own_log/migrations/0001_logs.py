@@ -39,7 +39,7 @@ class Migration(migrations.Migration):
                 ("type", outbox_app.fields.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="data",
@@ -47,7 +47,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "metadata",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="metadata",
@@ -109,7 +109,7 @@ class Migration(migrations.Migration):
                 ("type", outbox_app.fields.CharField(max_length=255, verbose_name="type")),
                 (
                     "data",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="data",
@@ -117,7 +117,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "metadata",
-                    models.JSONField(
+                    outbox_app.fields.JSONField(
                         default=dict,
                         encoder=django.core.serializers.json.DjangoJSONEncoder,
                         verbose_name="metadata",
