@@ -530,7 +530,7 @@ def test_in_requests_and_from_coroutines(alias, add, client, settings, outcomes,
 @on_sqlite
 def test_the_command(alias, add, in_shadow, outcomes, capsys):
     call_command("outbox_shadow")
-    assert capsys.readouterr().out == "No task was called in shadow mode, or none is judged yet.\n"
+    assert capsys.readouterr().out == "No call in shadow mode was judged.\n"
     with transaction.atomic(using=alias):
         add.apply_async((1, 1), task_id="mine")
         add.delay_on_commit(2, 2)
@@ -541,8 +541,17 @@ def test_the_command(alias, add, in_shadow, outcomes, capsys):
     assert re.fullmatch(r"    last early: 20.{23} mine", last)
     call_command("outbox_shadow", forget="b*")
     call_command("outbox_shadow", forget="a*")
-    assert capsys.readouterr().out == "Forgotten: 0 tasks.\nForgotten: 1 tasks.\n"
+    assert capsys.readouterr().out == "Forgotten tasks: 0.\nForgotten tasks: 1.\n"
     assert not ShadowResult.objects.exists()
+    with rolled_back(alias):
+        add.delay(3, 3)
+    outcomes(0)
+    call_command("outbox_shadow")
+    assert capsys.readouterr().out.splitlines() == [
+        "No call in shadow mode was judged.",
+        "Calls that are not judged yet: 1. What was never sent, or sent for a rollback, is known "
+        "after an hour.",
+    ]
 
 
 @on_sqlite

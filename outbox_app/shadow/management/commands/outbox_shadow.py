@@ -25,7 +25,7 @@ from ....management.base import OUTBOX_ALIAS, OutboxCommand
 from ....process.preflight import require_migrated
 from ....text import one_line
 from ...comparison import report
-from ...models import ShadowJob, ShadowResult
+from ...models import ShadowJob, ShadowNote, ShadowResult
 
 Outcome = ShadowResult.Outcome
 
@@ -45,9 +45,12 @@ class Command(OutboxCommand):
         if forget is not None:
             chosen = [task for task in results if fnmatchcase(task, forget)]
             ShadowResult.objects.using(using).filter(task__in=chosen).delete()
-            self.write(f"Forgotten: {len(chosen)} tasks.")
+            self.write(f"Forgotten tasks: {len(chosen)}.")
             return
         self._write_lines(results)
+        if waiting := sum(each.objects.using(using).count() for each in (ShadowJob, ShadowNote)):
+            known = "never sent, or sent for a rollback, is known after an hour"
+            self.write(f"Calls that are not judged yet: {waiting}. What was {known}.")
         if any(Outcome.REFUSED in found for found in results.values()):
             raise SystemExit(1)
 
@@ -63,4 +66,4 @@ class Command(OutboxCommand):
                     last = f"{each.last_at.isoformat(' ', 'seconds')} {each.last_task_id}"
                     self.write(f"    last {each.outcome}: {last.rstrip()}")
         if not results:
-            self.write("No task was called in shadow mode, or none is judged yet.")
+            self.write("No call in shadow mode was judged.")
