@@ -34,8 +34,8 @@ ALGORITHMS = {"public": "ed25519", "private": "ed25519", "secret": "hmac-sha256"
 SIGNS, VERIFIES = ("private", "secret"), ("public", "secret")
 #: The scheme of an address that names a service: "service:shop".
 SERVICE = "service"
-#: The largest request: how many events and how many bytes. A peer's own limits may be lower.
-LIMITS = {"events": 500, "bytes": 4 * 1024 * 1024}
+#: The largest request: how many events, commands and bytes. A peer's own limits may be lower.
+LIMITS = {"events": 500, "commands": 1000, "bytes": 4 * 1024 * 1024}
 #: The shortest secret: a shorter one would weaken HMAC-SHA256 (RFC 2104, section 3).
 SECRET_BYTES = 32
 
@@ -60,7 +60,7 @@ class Peer:
     jobs: Sequence[str] = ()
     #: Patterns for the commands that the peer may execute, such as "bank.account.withdraw".
     commands: Sequence[str] = ()
-    #: The limits of one request: "events" and "bytes".
+    #: The limits of one request: "events", "commands" and "bytes".
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 

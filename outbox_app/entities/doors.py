@@ -127,7 +127,8 @@ class EntitiesDoors(Doors):
 
         return [
             path("entities/<str:type>/<path:id>/<str:command>", views.execute, name="execute"),
-            path("routed", views.routed, name="routed"),
+            path("entities/<str:type>", views.execute_many, name="execute_many"),
+            path("routed/<str:type>", views.routed, name="routed"),
             path("openapi.json", views.openapi, name="openapi"),
         ]
 

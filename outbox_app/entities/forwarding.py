@@ -12,8 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import astuple
+from math import inf
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -24,7 +23,8 @@ from ..door.exceptions import PeerError
 from ..events.log.newevent import slice_of
 from ..fleet.conf import fleet_settings
 from .exceptions import Overloaded
-from .request import Call, Outcome, Rejection
+from .messages import forwarded_object, outcome_of
+from .request import Call
 from .series import ELSEWHERE, PASSED
 from .transaction import scope_of
 
@@ -62,17 +62,18 @@ def forward(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
     from ..door.peers import BOTH
     from ..fleet import topology
 
-    asked = [
-        [c.id, c.command, c.arguments, c.command_id, c.expected, c.language, str(c.zone)]
-        for c in calls
-    ]
     seconds = max(min(SECONDS, max(call.seconds_left for call in calls) / 2), 0.001)
     for call in calls:  # from here on the leader may execute it
         call.answer, call.route, call.begun = NotForwarded(), ELSEWHERE, True
     try:
         peer = peers.peer_named(fleet_settings().SERVICE, BOTH)
         status, content = client.call(
-            *(peer, "POST", "routed", {"type": entity._meta.label_lower, "commands": asked}),
+            *(
+                peer,
+                "POST",
+                f"routed/{entity._meta.label_lower}",
+                list(map(forwarded_object, calls)),
+            ),
             address=leader,
             seconds=seconds,
             most=peers.LIMITS["bytes"],
@@ -81,38 +82,53 @@ def forward(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
             raise PeerError(f"The answer is {status}.")
         for call, each in zip(calls, content, strict=True):
             if each is not None:
-                response, version, no, replayed = each
-                call.answer = Outcome(response, version, no and Rejection(*no), replayed)
+                if (outcome := outcome_of(each)) is None:
+                    raise PeerError("An answer is not of the form of answers.")
+                call.answer = outcome
     except SoftTimeLimitExceeded:  # of the task that this thread executes
         raise
     except Exception as error:  # after any error the commands can be executed here
         topology.avoid(leader, len(calls), error)
 
 
-def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[Any]:
-    """Execute commands of another server; return None for each that it has to answer itself."""
-    from ..door.messages import written
-    from ..door.peers import LIMITS
+def answered_here(
+    entity: Any, calls: Sequence[Call], seconds: float | None, *, forwarded: bool = False
+) -> list[Any]:
+    """Execute commands of another server or service; return an outcome, or an error, for each.
+
+    They share the batches of this process's own callers.
+
+    Args:
+        seconds: How long the caller waits. No command waits longer than the type's ``timeout``.
+        forwarded: Whether another server of this service has passed them on.
+    """
     from ..fleet import topology
-    from .queue import QueueKey, queues  # queue imports this module
+    from .queue import QueueKey, answer_many, belongs_here, queues  # queue imports this module
 
     using = model_alias(entity.versions)
-    deadline, scope = time.monotonic() + min(seconds, entity.timeout), scope_of(using)
-    entered: dict[Call, Any] = {}
+    deadline, scope = time.monotonic() + min(seconds or inf, entity.timeout), scope_of(using)
     for call in calls:
         call.deadline = deadline
-        call.route = ELSEWHERE if topology.other_leader(slice_of(call.id)) else PASSED
+        if forwarded:
+            call.route = ELSEWHERE if topology.other_leader(slice_of(call.id)) else PASSED
+    if belongs_here(entity, using):
+        answer_many(entity, calls, using=using, until=deadline)
+        return [call.answer for call in calls]
+    entered: list[Any] = []
+    for call in calls:
         # An Event, not an event loop: greenlets share a thread, which can run only one loop.
         call.waits, call.may_lead = threading.Event(), False
-        with suppress(Overloaded):
-            entered[call] = queues.enter(call, QueueKey(entity, using, call.id, scope))
-    answers: list[Any] = [None] * len(calls)
-    room = LIMITS["bytes"] - 5 * len(calls)
-    for number, call in enumerate(calls):
-        with suppress(Exception):  # a KeyError, too, if the queue has refused it
-            queues.wait(entered[call], call)
-            if isinstance(call.answer, Outcome):  # else what its handler raised, even SystemExit
-                answer = astuple(call.answer)
-                room -= len(written(answer))
-                answers[number] = answer if room > 0 else None
+        try:
+            entered.append(queues.enter(call, QueueKey(entity, using, call.id, scope)))
+        except Overloaded as error:
+            entered.append(error)
+    answers: list[Any] = []
+    for call, queue in zip(calls, entered, strict=True):
+        try:
+            if isinstance(queue, Overloaded):
+                raise queue
+            queues.wait(queue, call)
+            answers.append(call.answer)
+        except Exception as error:  # its batch may go on: until that commits, its answer is none
+            answers.append(error)
     return answers

@@ -332,7 +332,7 @@ atexit.register(lambda: queues.close())
 def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
     """Answer a command. As ``aask`` does, choose who answers: this process, or the leader."""
     call = Call(asked, deadline_after(timeout, entity.timeout))
-    if _belongs_here(entity, using):
+    if belongs_here(entity, using):
         answer(entity, [call], using=using)
         counting.write_if_due(using)
         return call.result()
@@ -348,7 +348,7 @@ def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Ou
 async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
     here = in_one_thread or scope_of(using) is not None or entity.batch_size == 1
     if not here and getattr(AsyncToSync.executors, "current", None):  # below async_to_sync()
-        here = await sync_to_async(_belongs_here)(entity, using)
+        here = await sync_to_async(belongs_here)(entity, using)
     if here:
         # The session belongs to the thread in which Django runs synchronous code.
         return await sync_to_async(ask)(entity, asked, timeout=timeout, using=using)
@@ -359,7 +359,7 @@ async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str
     return await queues.aask(call, QueueKey(entity, using, call.id))
 
 
-def _belongs_here(entity: Any, using: str) -> bool:
+def belongs_here(entity: Any, using: str) -> bool:
     """Return whether this thread answers at once: in a transaction, alone, or while it leads."""
     alone = in_callers_transaction(entity, using=using) or entity.batch_size == 1
     return alone or queues.is_leading()
@@ -369,26 +369,32 @@ def _belongs_here(entity: Any, using: str) -> bool:
 def ask_many(
     entity: Any, commands: Iterable[Command], *, timeout: float | None, using: str
 ) -> list[Any]:
-    """Answer commands entity by entity, in batches of their own; return outcomes and errors."""
-    inside = in_callers_transaction(entity, using=using)
+    """Answer commands entity by entity; return outcomes and errors."""
     calls: list[Call | InvalidCommand] = []
-    by_id: dict[str, EntityQueue] = {}
     for each in commands:
         try:
-            call = Call(each)
-            key = QueueKey(entity, using, call.id)
-            by_id.setdefault(call.id, EntityQueue(key)).waiting[call] = None
-            calls.append(call)
+            calls.append(Call(each))
         except InvalidCommand as error:
             calls.append(error)
+    answer_many(entity, (c for c in calls if isinstance(c, Call)), using=using, timeout=timeout)
+    return [each.answer if isinstance(each, Call) else each for each in calls]
+
+
+def answer_many(
+    entity: Any, calls: Iterable[Call], *, using: str, timeout: Any = None, until: float = 0
+) -> None:
+    """Answer calls in this thread, ``until`` this time, or each transaction within its timeout."""
+    inside, by_id = in_callers_transaction(entity, using=using), dict[str, EntityQueue]()
+    for call in calls:
+        own = EntityQueue(QueueKey(entity, using, call.id))
+        by_id.setdefault(call.id, own).waiting[call] = None
     for _, queue in sorted(by_id.items()):
         while queue.waiting:
-            batch, deadline = queue.take(), deadline_after(timeout, entity.timeout)
+            batch, began = queue.take(), time.time_ns()
+            deadline = until or deadline_after(timeout, entity.timeout)
             for call in batch:
-                call.deadline = deadline  # each transaction has a deadline of its own
-            began = time.time_ns()
+                call.deadline = deadline
             queue.put_back(left := answer(entity, batch, using=using))
             if not inside:
                 counting.trace_batch(entity, [*set(batch).difference(left)], began)
     counting.write_if_due(using)
-    return [each.answer if isinstance(each, Call) else each for each in calls]

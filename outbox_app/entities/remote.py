@@ -1,4 +1,4 @@
-"""Commands for entities of another service: ``service("shop").execute(…)``.
+"""Commands for entities of another service: ``service("shop").execute(…)``, ``execute_many``.
 
 The command id makes a repeat safe, so a call without an answer is repeated at the next server,
 which finds the answer if the first server has executed the command.
@@ -7,7 +7,8 @@ which finds the answer if the first server has executed the command.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +16,17 @@ from django.utils.encoding import escape_uri_path
 
 from ..door import client
 from ..door.exceptions import PeerUnavailable
+from ..door.messages import written
 from ..door.peers import KEEPER, LIMITS, Peer, peer_named, service_of
 from ..events.exceptions import VersionConflict
 from ..events.log.newevent import ANY, ExpectedVersion
+from ..exceptions import OutboxError
 from ..fleet.cluster import Service
 from ..fleet.cluster import service as of_the_fleet
+from ..jobs.staging.insert import chunks
 from .exceptions import AnswerArchived, AnswerGone, EntityError, InvalidCommand, OutcomeUnknown
-from .request import Call, Command, Outcome, Rejection, deadline_after, raised
-from .views import KEY, PROBLEMS
+from .messages import KEY, PROBLEMS, command_object, outcome_of
+from .request import Call, Command, Outcome, deadline_after, raised
 
 #: The statuses with which a server refuses a command.
 REFUSED = (400, 401, 404, 413, 415, 422)
@@ -68,6 +72,62 @@ class CommandService(Service):
         """As ``execute``, for a coroutine."""
         return await asyncio.to_thread(self.execute, *args, **options)
 
+    def execute_many(
+        self,
+        type: str,
+        commands: Iterable[Command],
+        *,
+        timeout: float | None = None,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """Let the service execute commands of one type, in as few requests as fit, each once.
+
+        Commands for one entity keep their order and share transactions. One that fails leaves the
+        others as they are.
+
+        Args:
+            type: The type of the entities, with its app: "bank.account".
+            commands: ``Command(id, command, arguments, command_id=…)``, with command ids as for
+                ``execute``. A request has at most 1,000 of them, and 4 MiB.
+            timeout: Seconds for all requests together, if less than ``DEADLINE``.
+            return_exceptions: Return a command's error in place of its answer. Default: the first
+                error is raised, after all commands have been sent.
+
+        Returns:
+            The answers, in the order of the commands.
+
+        Raises:
+            EntityError, OutcomeUnknown, PeerError: As ``execute``. After a request without an
+                answer, ``OutcomeUnknown`` for each of its commands: repeat them with their ids.
+        """
+        deadline, peer = deadline_after(timeout, self.deadline), peer_named(self.name, KEEPER)
+        answers: list[Any] = []
+        calls: dict[int, Call] = {}
+        for number, each in enumerate(commands):
+            try:
+                calls[number] = Call(each, deadline)
+                answers.append(None)
+            except InvalidCommand as error:
+                answers.append(error)
+        parts = chunks(
+            calls,
+            rows=LIMITS["commands"],
+            bytes=LIMITS["bytes"] - 2,
+            size=lambda number: len(written(command_object(calls[number]))) + 1,
+        )
+        for part in parts:
+            found = _execute_many(self, peer, type, [calls[number] for number in part])
+            for number, answer in zip(part, found, strict=True):
+                answers[number] = answer
+        for answer in answers:
+            if isinstance(answer, Exception) and not return_exceptions:
+                raise answer
+        return answers
+
+    async def aexecute_many(self, *args: Any, **options: Any) -> list[Any]:
+        """As ``execute_many``, for a coroutine."""
+        return await asyncio.to_thread(self.execute_many, *args, **options)
+
 
 def service(name: str, *, cluster: str = "", balance: str = "") -> CommandService:
     """Return a service. What is not given here is taken from the settings.
@@ -97,36 +157,71 @@ def _execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
     headers = {"Idempotency-Key": request.command_id}
     if request.expected is not None:
         headers["If-Match"] = f'"{request.expected}"'
+    try:
+        answer = _send(service, peer, path, request.arguments, request.deadline, headers=headers)
+    except PeerUnavailable as error:
+        raise _unanswered(service.name, request, error) from error
+    return _outcome(service.name, request, *answer)
+
+
+def _execute_many(service: Service, peer: Peer, type: str, calls: Sequence[Call]) -> list[Any]:
+    """Let one of the servers of a service execute commands; return their answers and errors."""
+    name, payload = service.name, [command_object(each) for each in calls]
+    try:
+        status, content = _send(service, peer, type.lower(), payload, calls[0].deadline)
+        if status == 413 and len(calls) > 1:  # only the peer knows its limits
+            halves = calls[: len(calls) // 2], calls[len(calls) // 2 :]
+            return [each for half in halves for each in _execute_many(service, peer, type, half)]
+        if status != 200:  # to the whole request
+            return [_answer(name, each, status, content) for each in calls]
+        if not isinstance(content, list) or len(content) != len(calls):
+            raise PeerUnavailable(f"The service {name!r} has not answered each command.")
+    except PeerUnavailable as error:
+        return [_unanswered(name, each, error) for each in calls]
+    return [
+        _answer(name, call, each.get("status") if isinstance(each, dict) else None, each)
+        for call, each in zip(calls, content, strict=True)
+    ]
+
+
+def _send(
+    service: Service, peer: Peer, path: str, payload: Any, deadline: float, **options: Any
+) -> tuple[int, Any]:
     named = service_of(peer)
     call = replace(service, name=named).call if named else client.call
+    return call(
+        *(peer, "POST", f"entities/{escape_uri_path(path)}", payload),
+        seconds=min(max(deadline - time.monotonic(), 0.001), service.deadline),
+        most=LIMITS["bytes"],
+        **options,
+    )
+
+
+def _unanswered(name: str, request: Call, error: PeerUnavailable) -> Exception:
+    if not error.sent:
+        return error
+    unknown = OutcomeUnknown(
+        f"The service {name!r} gave no answer to {request.command!r} of {request.id!r} ({error}). "
+        "Send the command again with the same command id: it is executed once."
+    )
+    unknown.__cause__ = error
+    return unknown
+
+
+def _answer(name: str, request: Call, status: Any, content: Any) -> Outcome | Exception:
+    """Return the answer to one of many commands, or its error."""
     try:
-        status, content = call(
-            peer,
-            "POST",
-            f"entities/{escape_uri_path(path)}",
-            request.arguments,
-            seconds=min(max(request.seconds_left, 0.001), service.deadline),
-            headers=headers,
-            most=LIMITS["bytes"],
-        )
+        return _outcome(name, request, status, content)
     except PeerUnavailable as error:
-        if not error.sent:
-            raise
-        raise OutcomeUnknown(
-            f"The service {service.name!r} gave no answer to {request.command!r} of "
-            f"{request.id!r} ({error}). Send the command again with the same command id: it is "
-            "executed once."
-        ) from error
-    return _outcome(service.name, request, status, content)
+        return _unanswered(name, request, error)
+    except OutboxError as error:
+        return error
 
 
 def _outcome(name: str, request: Call, status: int, content: Any) -> Outcome:
+    if outcome := outcome_of(content):
+        return outcome
     match content:
-        case {"response": response, "version": int(version), "replayed": bool(replayed)}:
-            return Outcome(response, version, None, replayed=replayed)
-        case {"rejected": True, "code": str(code), "detail": str(text), "version": int(version)}:
-            replayed = bool(content.get("replayed"))
-            return Outcome(None, version, Rejection(code, text), replayed=replayed)
         case {"code": "version_conflict", "detail": str(text), "current": int(current)}:
             raise VersionConflict(text, stream=request.id, current=current)
         case {"code": "answer_archived", "detail": str(text), "version": int(version)}:

@@ -15,63 +15,45 @@ from typing import Any
 
 from django.apps import apps
 from django.http import HttpRequest
-from django.utils import timezone, translation
 
-from ..database.transaction_guard import LOST
+from ..database.transaction_guard import LOST, is_lost
 from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.peers import SENDER, Peer
 from ..door.serving import Reply, door, seconds_left
-from ..events.exceptions import VersionConflict
 from ..events.log.newevent import ANY, NO_STREAM
-from ..exceptions import InvalidArgument, OutboxError
+from ..exceptions import InvalidArgument
 from ..fleet.conf import fleet_settings
 from ..text import get_logger
 from .declaration import CommandSpec, spec_of
-from .exceptions import (
-    AnswerArchived,
-    AnswerGone,
-    CommandIdConflict,
-    CommandTimeout,
-    DamagedEntity,
-    EntityContended,
-    InvalidCommand,
-    OutcomeUnknown,
-    Overloaded,
-    UnknownEntity,
-)
+from .exceptions import InvalidCommand
 from .forwarding import answered_here
 from .maintenance import entity_named, entity_types
+from .messages import (
+    KEY,
+    REQUIRED,
+    call_of,
+    checked_key,
+    fitting,
+    forwarded_call,
+    outcome_content,
+    problem_content,
+)
 from .models import EntityRow
-from .request import Call, Command, Outcome
+from .request import Call, Outcome
 
 logger = get_logger("outbox_app.door")
 
-#: Visible ASCII without a comma, which would join repeated headers. The peer's name and this key
-#: are the command id.
-KEY = re.compile(r"[!-+\--~]{1,174}")
 VERSION = re.compile(r'"(0|[1-9][0-9]{0,18})"')
 
-#: Errors by the ``code`` of their problem document, with their status.
-PROBLEMS: dict[str, tuple[int, type[OutboxError]]] = {
-    "invalid_command": (422, InvalidCommand),
-    "unknown_entity": (404, UnknownEntity),
-    "command_id_conflict": (422, CommandIdConflict),
-    "answer_archived": (410, AnswerArchived),
-    "answer_gone": (410, AnswerGone),
-    "version_conflict": (412, VersionConflict),
-    "contended": (409, EntityContended),
-    "timeout": (503, CommandTimeout),
-    "overloaded": (503, Overloaded),
-    "damaged": (500, DamagedEntity),
-    "outcome_unknown": (504, OutcomeUnknown),
-}
 #: JSON schema's types for the annotations of handlers, and for the fields of answers.
 SCHEMAS = {"int": "integer", "str": "string", "bool": "boolean", "float": "number"}
 SCHEMAS |= {"list": "array", "dict": "object"}
 OUTCOME = {"response": "Any", "version": "int", "replayed": "bool"}
 PROBLEM = {"status": "int", "code": "str", "detail": "str", "current": "int", "rejected": "bool"}
 PROBLEM |= {"version": "int"}
+ELEMENT = {"id": "str", "command": "str", "key": "str", "arguments": "dict"}
+ELEMENT |= {"expected_version": "int"}
 
 
 @door("POST", SENDER, messages.JSON)
@@ -82,11 +64,7 @@ def execute(
     entity = _granted(peer, type, command)
     if not isinstance(content, dict):
         raise MessageRefused(400, "The body must be an object with the command's arguments.")
-    key = request.headers.get("Idempotency-Key", "")
-    if not KEY.fullmatch(key):
-        raise MessageRefused(
-            400, "One Idempotency-Key is required: 1 to 174 visible ASCII characters, no comma."
-        )
+    key = checked_key(request.headers.get("Idempotency-Key"))
     expected, left = _expected(request), seconds_left(request)
     try:
         outcome = entity.execute(
@@ -123,59 +101,86 @@ def _expected(request: HttpRequest) -> Any:
 
 
 def _answer(outcome: Outcome) -> tuple[int, Any, dict[str, str]]:
-    content = {"version": outcome.version, "replayed": outcome.replayed}
     headers = {"ETag": f'"{outcome.version}"'}
     if outcome.replayed:
         headers["Idempotency-Replayed"] = "true"
-    if no := outcome.rejected:
-        return 422, content | {"rejected": True, "code": no.code, "detail": no.text}, headers
-    return 200, content | {"response": outcome.response}, headers
+    return *outcome_content(outcome), headers
 
 
-def _problem(error: Exception, peer: Peer, command: str) -> tuple[int, Any, dict[str, str]]:
-    for code, (status, kind) in PROBLEMS.items():
-        if isinstance(error, kind):
-            content: dict[str, Any] = {"code": code, "detail": str(error)}
-            if isinstance(error, VersionConflict):
-                content |= {"current": error.current}
-            if isinstance(error, AnswerGone):
-                content |= {"version": error.version}
-            after = math.ceil(getattr(error, "retry_after", 1))
-            return status, content, {"Retry-After": str(after)} if status == 503 else {}
+def _problem(
+    error: BaseException, peer: Peer, command: str
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    if problem := problem_content(error):
+        after = math.ceil(getattr(error, "retry_after", 1))
+        return *problem, {"Retry-After": str(after)} if problem[0] == 503 else {}
     logger.error("Command failed peer=%s command=%s", peer.name, command, exc_info=error)
     return 500, {"code": "failed", "detail": "The command has failed. The log says why."}, {}
 
 
 @door("POST", SENDER, messages.JSON)
-def routed(request: HttpRequest, peer: Peer, content: Any) -> Reply:
-    """Execute commands that another server of this service passed on; pass none on again."""
+def execute_many(request: HttpRequest, peer: Peer, content: Any, *, type: str) -> Reply:
+    """Execute commands of one type, each once for its key, and answer each by itself."""
+    asked, left = messages.objects(content, peers.limit(peer, "commands")), seconds_left(request)
+    entity: Any = None
+    calls: dict[int, Call] = {}
+    replies: list[dict[str, Any] | None] = [None] * len(asked)
+    for number, value in enumerate(asked):
+        try:
+            call = call_of(value, peer=peer.name)
+            entity = _granted(peer, type, call.command)
+            calls[number] = call
+        except MessageRefused as error:
+            replies[number] = {"status": error.status, "detail": str(error)}
+        except InvalidCommand as error:
+            replies[number] = _listed(*_problem(error, peer, type))
+    answers = answered_here(entity, list(calls.values()), left) if calls else []
+    if answers and all(map(is_lost, answers)):
+        raise answers[0]  # another server may reach the database
+    for (number, call), answer in zip(calls.items(), answers, strict=True):
+        if isinstance(answer, Outcome):
+            replies[number] = _listed(*outcome_content(answer))
+        elif is_lost(answer):
+            replies[number] = {"status": 503, "detail": "The database is unavailable."}
+        else:
+            replies[number] = _listed(*_problem(answer, peer, f"{type}.{call.command}"))
+    return 200, fitting(replies)
+
+
+def _listed(status: int, content: dict[str, Any], headers: Any = None) -> dict[str, Any]:
+    return {"status": status} | content
+
+
+@door("POST", SENDER, messages.JSON)
+def routed(request: HttpRequest, peer: Peer, content: Any, *, type: str) -> Reply:
+    """Execute commands that another server of this service passed on; pass none on again.
+
+    Only answers are told: the other server executes the other commands itself.
+    """
     if peer.name != fleet_settings().SERVICE:
         raise MessageRefused(404, "Only servers of the same service may pass on commands.")
-    body = messages.fields(content, ("type", "commands"))
-    versions: dict[Any, Any] = {None: ANY, 0: NO_STREAM}
     try:
-        entity: Any = apps.get_model(body["type"])  # or a proxy model
+        entity: Any = apps.get_model(type)  # or a proxy model
         if not issubclass(entity, EntityRow):
             raise TypeError(entity)
-        calls = []
-        for *asked, key, at, language, zone in body["commands"]:
-            with translation.override(language), timezone.override(zone):
-                command = Command(*asked, command_id=key, expected_version=versions.get(at, at))
-                calls.append(Call(command))
-    except (OutboxError, AttributeError, LookupError, TypeError, ValueError) as error:
+        most = max(entity.batch_size, peers.LIMITS["commands"])
+        calls = [forwarded_call(each) for each in messages.objects(content, most)]
+    except (InvalidCommand, LookupError, TypeError, ValueError) as error:
         raise MessageRefused(422, "There is no such type, or no such command.") from error
-    return 200, answered_here(entity, calls, seconds_left(request) or entity.timeout)
+    answers = answered_here(entity, calls, seconds_left(request), forwarded=True)
+    outcomes = [isinstance(each, Outcome) and outcome_content(each) for each in answers]
+    return 200, fitting([_listed(*each) if each else None for each in outcomes])
 
 
 @door("GET", SENDER, messages.JSON)
 def openapi(request: HttpRequest, peer: Peer, content: Any) -> Reply:
     """Describe the commands that were granted to the caller, by OpenAPI 3.1."""
-    paths = {
-        f"/entities/{entity._meta.label_lower}/{{id}}/{name}": {"post": _operation(entity, spec)}
-        for entity in entity_types()
-        for name, spec in sorted(spec_of(entity).commands.items())
-        if peers.may_execute(peer, f"{entity._meta.label_lower}.{name}")
-    }
+    paths: dict[str, Any] = {}
+    for entity in entity_types():
+        of_type = f"/entities/{entity._meta.label_lower}"
+        for name, spec in sorted(spec_of(entity).commands.items()):
+            if peers.may_execute(peer, f"{entity._meta.label_lower}.{name}"):
+                paths[of_type] = {"post": _operation_of_many(entity)}
+                paths[f"{of_type}/{{id}}/{name}"] = {"post": _operation(entity, spec)}
     info = {"title": "Commands of entities", "version": "1"}
     return 200, {"openapi": "3.1.0", "info": info, "paths": paths}
 
@@ -201,6 +206,28 @@ def _operation(entity: Any, spec: CommandSpec) -> dict[str, Any]:
             | _json(messages.PROBLEM, _object(PROBLEM, ["status"])),
         },
     }
+
+
+def _operation_of_many(entity: Any) -> dict[str, Any]:
+    asked = _object(ELEMENT, REQUIRED) | {"additionalProperties": False}
+    asked["properties"]["key"]["pattern"] = f"^{KEY.pattern}$"
+    answered = {
+        "oneOf": [_object({"status": "int"} | OUTCOME, OUTCOME), _object(PROBLEM, ["status"])]
+    }
+    return {
+        "operationId": entity._meta.label_lower,
+        "description": "Many commands, each answered as it would be alone.",
+        "requestBody": {"required": True, **_json(messages.JSON, _list(asked, minItems=1))},
+        "responses": {
+            "200": {"description": "Answered one by one"} | _json(messages.JSON, _list(answered)),
+            "default": {"description": "None executed"}
+            | _json(messages.PROBLEM, _object(PROBLEM, ["status"])),
+        },
+    }
+
+
+def _list(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": schema, **more}
 
 
 def _arguments(spec: CommandSpec) -> dict[str, Any]:

@@ -34,9 +34,9 @@ from outbox_app.events import prune_events
 from outbox_app.events.exceptions import VersionConflict
 from outbox_app.events.log.newevent import NO_STREAM
 from tests.archives import archive
-from tests.door.test_messages import served  # noqa: F401
 from tests.entities.models import Account, AccountVersion
 from tests.faults.tools import on
+from tests.fixtures.door import GRANTED, TYPE
 
 from . import rfc9421
 
@@ -44,16 +44,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "post
 #: About messages, headers and grants: no database differs.
 one = on("default")
 
-TYPE = "entities.account"
-GRANTED = [f"{TYPE}.{name}" for name in ("open", "withdraw", "fail", "leave")]
+ELEMENT = {"id": "a", "command": "withdraw", "key": "k-1"}
 ABSENT = {"status": 404, "detail": "There is no such command for this caller."}
-
-
-@pytest.fixture
-def granted(both: None, settings: Any, peers: dict[str, Any]) -> None:
-    """Billing may execute some commands."""
-    peers["shop"]["billing"]["commands"] = [*GRANTED, "*.echo"]
-    settings.OUTBOX = {**settings.OUTBOX, "PEERS": peers["shop"] | peers["billing"]}
 
 
 @pytest.fixture
@@ -84,13 +76,6 @@ def send(granted: None, peers: dict[str, Any]) -> Callable[..., Any]:
         return Client().generic(method, path, body, headers=headers | (sent or {}))
 
     return run
-
-
-@pytest.fixture
-def account(alias: str) -> None:
-    """Account a, with 10."""
-    opened = {"owner": "ann", "balance": 10}
-    Account.execute("a", "open", opened, command_id="open", using=alias)
 
 
 def versions() -> list[tuple[int, str, Any]]:
@@ -296,38 +281,48 @@ def test_headers_that_are_not_signed(alias: str, account: None, send: Any) -> No
 @pytest.mark.parametrize("alias", [pytest.param("postgres", id="postgres")], indirect=True)
 def test_what_another_server_passes_on(alias: str, account: None, send: Any, settings: Any) -> None:
     """It is executed here; what has no answer is for the other server to do."""
-    own = "en", "UTC"
+    own = {"language": "en", "zone": "UTC"}
+
+    def asked(command: str, arguments: Any, key: str, **more: Any) -> dict[str, Any]:
+        return {"id": "a", "command": command, "arguments": arguments, "key": key, **own, **more}
+
     commands = [
-        ["a", "withdraw", {"amount": 4}, "k-1", None, *own],
-        ["b", "open", {"owner": "bob"}, "k-2", 0, *own],
-        ["a", "withdraw", {"amount": 4}, "k-1", None, *own],
-        ["a", "withdraw", {"amount": 50}, "k-3", 2, *own],
-        ["a", "withdraw", {"amount": 4}, "k-4", 7, *own],
-        ["a", "fail", {}, "k-5", None, *own],
+        asked("withdraw", {"amount": 4}, "k-1"),
+        asked("open", {"owner": "bob"}, "k-2", id="b", expected_version=0),
+        asked("withdraw", {"amount": 4}, "k-1"),
+        asked("withdraw", {"amount": 50}, "k-3", expected_version=2),
+        asked("withdraw", {"amount": 4}, "k-4", expected_version=7),
+        asked("fail", {}, "k-5"),
     ]
 
-    def passed_on(**given: Any) -> Any:
-        body = json.dumps({"type": TYPE, "commands": commands} | given).encode()
-        return send(path="/outbox/routed", key=None, body=body)
+    def passed_on(commands: Any = commands, type: str = TYPE) -> Any:
+        return send(path=f"/outbox/routed/{type}", key=None, body=json.dumps(commands).encode())
 
     assert passed_on().status_code == 404  # by a peer of another service
     settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"SERVICE": "billing", "TOPOLOGY": None}}
+    text = "There is not enough on the account."
+    no = {"status": 422, "rejected": True, "code": "balance", "detail": text, "version": 3}
     assert passed_on().json() == [
-        [{"balance": 6}, 2, None, False],
-        [None, 1, None, False],
-        [{"balance": 6}, 2, None, True],
-        [None, 3, ["balance", "There is not enough on the account."], False],
+        {"status": 200, "response": {"balance": 6}, "version": 2, "replayed": False},
+        {"status": 200, "response": None, "version": 1, "replayed": False},
+        {"status": 200, "response": {"balance": 6}, "version": 2, "replayed": True},
+        no | {"replayed": False},
         None,
         None,
     ]
-    for odd in ({"type": "auth.user"}, {"commands": [["a"]]}, {"commands": 7}, {"more": 1}):
-        assert passed_on(**odd).status_code == 422
-    for odd in (
-        [[], "k-6", None, *own],
-        [{}, "k-6", None, "en", "Nowhere"],
-        [{}, "k-6", None, 7, 7],
-    ):
-        assert passed_on(commands=[["a", "withdraw", *odd]]).status_code == 422
+    for type in ("auth.user", "account", "entities.none"):
+        assert passed_on(type=type).status_code == 422
+    odd = [
+        *({"arguments": []}, {"zone": "Nowhere"}, {"zone": 7}, {"language": 7}, {"more": 1}),
+        *({"key": 7}, {"expected_version": [1]}, {"expected_version": False}, {"command": []}),
+    ]
+    for change in odd:
+        assert passed_on([asked("withdraw", {}, "k-6") | change]).status_code == 422
+    for body in (["a"], [[]], [{}]):
+        assert passed_on(body).status_code == 422
+    for body in (7, {}, []):
+        assert passed_on(body).status_code == 400
+    assert passed_on(commands * 200).status_code == 413
     assert len(versions()) == 3
 
 
@@ -346,10 +341,10 @@ def test_a_proxy_that_another_server_passes_on(
 
     monkeypatch.setattr(views, "apps", django_isolated_apps)
     settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"SERVICE": "billing", "TOPOLOGY": None}}
-    commands = [["a", "withdraw", {"amount": 4}, "k-1", None, "en", "UTC"]]
-    body = json.dumps({"type": Shown._meta.label_lower, "commands": commands}).encode()
-    response = send(path="/outbox/routed", key=None, body=body)
-    assert response.json() == [[{"balance": 6}, 2, None, False]]
+    asked = {"id": "a", "command": "withdraw", "arguments": {"amount": 4}, "key": "k-1"}
+    body = json.dumps([asked | {"language": "en", "zone": "UTC"}]).encode()
+    response = send(path=f"/outbox/routed/{Shown._meta.label_lower}", key=None, body=body)
+    assert [each["response"] for each in response.json()] == [{"balance": 6}]
 
 
 @one
@@ -363,10 +358,11 @@ def test_a_command_that_another_server_passes_on_has_its_callers_language_and_zo
     monkeypatch.setattr(spec_of(Account).commands["withdraw"], "handler", note)
     settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"SERVICE": "billing", "TOPOLOGY": None}}
     callers = ("de", "Asia/Tokyo"), ("fr", "UTC")
-    commands = [["a", "withdraw", {"amount": 4}, f"k-{at}", None, at, zone] for at, zone in callers]
-    body = json.dumps({"type": TYPE, "commands": commands}).encode()
-    said = send(path="/outbox/routed", key=None, body=body).json()
-    assert [each[0] for each in said] == ["de Asia/Tokyo", "fr UTC"]
+    asked = {"id": "a", "command": "withdraw", "arguments": {"amount": 4}}
+    commands = [asked | {"key": f"k-{at}", "language": at, "zone": zone} for at, zone in callers]
+    body = json.dumps(commands).encode()
+    said = send(path=f"/outbox/routed/{TYPE}", key=None, body=body).json()
+    assert [each["response"] for each in said] == ["de Asia/Tokyo", "fr UTC"]
     assert translation.get_language() == "en-us"
 
 
@@ -382,7 +378,7 @@ def test_the_database_is_away(alias: str, send: Any, monkeypatch: Any) -> None:
 @one
 def test_what_may_be_executed_is_described(alias: str, send: Any) -> None:
     said = send(method="GET", path="/outbox/openapi.json", body=b"", key=None).json()
-    assert (said["openapi"], len(said["paths"])) == ("3.1.0", len(GRANTED))
+    assert (said["openapi"], len(said["paths"])) == ("3.1.0", len(GRANTED) + 1)
     operation = said["paths"][f"/entities/{TYPE}/{{id}}/withdraw"]["post"]
     assert operation["operationId"] == f"{TYPE}.withdraw"
     by_name = {each["name"]: each for each in operation["parameters"]}
@@ -403,21 +399,17 @@ def test_what_may_be_executed_is_described(alias: str, send: Any) -> None:
     for path, methods in said["paths"].items():
         [(method, each)] = methods.items()
         url = "/outbox" + path.replace("{id}", "nothing")
-        response = send(method=method.upper(), path=url)
+        body = b"{}" if "{id}" in path else json.dumps([{**ELEMENT, "arguments": {}}]).encode()
+        response = send(method=method.upper(), path=url, body=body)
         described = each["responses"].get(str(response.status_code), each["responses"]["default"])
         [(content_type, content)] = described["content"].items()
         assert response["Content-Type"] == content_type
-        properties = content["schema"]["properties"]
-        assert set(content["schema"]["required"]) <= response.json().keys()
-        assert (
-            response.json().keys() - {"type", "title", "version", "replayed"} <= properties.keys()
-        )
-
-
-@pytest.fixture
-def shop(granted: None, served: None, settings: Any) -> Any:  # noqa: F811
-    """The service, as billing calls it over HTTP."""
-    return service("shop")
+        schema, answer = content["schema"], response.json()
+        if schema["type"] == "array":
+            schema, [answer] = schema["items"]["oneOf"][1], answer
+        assert set(schema["required"]) <= answer.keys()
+        unnamed = answer.keys() - schema["properties"].keys()
+        assert unnamed <= {"type", "title", "version", "replayed"}
 
 
 def test_a_service_executes(alias: str, shop: Any) -> None:

@@ -6,20 +6,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import Any
 from uuid import UUID
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import pytest
 from celery import _state
-from django.core.handlers.wsgi import WSGIHandler
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.utils import timezone
@@ -67,36 +62,6 @@ pytestmark = [
 ]
 #: About keys, addresses and the network: no database differs.
 one = on("default")
-
-
-class Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request, which ends before the server does."""
-
-
-class Handler(WSGIRequestHandler):
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def served(settings: Any, both: None, ports: dict[str, int]) -> Iterator[Callable[..., None]]:
-    """``served(**changes)``: the door of both, with changes to billing's entry at the shop."""
-    known = settings.OUTBOX["PEERS"]
-
-    def change(**changes: Any) -> None:
-        changed = deepcopy(known)
-        changed["billing"] |= changes
-        for peer in changed.values():
-            peer["address"] = f"http://127.0.0.1:{ports['shop']}/outbox/"
-        settings.OUTBOX = {**settings.OUTBOX, "PEERS": changed}
-
-    change()
-    with make_server("127.0.0.1", ports["shop"], WSGIHandler(), Server, Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.05])
-        thread.start()
-        yield change
-        server.shutdown()
-        thread.join()
 
 
 def paid(using: str, **options: Any) -> Any:

@@ -32,9 +32,8 @@ from outbox_app.door.peers import peer_named
 from outbox_app.door.signing import httpx2
 from outbox_app.prepared import NewPrepared, fence, prepare, prepare_many, prepared
 from outbox_app.prepared.exceptions import KeeperUnavailable
+from tests.fixtures.door import Handler, Server
 from tests.patience import patience
-
-from .test_messages import Handler, Server
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),

@@ -17,9 +17,7 @@ from django.core.handlers.wsgi import WSGIHandler
 from outbox_app.door import signing
 from outbox_app.door.peers import Key, Peer
 from tests.entities.models import Account
-from tests.fixtures.door import ROOT
-
-from .test_messages import Handler, Server
+from tests.fixtures.door import ROOT, Handler, Server
 
 PAGE = (ROOT / "docs" / "howto" / "client-in-another-language.md").read_text()
 BLOCKS = re.findall(r"^```text\n(.*?)\n```$", PAGE, re.MULTILINE | re.DOTALL)

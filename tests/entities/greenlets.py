@@ -40,9 +40,9 @@ def main(count: int) -> None:
     arrived: list[int] = []
     answered_here = views.answered_here
 
-    def answered(entity, calls, seconds):
+    def answered(entity, calls, seconds, **options):
         arrived.append(len(calls))
-        return answered_here(entity, calls, 60)
+        return answered_here(entity, calls, 60, **options)
 
     views.answered_here = answered
 

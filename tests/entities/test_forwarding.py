@@ -19,8 +19,9 @@ from django.utils import timezone, translation
 from outbox_app.door import client, messages, peers
 from outbox_app.door.exceptions import PeerUnavailable
 from outbox_app.entities import Command, counting, forwarding, queue
-from outbox_app.entities.exceptions import DamagedEntity, OutcomeUnknown
-from outbox_app.entities.request import Call
+from outbox_app.entities.exceptions import DamagedEntity, OutcomeUnknown, Overloaded
+from outbox_app.entities.messages import fitting, forwarded_call, outcome_content
+from outbox_app.entities.request import Call, Outcome
 from outbox_app.events.exceptions import VersionConflict
 from outbox_app.events.signals import events_published
 from outbox_app.fleet import topology
@@ -34,6 +35,9 @@ pytestmark = [
     pytest.mark.usefixtures("fresh"),
     pytest.mark.parametrize("alias", [pytest.param("postgres", id="postgres")], indirect=True),
 ]
+#: An answer of the leader, and one that says no.
+YES = {"status": 200, "response": 7, "version": 8, "replayed": False}
+NO = {"status": 422, "rejected": True, "code": "c", "detail": "t", "version": 9, "replayed": True}
 LEADER = "http://127.0.0.1:1/outbox/"
 NAMELESS = datetime.timezone(datetime.timedelta(hours=2))
 PEER = {"direction": "both", "address": LEADER, "keys": [{"id": "f", "secret": "env:FLEET_KEY"}]}
@@ -54,17 +58,23 @@ def requests(account: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
     def call(peer: Any, method: str, path: str, payload: Any, **options: Any) -> Any:
-        assert (peer.name, method, path, options["address"]) == ("shop", "POST", "routed", LEADER)
+        assert (peer.name, method, options["address"]) == ("shop", "POST", LEADER)
+        assert path == "routed/entities.account"
         assert options["most"] == peers.LIMITS["bytes"]
-        assert payload["type"] == "entities.account"
-        made.append(payload["commands"])
-        said = payload["commands"][0][2].get("item", "none")
+        made.append(payload)
+        said = payload[0].get("arguments", {}).get("item", "none")
         if isinstance(said, Exception):
             raise said
-        return 200, [said] * len(payload["commands"])
+        return 200, [said] * len(payload)
 
     monkeypatch.setattr(client, "call", call)
     return made
+
+
+def told_here(calls: list[Call], seconds: float = SECONDS) -> list[Any]:
+    """What another server is told of calls that it has passed on; None for an error."""
+    answers = forwarding.answered_here(Account, calls, seconds)
+    return [outcome_content(a)[1] if isinstance(a, Outcome) else None for a in answers]
 
 
 @pytest.fixture
@@ -75,17 +85,16 @@ def account(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_leaders_answer(requests: list[Any], ask: Any, rows: Any, settings: Any) -> None:
-    yes = ask("enlist", {"item": [7, 8, None, False]}, command_id="k", expected_version=1)
+    yes = ask("enlist", {"item": YES}, command_id="k", expected_version=1)
     assert (yes.response, yes.version, yes.rejected, yes.replayed) == (7, 8, None, False)
-    no = asyncio.run(
-        Account.aexecute("a", "enlist", {"item": [None, 9, ["c", "t"], True]}, command_id="l")
-    )
+    no = asyncio.run(Account.aexecute("a", "enlist", {"item": NO}, command_id="l"))
     assert (no.response, no.version, no.replayed) == (None, 9, True)
     assert (no.rejected.code, no.rejected.text) == ("c", "t")
-    own = settings.LANGUAGE_CODE, settings.TIME_ZONE
+    asked = {"id": "a", "command": "enlist"}
+    asked |= {"language": settings.LANGUAGE_CODE, "zone": settings.TIME_ZONE}
     assert requests == [
-        [["a", "enlist", {"item": [7, 8, None, False]}, "k", 1, *own]],
-        [["a", "enlist", {"item": [None, 9, ["c", "t"], True]}, "l", None, *own]],
+        [asked | {"arguments": {"item": YES}, "key": "k", "expected_version": 1}],
+        [asked | {"arguments": {"item": NO}, "key": "l"}],
     ]
     assert len(rows()) == 1
 
@@ -112,12 +121,12 @@ def test_what_has_gathered_goes_in_one_request(
 
     monkeypatch.setattr(client, "call", held)
     with ThreadPoolExecutor(7) as pool:
-        asked = [pool.submit(ask, "enlist", {"item": [0, 2, None, False]})]
+        asked = [pool.submit(ask, "enlist", {"item": YES | {"response": 0}})]
         assert there.wait(SECONDS)
-        asked += [pool.submit(ask, "enlist", {"item": [1, 2, None, False]}) for _ in range(6)]
+        asked += [pool.submit(ask, "enlist", {"item": YES}) for _ in range(6)]
         eventually(lambda: sum(len(each.waiting) for each in queue.queues.by_key.values()) == 6)
         go.set()
-        assert [each.result().response for each in asked] == [0] + [1] * 6
+        assert [each.result().response for each in asked] == [0] + [7] * 6
     assert [len(each) for each in requests] == [1, 6]
 
 
@@ -131,15 +140,14 @@ def test_all_that_waited_have_given_up(requests: list[Any], alias: str) -> None:
 def test_what_goes_to_a_leader_fits_one_request(requests: list[Any], alias: str) -> None:
     entity_queue = queue.EntityQueue(queue.QueueKey(Account, alias, leader=LEADER))
     for number in range(40):
-        item = ["ä" * 130_000, 2, None, False]
+        item = YES | {"response": "ä" * 130_000}
         asked = Command("ö" * 255, "enlist", {"item": item}, command_id=f"{number:ü>255}")
         entity_queue.waiting[Call(asked)] = None
     taken = 0
     while batch := entity_queue.take():
         taken += len(batch)
         forwarding.forward(Account, batch, leader=LEADER)
-        body = {"type": "entities.account", "commands": requests[-1]}
-        assert len(messages.written(body)) <= peers.LIMITS["bytes"]
+        assert len(messages.written(requests[-1])) <= peers.LIMITS["bytes"]
     assert taken == 40
 
 
@@ -149,10 +157,7 @@ def test_servers_that_wait_for_one_another(alias: str, settings: Any, monkeypatc
     told: list[Any] = []
 
     def call(*args: Any, **options: Any) -> Any:
-        calls = [
-            Call(Command(*asked, command_id=key)) for *asked, key, _, _, _ in args[3]["commands"]
-        ]
-        told.append(forwarding.answered_here(Account, calls, options["seconds"]))
+        told.append(told_here(list(map(forwarded_call, args[3])), options["seconds"]))
         return 200, told[-1]
 
     async def ask(first: int, count: int) -> list[int]:
@@ -174,11 +179,12 @@ def test_servers_that_wait_for_one_another(alias: str, settings: Any, monkeypatc
 @pytest.mark.usefixtures("account")
 def test_answers_fit_one_answer(ask: Any, alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that do not are found by the server that has passed the commands on."""
-    monkeypatch.setitem(peers.LIMITS, "bytes", 200)
+    monkeypatch.setitem(peers.LIMITS, "bytes", 300)
     calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id=f"{n}")) for n in range(9)]
-    told = forwarding.answered_here(Account, calls, SECONDS)
-    assert len(messages.written(told)) <= 200
+    told = fitting(told_here(calls))
+    assert len(messages.written(told)) <= 300
     assert [None in each for each in (told[:3], told[-3:])] == [False, True]
+    assert fitting(told[:3]) == told[:3]
     monkeypatch.setattr(client, "call", lambda *args, **options: (200, [None]))
     assert ask("withdraw", {"amount": 1}, command_id="8").response == {"balance": 1}
 
@@ -225,7 +231,7 @@ def test_how_long_a_leader_has(account: None, ask: Any, monkeypatch: pytest.Monk
 
     def call(*args: Any, seconds: float, **options: Any) -> Any:
         given.append(seconds)
-        return 200, [[7, 8, None, False]]
+        return 200, [YES]
 
     monkeypatch.setattr(client, "call", call)
     for timeout in (3, 60):
@@ -238,7 +244,7 @@ def test_an_answer_of_another_length_is_none(
     account: None, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose each answer is would be a guess."""
-    monkeypatch.setattr(client, "call", lambda *args, **options: (200, [[7, 8, None, False]] * 2))
+    monkeypatch.setattr(client, "call", lambda *args, **options: (200, [YES] * 2))
     assert ask("withdraw", {"amount": 1}).response == {"balance": 9}
 
 
@@ -255,14 +261,14 @@ def test_how_long_a_passed_command_may_take(
 def test_an_error_at_the_leader_costs_no_other_its_answer(account: None, alias: str) -> None:
     asked = [("fail", {}), ("withdraw", {"amount": 1})]
     calls = [Call(Command("a", name, given, command_id=name)) for name, given in asked]
-    told = forwarding.answered_here(Account, calls, SECONDS)
-    assert [each and each[0] for each in told] == [None, {"balance": 9}]
+    assert [each and each["response"] for each in told_here(calls)] == [None, {"balance": 9}]
 
 
 def test_a_leader_that_is_about_to_end_answers_nothing(alias: str, fresh: Any) -> None:
     fresh.closed = True
     call = Call(Command("a", "withdraw", {"amount": 1}, command_id="x"))
-    assert forwarding.answered_here(Account, [call], SECONDS) == [None]
+    [error] = forwarding.answered_here(Account, [call], SECONDS)
+    assert isinstance(error, Overloaded)
 
 
 def test_what_the_leader_leaves_is_done_here(requests: list[Any], ask: Any) -> None:
@@ -303,20 +309,21 @@ def test_what_is_counted(requests: list[Any], ask: Any, alias: str, monkeypatch:
     """With their batches, as these are counted: no statement is made for it."""
     monkeypatch.setattr(counters, "_shared", {})
     monkeypatch.setattr(counters, "EVERY", 1000)
-    ask("enlist", {"item": [7, 8, None, False]}, command_id="k")  # the leader counts it
+    ask("enlist", {"item": YES}, command_id="k")  # the leader counts it
     monkeypatch.setattr(client, "call", lambda *args, **options: (503, None))
     ask("withdraw", {"amount": 1})  # not answered
     ask("withdraw", {"amount": 1})  # not asked, for a while
     calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id="here"))]
-    forwarding.answered_here(Account, calls, 10)  # this server does not lead it either
+    forwarding.answered_here(Account, calls, 10, forwarded=True)  # nor does this server lead it
     monkeypatch.setattr(topology, "other_leader", lambda slice: "")
     calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id=f"p-{n}")) for n in range(2)]
-    forwarding.answered_here(Account, calls, 10)
+    forwarding.answered_here(Account, calls, 10, forwarded=True)
+    forwarding.answered_here(Account, [Call(Command("a", "date", command_id="own"))], 10)
     ask("withdraw", {"amount": 1})
     monkeypatch.setattr(counters, "EVERY", 0)
     counting.write_if_due(alias)
     found = totals(alias)
-    assert found["commands"] == 6
+    assert found["commands"] == 7
     assert found["routed_commands elsewhere"] == 3
     assert found["routed_commands passed_on"] == 2
 
@@ -338,10 +345,11 @@ def test_the_language_and_the_zone_of_a_caller_go_to_the_leader(
     requests: list[Any], ask: Any, settings: Any
 ) -> None:
     with translation.override("de"), timezone.override("Asia/Tokyo"):
-        ask("enlist", {"item": [7, 8, None, False]})
+        ask("enlist", {"item": YES})
     with translation.override(None):
-        ask("enlist", {"item": [7, 8, None, False]}, command_id="k")
-    assert [each[5:] for [each] in requests] == [["de", "Asia/Tokyo"], [None, settings.TIME_ZONE]]
+        ask("enlist", {"item": YES}, command_id="k")
+    found = [(each["language"], each["zone"]) for [each] in requests]
+    assert found == [("de", "Asia/Tokyo"), (None, settings.TIME_ZONE)]
 
 
 def test_what_the_leader_may_still_execute_is_not_said_to_be_not_begun(

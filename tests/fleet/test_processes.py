@@ -25,8 +25,8 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import registration, servers
 from outbox_app.prepared import prepared
 from outbox_app.prepared.models import PreparedEvent
-from tests.door.test_messages import Handler, Server
 from tests.entities.models import Account
+from tests.fixtures.door import Handler, Server
 from tests.patience import eventually, patience
 from tests.prepared.test_faults import behind
 from tests.servers import Proxy, processes

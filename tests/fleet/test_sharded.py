@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from wsgiref.simple_server import make_server
 
@@ -21,11 +22,13 @@ from outbox_app.door import client
 from outbox_app.door.peers import Peer, peer_named
 from outbox_app.entities import Command, forwarding, queue, service
 from outbox_app.entities.exceptions import OutcomeUnknown
+from outbox_app.entities.messages import forwarded_object, outcome_of
+from outbox_app.entities.request import Call
 from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import registration
-from tests.door.test_messages import Handler, Server
 from tests.entities.models import Account
 from tests.entities.test_history import check
+from tests.fixtures.door import Handler, Server
 from tests.patience import SECONDS, eventually, patience
 from tests.servers import processes
 from tests.servers.ports import free_port
@@ -224,22 +227,18 @@ def test_a_leader_that_is_stopped_with_a_full_queue_and_goes_on(
     set_failpoint("entity_loaded", None)
     [(address, pid)] = there.items()
     fellow = Peer(name="shop", keys=[{"id": "fleet", "secret": "env:FLEET_KEY"}])
-    commands = [["list", "enlist", {"item": n}, f"k-{n}", None, "en", "UTC"] for n in range(500)]
+    asked = [Command("list", "enlist", {"item": n}, command_id=f"k-{n}") for n in range(500)]
 
     def forward() -> Any:
-        payload, options = {"type": TYPE, "commands": commands}, {"address": address}
-        return client.call(
-            *(fellow, "POST", "routed", payload), **options, seconds=SECONDS, most=10**6
-        )
+        commands = [forwarded_object(Call(each)) for each in asked]
+        options = {"address": address, "seconds": SECONDS, "most": 10**6}
+        return client.call(fellow, "POST", f"routed/{TYPE}", commands, **options)
 
     with ThreadPoolExecutor(1) as pool:
         forwarded = pool.submit(forward)
         try:
             eventually(lambda: os.waitpid(pid, os.WNOHANG | os.WUNTRACED)[0] == pid)
-            here = Account.execute_many(
-                [Command(id, name, given, command_id=key) for id, name, given, key, *_ in commands],
-                using=alias,
-            )
+            here = Account.execute_many(asked, using=alias)
         finally:
             os.kill(pid, signal.SIGCONT)
         status, answers = forwarded.result()
@@ -247,6 +246,6 @@ def test_a_leader_that_is_stopped_with_a_full_queue_and_goes_on(
     told = []
     for number, (one, other) in enumerate(zip(here, answers, strict=True)):
         no = one.rejected
-        assert other == [one.response, one.version, no and [no.code, no.text], True]
+        assert outcome_of(other) == replace(one, replayed=True)
         told.append(("list", f"k-{number}", one.version, one.response, no and no.code))
     assert len(check(alias, told)) == 500

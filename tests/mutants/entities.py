@@ -110,4 +110,48 @@ BUGS = [
         ["tests/entities/test_batches.py::test_the_rows_of_a_batch_are_written_by_few_statements"],
         "A command that raises leaves its changes in the state of the next one.",
     ),
+    Bug(
+        "answer-to-another-service-before-the-commit",
+        "P9",
+        "entities/forwarding.py",
+        [
+            (
+                "            answers.append(error)\n",
+                "            answers.append(call.answer or error)\n",
+            )
+        ],
+        [
+            "tests/door/test_many_commands.py::test_an_answer_of_a_batch_that_goes_on_is_not_told",
+        ],
+        "A service is told the answer of a command whose transaction may still be undone.",
+    ),
+    Bug(
+        "key-of-a-list-without-its-peer",
+        "P9",
+        "entities/messages.py",
+        [("f\"{peer}:{checked_key(asked['key'])}\"", "checked_key(asked['key'])")],
+        ["tests/door/test_many_commands.py::test_a_key_is_the_same_alone_and_among_others"],
+        "A command that is repeated in a list is executed again, or gets another peer's answer.",
+    ),
+    Bug(
+        "list-of-commands-that-were-not-granted",
+        "P9",
+        "entities/views.py",
+        [
+            (
+                "            entity = _granted(peer, type, call.command)\n            calls",
+                "            entity = entity_named(type)\n            calls",
+            )
+        ],
+        ["tests/door/test_many_commands.py::test_an_element_that_has_no_meaning"],
+        "A peer executes any command, if it sends it in a list.",
+    ),
+    Bug(
+        "half-of-a-list-refuses-the-other",
+        "P9",
+        "entities/remote.py",
+        [("if status == 413 and len(calls) > 1:", "if False:")],
+        ["tests/door/test_many_commands.py::test_less_than_others_may_send"],
+        "A command that is too large costs the others of its list their execution.",
+    ),
 ]
