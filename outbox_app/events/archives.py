@@ -1,4 +1,4 @@
-"""Looking up rows of a log in its archive.
+"""Comparing rows of a log with its archive.
 
 The pipeline reads archives, and is in a layer above events. So the app names its class when Django
 is ready.
@@ -7,20 +7,30 @@ is ready.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django.utils.module_loading import import_string
 
 from ..capability import require_app
 
+if TYPE_CHECKING:
+    from .models import EventLog
+
 _lookup = ""
 
 
 class Lookup(Protocol):
-    """Looks up rows in an archive. Callers ask for rows in the order of their positions."""
+    """Compares rows with an archive. Callers ask for rows in the order of their positions."""
 
-    def first(self, rows: Sequence[tuple[int, object]]) -> int:
-        """Return how many rows (position, message id) are archived, up to one that is not."""
+    #: The archive's columns that are not compared, in words: the log has none like them.
+    left_out: Sequence[str]
+
+    def first(self, ids: Sequence[int], *, lock: bool) -> tuple[int, str]:
+        """Return how many rows the archive holds as they are, up to one that it does not hold.
+
+        Also return what is wrong with that one. ``lock`` locks the rows until the end of the
+        transaction.
+        """
 
 
 def provide_archives(path: str) -> None:
@@ -29,8 +39,8 @@ def provide_archives(path: str) -> None:
     _lookup = path
 
 
-def open_archive(folder: str, log: str) -> Lookup:
-    """Return a lookup in the archive of a log (its table).
+def open_archive(folder: str, log: type[EventLog], *, using: str) -> Lookup:
+    """Return a lookup in the archive of a log, for the rows on a database alias.
 
     Raises:
         ArchiveRefused: This is no archive of the log.
@@ -39,5 +49,5 @@ def open_archive(folder: str, log: str) -> Lookup:
         ImproperlyConfigured: The app of the pipeline is not installed.
     """
     require_app("outbox_app.pipeline")
-    found: Any = import_string(_lookup)(folder, log)
+    found: Any = import_string(_lookup)(folder, log, using=using)
     return found  # type: ignore[no-any-return]

@@ -276,8 +276,8 @@ class EventsDoors(Doors):
         )
         add("--events", action="store_true", help=events)
         archived = (
-            "like --events, but only events that are in the archive DIR, whose files are checked "
-            "first (see manage.py outbox_pipeline archive). It prunes one log: --log, or "
+            "like --events, but only events that the archive DIR holds as they are: each row is "
+            "compared first (see manage.py outbox_pipeline archive). It prunes one log: --log, or "
             "outbox_event"
         )
         add("--archived", metavar="DIR", help=archived)

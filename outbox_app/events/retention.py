@@ -2,11 +2,11 @@
 
 A log is pruned from its front, up to the first event that is too new, that the cursor of some
 subscription (even a paused one) has not passed, that a parked stream begins with, or that no intact
-file of a given archive contains. So the events that are kept have no holes, and the cost depends
-only on the removed ones. Each batch is deleted by id in its own transaction: an event that commits
-late is not touched, and a cursor that a person moves back meanwhile holds the rest. The batch that
-deletes versions of entities inserts the ids of their commands elsewhere, so that no repeat is
-executed again. The newest version may be removed: the entity's row has the state.
+file of a given archive holds as it is. So the events that are kept have no holes, and the cost
+depends only on the removed ones. Each batch is compared and deleted by id in its own transaction:
+an event that commits late is not touched, and a cursor that a person moves back meanwhile holds the
+rest. The batch that deletes versions of entities inserts the ids of their commands elsewhere, so
+that no repeat is executed again. The newest version may be removed: the entity's row has the state.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..aliases import model_alias
 from ..database.clock import database_time
 from ..database.lock_wait import atomic_with_lock_wait
 from ..exceptions import InvalidArgument, OutboxError
+from ..failpoints import failpoint
 from ..process.preflight import require_migrated
 from ..retention.rows import BATCH_SIZE, check_arguments, deleting_by_key, remove
 from ..text import Write, error_text, get_logger, one_line
@@ -70,7 +71,7 @@ def prune_events(
         older_than: Age in days. Default: the setting EVENT_RETENTION_DAYS.
         batch_size: Rows removed at once.
         dry_run: Remove nothing; report how many events would be removed.
-        archive: Folder of the log's archive; only events that are in it are removed.
+        archive: Folder of the log's archive; only events that it holds as they are are removed.
         write: Takes progress lines, and a line about what holds the rest.
 
     Returns:
@@ -101,10 +102,12 @@ def prune_events(
         if refused:
             raise refused[0]
         return removed
-    archived = open_archive(archive, table) if archive else None
+    archived = open_archive(archive, chosen, using=alias) if archive else None
     require_migrated(alias, Subscription)
     if table not in connections[alias].introspection.table_names():
         return 0
+    if archived is not None and archived.left_out:
+        write(f'not compared log={table} columns="{"; ".join(archived.left_out)}"')
     for name in _not_begun(chosen, alias):
         write(
             f"warning log={table} subscription={name}: the subscription has not run yet, and will "
@@ -217,8 +220,8 @@ def prune_steps(
             kept_by = [too_young, *holds(log, using=using, verify=False)]
             cases = " ".join(f"WHEN {hold.condition} THEN {n}" for n, hold in enumerate(kept_by))
             cursor.execute(
-                f"SELECT id, CASE {cases} END, message_id, type "
-                f"FROM (SELECT id, txid, slice, recorded_at, message_id, type FROM {table} "
+                f"SELECT id, CASE {cases} END, type "
+                f"FROM (SELECT id, txid, slice, recorded_at, type FROM {table} "
                 f"WHERE id > %s ORDER BY id LIMIT {batch_size}) front ORDER BY id",
                 [cutoff, reached],
             )
@@ -226,12 +229,13 @@ def prune_steps(
             free = list(takewhile(lambda row: row[1] is None, front))
             held = kept_by[front[len(free)][1]].who if len(free) < len(front) else ""
             if archived is not None:
-                events = [row for row in free if row[3] != TOMBSTONE]
-                there = archived.first([(id, message_id) for id, _, message_id, _ in events])
+                events = [row for row in free if row[2] != TOMBSTONE]
+                there, why = archived.first([id for id, *_ in events], lock=not dry_run)
                 if there < len(events):
                     missing = events[there]
                     free = free[: free.index(missing)]
-                    held = f"position {missing[0]}, which is not archived"
+                    held = f"position {missing[0]}, which {why}"
+                failpoint("prune_compared")
             ids = [id for id, *_ in free]
             count, reached = len(ids), max([reached, *ids])
             if ids and not dry_run:
@@ -240,6 +244,7 @@ def prune_steps(
                 log.before_pruning(gone, now, is_archived=archived is not None)
                 with deleting_by_key(rows):
                     count = gone._raw_delete(using)
+            failpoint("prune_removed")
         yield count, reached, held
         if len(free) < batch_size:
             return

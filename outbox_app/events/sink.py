@@ -1,13 +1,13 @@
 """Removes old events of the logs of SINK beside other loops, once their archive has them.
 
-A sink looks once a minute, and takes one batch at a time. It leaves what the archive lacks, and
-what a subscription still needs. ``sink_status`` says how far the logs have sunk, how late, and why:
-two statements per log read its first row, and the processes that sink it.
+A sink looks once a minute, and takes one batch at a time. It leaves what the archive lacks, or has
+otherwise, and what a subscription still needs. ``sink_status`` says how far the logs have sunk, how
+late, and why: two statements per log read its first row, and the processes that sink it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ class Sink(Retention):
         self.log = log
         self.resource = f"sink:{log._meta.db_table}"
         super().__init__(using=model_alias(log), **options)
+        #: Columns of the archive that were not compared in the last run.
+        self._left_out: Sequence[str] = ()
 
     def _prune(self) -> Iterator[None]:
         table, before = self.log._meta.db_table, self.done
@@ -47,7 +49,13 @@ class Sink(Retention):
         known, self._faults = self._faults, {}
         self._held = ""  # prune_steps says nothing about an empty log
         try:
-            archived = open_archive(archive, table)
+            archived = open_archive(archive, self.log, using=self.using)
+            if archived.left_out and archived.left_out != self._left_out:
+                logger.warning(
+                    "Columns are not compared with the archive log=%s columns=%s",
+                    table, "; ".join(archived.left_out),
+                )  # fmt: skip
+            self._left_out = archived.left_out
             for rows, _, held in prune_steps(
                 self.log, days, BATCH_SIZE, archived, using=self.using
             ):

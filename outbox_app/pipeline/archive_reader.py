@@ -18,9 +18,11 @@ from ..events.exceptions import ReadRefused
 from ..events.log.filter import EventFilter
 from ..text import get_logger
 from .database import column_types, conformed, connect
+from .exceptions import ArchiveRefused
+from .mark import Day, added
 from .offset import Offset, Offsets
 from .options import Options
-from .parquet import File, read_batches, read_checked
+from .parquet import File, content_sum, read_batches, read_checked
 from .schema import arrow_schema, ddl, quoted
 from .store import Store
 
@@ -187,11 +189,29 @@ def file_batches(
 
 
 def check_files(session: SparkSession, archive: Archive) -> None:
-    """Check in tasks, one for each file, that no file has changed. Raises ``PySparkException``."""
-    folder, files = archive.store.folder, archive.files()
-    if files:
-        tasks = session.sparkContext.parallelize(files, len(files))
-        tasks.foreach(lambda file: read_checked(Store(folder), file))
+    """Check in tasks, one for each file, that no file has changed, and then what each day has.
+
+    Raises ``ArchiveRefused``, ``PySparkException``.
+    """
+    folder, files, days = archive.store.folder, archive.files(), archive.mark.days
+    if not files:
+        return
+
+    def total(file: File) -> int:
+        rows = read_checked(Store(folder), file)
+        return content_sum(rows) if file.day in days else 0
+
+    tasks = session.sparkContext.parallelize(files, len(files))
+    found: dict[str, Day] = {}
+    for file, each in zip(files, tasks.map(total).collect(), strict=True):
+        found[file.day] = added(found.get(file.day, [0, "0"]), file.rows, each)
+    for day, read in days.items():
+        if found.get(day) != list(read):
+            raise ArchiveRefused(
+                f"The archive {folder} is damaged: its files of {day} have {found.get(day)} (rows, "
+                f"sum of their hashes), but {read} was archived. Put the folder back from a copy; "
+                "as long as the log has the rows, you can archive to a new folder instead."
+            )
 
 
 def _has_file_system(session: SparkSession, folder: str) -> bool:

@@ -15,17 +15,14 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from .schema import COLUMNS
+from .schema import COLUMNS, ERASED, REBASED
 
 #: The columns that the check of versions needs; the comparison needs all columns.
 EVENTS_SCHEMA = "id bigint, stream string, version bigint"
 #: A row of this kind is not a defect, but counts a stream that was checked.
 STREAM = "stream"
 
-#: All columns but ``txid``, which ``outbox_rebase`` changes.
-_COMPARED = tuple(name for name in COLUMNS if name != "txid")
-#: The beginning of an erased version's metadata. Its data are empty.
-_ERASED = '{"erased": '
+_COMPARED = tuple(name for name in COLUMNS if name != REBASED)
 
 
 def versions(events: DataFrame, heads: DataFrame, *, whole: bool) -> DataFrame:
@@ -91,7 +88,7 @@ def compare_archive(database: DataFrame, archive: DataFrame, *, lowest: int) -> 
     columns = [F.col(name) for name in _COMPARED]
     # The hash skips a NULL as if the column did not exist.
     content = F.xxhash64(*columns, *(column.isNull() for column in columns))
-    erased = (F.col("data") == "{}") & F.col("metadata").startswith(_ERASED)
+    erased = (F.col("data") == "{}") & F.col("metadata").startswith(ERASED)
     kept = F.when(erased, None).otherwise(content)
     rows = _of_store(database, kept, 1, 0).unionByName(_of_store(archive, content, 0, 1))
     # One sort by position serves all aggregates: a hash aggregate cannot hold strings.

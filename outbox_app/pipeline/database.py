@@ -188,6 +188,8 @@ def _converted(column: Any, field: pa.Field, zone: str) -> Any:
         cuts = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
         pieces = [pc.utf8_slice_codeunits(column, a, b) for a, b in cuts]
         column = pc.binary_join_element_wise(*pieces, "-")
+    if pa.types.is_date32(kind) and pa.types.is_integer(column.type):
+        column = column.cast(pa.int32())
     if pa.types.is_timestamp(kind) and not pa.types.is_timestamp(column.type):
         column = _cast(column, field.with_type(pa.timestamp("us")))
         if zone != "UTC":  # an hour that occurs twice is ambiguous

@@ -95,6 +95,12 @@ class Offsets(LogScan[Offset]):
         parts: list[list[str]] = self.scan.parts(self.state(start), self.state(end), count)
         return parts
 
+    def count(self, start: Offset, end: Offset) -> int:
+        """Return how many rows the database counts between two offsets."""
+        sql = f"SELECT COUNT(*) FROM {self.scan.source} WHERE"
+        whole = self.parts(start, end, 1)
+        return sum(self.database.run(f"{sql} {each}")[0][0] for part in whole for each in part)
+
     def lowest(self, ranges: Iterable[Iterable[str]]) -> int:
         """Return the lowest position in ranges; 0 if they are empty."""
         select = f"SELECT min(id + 0) FROM {self.scan.source} WHERE"

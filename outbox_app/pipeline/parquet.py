@@ -1,4 +1,4 @@
-"""Parquet files of an archive: writes them by day, reads them with checks, and compares rows.
+"""Parquet files of an archive: writes them by day, and reads them with checks.
 
 The name of a file ends with the hash of its bytes, so a file can be checked as long as the table
 names it. A reader that bases decisions on rows reads the whole file and compares the hash; other
@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -22,6 +21,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from .exceptions import ArchiveRefused, InvalidSchema
+from .schema import COLUMNS
 from .store import Store
 
 #: The column by which the table is partitioned: the day of ``recorded_at`` in UTC.
@@ -44,6 +44,8 @@ class File:
     last: int
     #: The least and greatest values of columns, by which other readers skip files.
     ends: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    #: The ``content_sum`` of the rows, in a file that has just been written.
+    sum: int = field(default=0, compare=False, repr=False)
 
     @property
     def day(self) -> str:
@@ -100,11 +102,46 @@ def _written(rows: pa.Table, store: Store, prefix: str) -> File:
     store.write(name, content)
     found = {each: pc.min_max(rows[each]).as_py() for each in ("id", "recorded_at", "stream")}
     ends = {each: (found[each]["min"], found[each]["max"]) for each in found}
-    return File(name, rows.num_rows, len(content), *ends["id"], ends)
+    return File(name, rows.num_rows, len(content), *ends["id"], ends, content_sum(rows))
+
+
+def content_sum(rows: pa.Table) -> int:
+    """Return the sum of a SHA-256 of each row, modulo 2**128: it does not depend on their order.
+
+    A NULL adds nothing to its row: a column that was added later is missing in older files.
+    """
+    total = 0
+    for batch in rows.to_batches(max_chunksize=10_000):
+        columns = [_as_bytes(batch[name], name) for name in batch.schema.names]
+        joined = pc.binary_join_element_wise(*columns, b"\x1f", null_handling="skip")
+        total += sum([int.from_bytes(hashlib.sha256(row).digest()) for row in joined.to_pylist()])
+    return total % 2**128
+
+
+def _as_bytes(column: pa.Array, name: str) -> pa.Array:
+    kind = column.type
+    if pa.types.is_temporal(kind):
+        column = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+    if not pa.types.is_binary(kind):
+        column = column.cast(pa.string()).cast(pa.binary())
+    if name in COLUMNS:
+        return column
+    return pc.binary_join_element_wise(pa.scalar(f"{name}=".encode()), column, b"")
+
+
+def check(store: Store, file: File) -> None:
+    """Read a file, a piece at a time. Raises ``ArchiveRefused`` if its bytes have changed."""
+    try:
+        with store.open(file.name) as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+    except FileNotFoundError:
+        found = ""
+    if not found.startswith(file.digest):
+        raise damaged(store, file)
 
 
 def read_checked(store: Store, file: File, schema: pa.Schema | None = None) -> pa.Table:
-    """Return the rows of a file. Raises ``ArchiveRefused`` if its bytes have changed."""
+    """Return the rows of a file, by default in its own columns. Raises as ``check``."""
     try:
         content = store.read(file.name)
     except FileNotFoundError:
@@ -114,24 +151,24 @@ def read_checked(store: Store, file: File, schema: pa.Schema | None = None) -> p
     return parquet.read_table(io.BytesIO(content), schema=schema)
 
 
-def read_all(store: Store, files: Iterable[File], schema: pa.Schema) -> pa.Table:
-    return pa.concat_tables(
-        [schema.empty_table(), *(read_checked(store, each, schema) for each in files)]
-    )
+@contextmanager
+def opened(store: Store, file: File) -> Iterator[parquet.ParquetFile]:
+    """Open a file. Each page that is read is checked. Raises ``ArchiveRefused``."""
+    try:
+        with store.open(file.name) as content:
+            yield parquet.ParquetFile(content, page_checksum_verification=True)
+    except (pa.ArrowInvalid, OSError):
+        check(store, file)
+        raise  # the file is intact, so its transfer failed
 
 
 def read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the position and the columns, if the file has them. Raises ``ArchiveRefused``."""
-    try:
-        with store.open(file.name) as opened:
-            reader = parquet.ParquetFile(opened, page_checksum_verification=True)
-            there = set(reader.schema_arrow.names)
-            names = [name for name in dict.fromkeys([*columns, "id"]) if name in there]
-            for group in range(reader.num_row_groups):  # else a batch may span groups
-                yield from reader.iter_batches(row_groups=[group], columns=names)
-    except (pa.ArrowInvalid, OSError):
-        read_checked(store, file)
-        raise  # the file is intact, so its transfer failed
+    with opened(store, file) as reader:
+        there = set(reader.schema_arrow.names)
+        names = [name for name in dict.fromkeys([*columns, "id"]) if name in there]
+        for group in range(reader.num_row_groups):  # else a batch may span groups
+            yield from reader.iter_batches(row_groups=[group], columns=names)
 
 
 def read_stream(
@@ -157,33 +194,3 @@ def damaged(store: Store, file: File) -> ArchiveRefused:
         f"positions {file.first} to {file.last}: as long as the log has them, you can archive to "
         "a new folder instead."
     )
-
-
-def first_difference(one: pa.Table, other: pa.Table) -> int | None:
-    """Return the lowest position at which two sets of rows differ; None if they are equal."""
-    if not (_is_sorted(one) and _is_sorted(other)):
-        one, other = (table.cast(_large(table.schema)).sort_by("id") for table in (one, other))
-    if one.equals(other):
-        return None
-    for left, right in zip_longest(_rows(one), _rows(other)):
-        if left != right:
-            return min(int(row["id"]) for row in (left, right) if row)
-    return None  # the rows are equal; the tables were not, because of NaN
-
-
-def _is_sorted(table: pa.Table) -> bool:
-    ids = table.column("id")
-    return bool(pc.all(pc.less(ids.slice(0, max(len(ids) - 1, 0)), ids.slice(1))).as_py())
-
-
-def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    for batch in table.to_batches(max_chunksize=1000):
-        for row in batch.to_pylist():
-            # NaN equals nothing, but dictionaries take values that are the same object for equal.
-            yield {n: value if value == value else math.nan for n, value in row.items()}
-
-
-def _large(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without types that end at 2 GiB a column: sorting copies the columns."""
-    larger = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-    return pa.schema([(each.name, larger.get(each.type, each.type)) for each in schema])

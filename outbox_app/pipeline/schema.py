@@ -42,6 +42,11 @@ def kinds(schema: str) -> dict[str, str]:
 #: All columns of every log, in order.
 COLUMNS = tuple(kinds(SCHEMA))
 
+#: The column that ``outbox_rebase`` changes, so that it tells nothing about a row.
+REBASED = "txid"
+#: The beginning of an erased version's metadata. Its data are ``{}``.
+ERASED = '{"erased": '
+
 _ARROW = {
     "bigint": pa.int64(),
     "int": pa.int32(),

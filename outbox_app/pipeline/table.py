@@ -12,13 +12,12 @@ committed after the newest one, the table must still have the same files.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
@@ -31,8 +30,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from ..events.exceptions import DamagedCursor
 from ..failpoints import failpoint
 from .exceptions import ArchiveRefused
+from .mark import Mark
 from .offset import Offset
-from .parquet import DAY, File, damaged, read_checked
+from .parquet import DAY, File, check, damaged, read_checked
 from .store import Store, message_of
 
 #: The key of the ``Mark`` in the metadata of our commits.
@@ -47,29 +47,6 @@ _PROTOCOL = (1, 2)
 _NAME = re.compile(rf"{DAY}=[\d-]+/(\d+)-(\w+)-[0-9a-f]{{32}}\.parquet", re.ASCII)
 #: Characters that Delta or Spark does not allow in the name of a column.
 _UNFIT = re.compile(r"[ ,;{}()\n\t=]")
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The state of the archive, as a commit records it."""
-
-    log: str
-    #: The offset up to which the log is archived, in JSON.
-    end: str
-    #: The number of batches and of rows up to there.
-    batches: int
-    rows: int
-    #: A hash of the file names of the newest batch, which contain the hashes of the files.
-    digest: str
-
-    @classmethod
-    def load(cls, values: Any) -> Mark:
-        """Return the mark in a commit's metadata. Raises ``TypeError``, ``DamagedCursor``."""
-        mark = cls(**values)
-        Offset.load(mark.end)
-        if type(mark.batches) is not int or type(mark.rows) is not int:
-            raise TypeError(f"batches and rows are {mark.batches!r:.50} and {mark.rows!r:.50}")
-        return mark
 
 
 class Archive:
@@ -124,7 +101,7 @@ class Archive:
                         f"{store.folder} is no archive, and not empty (it has {min(names)!r}). "
                         "Name an empty folder, or a new one."
                     )
-                mark = Mark(log, start.text, 0, 0, "")
+                mark = Mark(log, start.text)
                 with suppress(CommitFailedError):  # another process has just made it
                     DeltaTable.create(
                         store.folder,
@@ -209,15 +186,12 @@ class Archive:
             with self._committing(self.mark) as properties:
                 self._table.alter.add_columns(fields, commit_properties=properties)
 
-    def commit(self, files: Sequence[File], end: Offset) -> None:
-        """Add a batch. Raises ``ArchiveRefused`` if another process has written meanwhile."""
-        mark = Mark(
-            self.log,
-            end.text,
-            self.mark.batches + 1,
-            self.rows + sum(file.rows for file in files),
-            hashlib.sha256("\n".join(sorted(file.name for file in files)).encode()).hexdigest(),
-        )
+    def commit(self, files: Sequence[File], end: Offset, since: str = "") -> None:
+        """Add a batch. Raises ``ArchiveRefused`` if another process has written meanwhile.
+
+        The log has no rows of days before ``since`` any more: see ``Mark.after``.
+        """
+        mark = self.mark.after(files, end, since, {file.day for file in self._files})
         identity = f"outbox_app {self.log} {end.database}"
         self._write(files, [], mark, app_transactions=[Transaction(identity, mark.batches)])
 
@@ -242,7 +216,7 @@ class Archive:
         days = {name.partition("/")[0] for name in names}
         for file in self._files:
             if f"{DAY}={file.day}" in days:
-                read_checked(self.store, file)
+                check(self.store, file)
         for name in names:
             with suppress(FileNotFoundError):  # another process does the same
                 self.store.delete(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "explanation" / "promises.md"
-NUMBERS = [f"P{number}" for number in range(1, 14)]
+NUMBERS = [f"P{number}" for number in range(1, 15)]
 
 
 def table(page: Path) -> list[str]:

@@ -35,7 +35,7 @@ from .local_context import LocalContext
 POINTS = (
     "archive_planned",
     "archive_copied",
-    "archive_compared",
+    "archive_counted",
     "archive_committed",
     "compaction_written",
     "archive_done",

@@ -23,10 +23,11 @@ from hypothesis.stateful import (
 
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.compaction import compact
-from outbox_app.pipeline.driver.archive_lookup import ArchiveLookup
+from outbox_app.pipeline.driver.archive_lookup import load_archive
+from outbox_app.pipeline.driver.comparison import ArchivedRows, compare
 from outbox_app.pipeline.exceptions import ArchiveRefused
 from outbox_app.pipeline.parquet import read_batches, write_days
-from outbox_app.pipeline.schema import COLUMNS, ddl, kind_of
+from outbox_app.pipeline.schema import ddl, kind_of
 from outbox_app.pipeline.store import Store
 from outbox_app.pipeline.table import Archive
 
@@ -70,9 +71,9 @@ def test_a_commit_says_how_far_the_log_is_archived(filled, folder):
         "end": json.dumps(offset(3).dump()),
         "batches": 3,
         "rows": 6,
-        "digest": newest["outbox"]["digest"],
+        "days": {"2026-01-01": [6, newest["outbox"]["days"]["2026-01-01"][1]]},
     }
-    assert len(newest["outbox"]["digest"]) == 64
+    assert 0 < int(newest["outbox"]["days"]["2026-01-01"][1], 16) < 2**128
     assert table.transaction_version(f"outbox_app {LOG} db") == 3
     assert table.metadata().configuration == {"delta.enableExpiredLogCleanup": "false"}
     actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
@@ -116,7 +117,7 @@ def refused(folder, match):
     for use in (
         lambda: Archive.load(folder, LOG),
         lambda: Archive.make(folder, LOG, offset(0), ARROW),
-        lambda: ArchiveLookup(folder, LOG),
+        lambda: load_archive(folder, LOG),
     ):
         with pytest.raises(ArchiveRefused, match=match) as error:
             use()
@@ -209,6 +210,8 @@ DAMAGE = {
     "an older one missing": (rewritten(2, lambda text: None), "Delta log is invalid"),
     "no rows": (marked(rows="6"), "batches and rows are"),
     "other rows": (marked(rows=7), "6 rows, but 7 by its newest commit"),
+    "no days": (marked(days=None), "days are None"),
+    "no sum": (marked(days={"2026-01-01": [6, "?"]}), "days are"),
     "no offset": (marked(end="{}"), "is no offset"),
     "newer offset": (
         marked(end=json.dumps({**offset(3).dump(), "version": 2})),
@@ -450,12 +453,16 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def prune(self):
         """What a killed process has left is no reason to delete a row."""
-        made = COLUMNS.index("message_id")
-        log = [(row[0], row[made]) for row in self.batches.rows][self.pruned :]
-        log += [(id, f"text {id}") for id in range(10**6, 10**6 + 2)]
-        there = ArchiveLookup(self.batches.folder, LOG).first(log)
-        assert there == len(log) - 2
-        self.pruned += there
+        ids = [row[0] for row in self.batches.rows[self.pruned :]]
+        made = [self.batches.row(id) for id in [*ids, 10**6, 10**6 + 1]]
+        log = pa.RecordBatch.from_pylist(made, schema=ARROW)
+        equal: set[int] = set()
+        for part in ArchivedRows(Archive.load(self.batches.folder, LOG)).of(log["id"]):
+            same, differing = compare(log, part)
+            assert differing == {}
+            equal.update(same)
+        assert equal == set(ids)
+        self.pruned += len(ids)
 
     @rule()
     def somebody_else_goes_on(self):

@@ -1,7 +1,7 @@
-"""Looks up whether rows of a log are in an archive, before retention deletes them.
+"""Reads archives for Django: compares rows before retention deletes them, and returns versions.
 
-A row counts as archived if a file of the table has its position and its message id. Each file is
-read as a whole, and its hash must be the one in its name: a corrupt file is no reason to delete.
+Rows are compared with those of the archive in the transaction that deletes them, and are locked
+until its end: nobody changes a row between the comparison and its removal.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from .rebuild_fold import as_stored
 
 if TYPE_CHECKING:
     from ...events.models import EventLog
-    from ..parquet import File
     from ..table import Archive
+
+#: How many rows are read and compared at first …
+ROWS = 100
+#: … and about how many bytes from then on, but at most so many rows. A row may have a megabyte.
+BYTES = 8_000_000
+MOST = 1_000
 
 
 def load_archive(folder: str, log: str) -> Archive:
@@ -58,40 +63,46 @@ def archived_versions(log: type[EventLog], id: str, *, folder: str, using: str) 
 
 
 class ArchiveLookup:
-    """Looks up rows in an archive. Callers ask for rows in the order of their positions."""
+    """Compares rows of a log with its archive. See ``events.archives.Lookup``.
 
-    def __init__(self, folder: str, log: str) -> None:
-        self._archive = load_archive(folder, log)
-        self._files = self._archive.files()
-        #: Of each file that was reached and is not passed: its last position, and ids by position.
-        self._open: list[tuple[int, dict[int, str]]] = []
+    Raises as ``load_archive``.
+    """
 
-    def first(self, rows: Sequence[tuple[int, object]]) -> int:
-        """Return how many are archived, up to one that is not. Raises as ``load_archive``."""
-        if rows:
-            self._reach(rows[0][0], rows[-1][0])
-        for count, (position, message_id) in enumerate(rows):
-            if not any(ids.get(position) == _plain(message_id) for _, ids in self._open):
-                return count
-        return len(rows)
+    def __init__(self, folder: str, log: type[EventLog], *, using: str) -> None:
+        archive = load_archive(folder, log._meta.db_table)
+        from .comparison import ArchivedRows, compared
+        from .through_django import LogThroughDjango
 
-    def _reach(self, first: int, last: int) -> None:
-        self._open = [each for each in self._open if each[0] >= first]
-        while self._files and self._files[0].first <= last:
-            file = self._files.pop(0)
-            if file.last >= first:
-                self._open.append((file.last, _message_ids(self._archive, file)))
+        self._archived, self._rows = ArchivedRows(archive), ROWS
+        logged = LogThroughDjango(log, using=using)
+        self._logged = logged.rows
+        self._schema, self.left_out = compared(logged.database.schema(), archive.schema)
 
+    def first(self, ids: Sequence[int], *, lock: bool) -> tuple[int, str]:
+        done = 0
+        while chunk := ids[done : done + self._rows]:
+            with _readable():
+                equal, others = self._compared(chunk, lock)
+            for id in chunk:
+                if id not in equal:
+                    return done, others.get(id, "is not archived")
+                done += 1
+        return done, ""
 
-def _message_ids(archive: Archive, file: File) -> dict[int, str]:
-    """Return the ids by position. Other columns of half a million events would fill the memory."""
-    from ..parquet import read_checked
-    from ..schema import arrow_types, some
+    def _compared(self, ids: Sequence[int], lock: bool) -> tuple[set[int], dict[int, str]]:
+        from .comparison import compare
 
-    with _readable():
-        table = read_checked(archive.store, file, arrow_types(some("id", "message_id")))
-    ids = map(_plain, table["message_id"].to_pylist())
-    return dict(zip(table["id"].to_pylist(), ids, strict=True))
+        equal: set[int] = set()
+        others: dict[int, str] = {}
+        size = 0
+        for logged in self._logged(ids, self._schema, lock=lock):
+            size += logged.nbytes
+            for archived in self._archived.of(logged["id"]):
+                same, differing = compare(logged, archived)
+                equal.update(same)
+                others |= differing
+        self._rows = max(1, min(MOST, BYTES * len(ids) // (size or 1)))
+        return equal, others
 
 
 @contextmanager
@@ -119,7 +130,3 @@ def _python_value(field: Field[Any, Any], value: Any, connection: Any) -> Any:
             cursor.execute(f"SELECT %s::{kind}", [value])
             [value] = cursor.fetchone()
     return field.to_python(value)
-
-
-def _plain(message_id: object) -> str:
-    return str(message_id).replace("-", "")
