@@ -48,6 +48,7 @@ BENCHMARKS = {
     "peers": Needs(("redis",)),
     "cost": Needs(("redis",)),
     "admin": Needs((), (POSTGRES, MARIADB), of_all=False),
+    "archive": Needs((MARIADB,), of_all=False),
     "entities": Needs((), (POSTGRES, MARIADB), of_all=False),
     "fleet": Needs((), (POSTGRES, MARIADB), of_all=False),
     "follow": Needs((), (POSTGRES, MARIADB), of_all=False),

@@ -2,11 +2,11 @@
 
 All contestants are warm and read the same rows of the same tables, in turns, in one session of
 ``local[2]``. JDBC reads with as many partitions, over the same ranges of positions; its drivers are
-Debian's, installed if they are missing. The archive also reads every row a second time to compare
-it; JDBC's copy to Parquet reads each row once. An archive is read with ``read()``, which also looks
-for newer events in the log, beside the same files as plain Parquet: once the largest archive, and
-once an archive of a million rows (``small``). A quick run has one archive, and times no audit of
-two sizes.
+Debian's, installed if they are missing. The archive also counts the rows of a batch once more and
+sums their hashes; JDBC's copy to Parquet does neither (``archive`` measures just that). An archive
+is read with ``read()``, which also looks for newer events in the log, beside the same files as
+plain Parquet: once the largest archive, and once an archive of a million rows (``small``). A quick
+run has one archive, and times no audit of two sizes.
 """
 
 from __future__ import annotations
