@@ -22,11 +22,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from tests.servers import MariaDB, PostgreSQL, RabbitMQ, Redis
+from tests.servers import MariaDB, MySQL, PostgreSQL, RabbitMQ, Redis
 
 from . import report
 
-POSTGRES, MARIADB, SQLITE = "postgres", "mariadb", "sqlite"
+POSTGRES, MARIADB, MYSQL, SQLITE = "postgres", "mariadb", "mysql", "sqlite"
 
 
 class Needs(NamedTuple):
@@ -47,14 +47,14 @@ BENCHMARKS = {
     "log": Needs(),
     "peers": Needs(("redis",)),
     "cost": Needs(("redis",)),
-    "admin": Needs((), (POSTGRES, MARIADB), of_all=False),
+    "admin": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
     "archive": Needs((MARIADB,), of_all=False),
-    "entities": Needs((), (POSTGRES, MARIADB), of_all=False),
-    "fleet": Needs((), (POSTGRES, MARIADB), of_all=False),
-    "follow": Needs((), (POSTGRES, MARIADB), of_all=False),
-    "keepup": Needs((), (POSTGRES, MARIADB), of_all=False),
-    "losses": Needs((), (POSTGRES, MARIADB), of_all=False),
-    "prepared": Needs((), (POSTGRES, MARIADB), of_all=False),
+    "entities": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
+    "fleet": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
+    "follow": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
+    "keepup": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
+    "losses": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
+    "prepared": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
     "spark": Needs((POSTGRES, MARIADB), of_all=False),
 }
 
@@ -78,6 +78,13 @@ SERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         extra_arguments=[
             *("--innodb-buffer-pool-size=1G", "--innodb-log-file-size=512M"),
             *("--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=fsync"),
+        ]
+    ),
+    MYSQL: lambda: MySQL(
+        extra_arguments=[
+            *("--innodb-buffer-pool-size=1G", "--innodb-redo-log-capacity=1G"),
+            *("--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=fsync"),
+            "--sync-binlog=1",
         ]
     ),
     SQLITE: file_of_sqlite,
@@ -180,7 +187,7 @@ def parse() -> argparse.Namespace:
         help="write ratios and raw rounds; for all, a folder instead of benchmarks/results",
     )
     parser.add_argument("--scale", type=float, default=1.0, help="part of it, where it has parts")
-    parser.add_argument("--database", choices=EVERY, default=POSTGRES, help="where")
+    parser.add_argument("--database", choices=(*EVERY, MYSQL), default=POSTGRES, help="where")
     options = parser.parse_args()
     if options.database not in BENCHMARKS.get(options.name, Needs()).databases:
         parser.error(f"{options.name} does not run on {options.database}")

@@ -16,6 +16,8 @@ from typing import Any
 
 import django
 
+from tests.mysql import is_mysql
+
 from . import losses, planted
 
 ASKED = {
@@ -136,6 +138,9 @@ def _cost(sql: str) -> tuple[int, list[str]]:
         "EXPLAIN (ANALYZE, FORMAT JSON)"
     )  # fmt: skip
     with connection.cursor() as cursor:
+        if is_mysql(connection.alias):
+            explain = "EXPLAIN ANALYZE FORMAT=JSON"
+            cursor.execute("SET explain_json_format_version = 2")
         cursor.execute(f"{explain} {sql}".replace("%", "%%"), [])
         [found] = cursor.fetchone()
     looks = list(_looks(plan_of(found) if isinstance(found, str) else found))
@@ -160,6 +165,9 @@ def _looks(node: Any) -> Iterator[tuple[str, float, bool]]:
             rows += node.get("Rows Removed by Index Recheck", 0)
             is_scan = node["Node Type"].endswith("Seq Scan")
             yield node["Relation Name"], rows * node["Actual Loops"], is_scan
+        elif "operation" in node and "table_name" in node:  # MySQL
+            rows = node["actual_rows"] * node["actual_loops"]
+            yield node["table_name"], rows, node["access_type"] == "table"
         elif "table_name" in node:
             rows = (node.get("r_rows") or 0) * (node.get("r_loops") or 0)
             yield node["table_name"], rows, node.get("access_type") == "ALL"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from tests.mysql import numbers as mysql_numbers
+
 STAGED, DEAD, EVENTS = "outbox_stagedjob", "outbox_deadjob", "outbox_event"
 #: The large tables.
 TABLES = (STAGED, DEAD, EVENTS)
@@ -30,7 +32,9 @@ def plant(first: int, last: int, table: str) -> None:
     from django.db import connection
 
     mysql = connection.vendor == "mysql"
-    numbers = f"seq_{first}_to_{last}" if mysql else f"generate_series({first}, {last}) AS n(seq)"
+    numbers = f"generate_series({first}, {last}) AS n(seq)"
+    if mysql:
+        numbers = f"{mysql_numbers(first, last, 'seq')} AS n"
     names, values = zip(*_columns(table, mysql=mysql), strict=True)
     with connection.cursor() as cursor:
         cursor.execute(

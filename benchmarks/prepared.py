@@ -96,14 +96,14 @@ def prepare(open_events: int) -> None:
     columns = [f.column for f in PreparedEvent._meta.fields if f.column not in ("id", "event_id")]
     names = ", ".join(columns)
     mysql = connection.vendor == "mysql"
+    uuid = "REPLACE(UUID(), '-', '')" if mysql else "gen_random_uuid()"
     copies = -(-open_events // DECIDED)
     with connection.cursor() as cursor:
         like = f"LIKE {table}" if mysql else f"(LIKE {table} INCLUDING ALL)"
         cursor.execute(f"CREATE TABLE {LARGE} {like}")
         for _ in range(copies):
             cursor.execute(
-                f"INSERT INTO {LARGE} (event_id, {names}) "
-                f"SELECT {'UUID()' if mysql else 'gen_random_uuid()'}, {names} FROM {table}"
+                f"INSERT INTO {LARGE} (event_id, {names}) SELECT {uuid}, {names} FROM {table}"
             )
         cursor.execute(f"DELETE FROM {table}")
         analyze = "ANALYZE TABLE" if mysql else "ANALYZE"

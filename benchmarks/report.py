@@ -128,7 +128,7 @@ def _databases() -> dict[str, str]:
 
     found = {}
     for connection in connections.all():
-        name = {"postgresql": "PostgreSQL", "mysql": "MariaDB"}.get(connection.vendor, "SQLite")
+        name = connection.display_name  # "MySQL" or "MariaDB": the server's
         connection.ensure_connection()
         numbers = connection.get_database_version()
         found[name] = ".".join(map(str, numbers))
@@ -154,7 +154,10 @@ def _brokers() -> dict[str, str]:
 def _at_a_commit(connection: Any) -> dict[str, str]:
     statement, names = {
         "postgresql": ("SHOW {}", ["fsync", "synchronous_commit", "full_page_writes"]),
-        "mysql": ("SELECT @@{}", ["innodb_flush_log_at_trx_commit", "innodb_flush_method"]),
+        "mysql": (
+            "SELECT @@{}",
+            ["innodb_flush_log_at_trx_commit", "innodb_flush_method", "log_bin", "sync_binlog"],
+        ),
         "sqlite": ("PRAGMA {}", ["journal_mode", "synchronous"]),
     }[connection.vendor]
     found = {}

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 _URLS = {"default": os.environ.get("BENCHMARK_URL") or os.environ["POSTGRES_URL"]}
 _SERVERS = {
     name: os.environ[f"{name.upper()}_URL"]
-    for name in ("postgres", "mariadb", "sqlite")
+    for name in ("postgres", "mariadb", "mysql", "sqlite")
     if f"{name.upper()}_URL" in os.environ
 }
 if len(_SERVERS) > 1:

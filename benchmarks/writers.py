@@ -124,6 +124,7 @@ def insert(streams: list[str], rows: int, *, log: Any) -> list[int]:
     """Insert rows into a log, for each stream in turn. Returns their positions."""
     from django.db import connection
 
+    from outbox_app.database.upsert import last_inserted
     from outbox_app.events.log.heads import bump_versions
     from outbox_app.events.log.newevent import slice_of
 
@@ -134,7 +135,7 @@ def insert(streams: list[str], rows: int, *, log: Any) -> list[int]:
     versions = {stream: heads[stream] - count for stream, count in counts.items()}
     now, uuid, txid = "STATEMENT_TIMESTAMP()", "gen_random_uuid()", "DEFAULT"
     if connection.vendor == "mysql":
-        now, uuid, txid = "UTC_TIMESTAMP(6)", "UUID()", "0"
+        now, uuid, txid = "UTC_TIMESTAMP(6)", "REPLACE(UUID(), '-', '')", "0"
     values = []
     for stream in order:
         versions[stream] += 1
@@ -142,9 +143,12 @@ def insert(streams: list[str], rows: int, *, log: Any) -> list[int]:
             f"({txid}, '', '{stream}', {versions[stream]}, 'order.placed', '{DATA}', '{{}}', "
             f"{slice_of(stream)}, {uuid}, {now})"
         )
+    returns = connection.features.can_return_rows_from_bulk_insert
     with connection.cursor() as cursor:
         cursor.execute(
             f"INSERT INTO {table} (txid, topic, stream, version, type, data, metadata, slice, "
-            f"message_id, recorded_at) VALUES {', '.join(values)} RETURNING id"
+            f"message_id, recorded_at) VALUES {', '.join(values)}"
+            + (" RETURNING id" if returns else "")
         )
-        return [id for (id,) in cursor.fetchall()]
+        ids = cursor.fetchall() if returns else last_inserted(cursor, log, ["id"], len(values))
+        return [id for (id,) in ids]

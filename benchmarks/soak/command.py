@@ -32,6 +32,8 @@ from . import books, faults
 from .world import BROKERS, DATABASES, ROOT, World
 from .writer import PUBLISHED
 
+#: Those of ``--database both``.
+BOTH = ("postgres", "mariadb")
 COUNTS = {"writer": 3, "drainer": 3, "subscriptions": 2, "consumer": 1, "worker": 1}
 PROGRESS_SECONDS = 10.0
 #: Seconds after the last fault within which every job must be sent and every event handled.
@@ -94,7 +96,7 @@ def both(arguments: list[str], options: argparse.Namespace) -> int:
     """Soak both databases side by side, each in its own process."""
     with tempfile.TemporaryDirectory() as folder:
         running = {}
-        for name in DATABASES:
+        for name in BOTH:
             own = ["--database", name, "--seed", str(options.seed), "--json", f"{folder}/{name}"]
             if options.keep:
                 own += ["--keep", str(options.keep / name)]
@@ -109,7 +111,7 @@ def both(arguments: list[str], options: argparse.Namespace) -> int:
             for process in running.values():
                 process.wait()
                 processes.forget_process(process.pid)
-        files = [Path(folder, name) for name in DATABASES]
+        files = [Path(folder, name) for name in BOTH]
         results = [json.loads(file.read_text()) for file in files if file.exists()]
         show(results)
         if options.json:

@@ -20,12 +20,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests import forking
-from tests.servers import MariaDB, PostgreSQL, Proxy, RabbitMQ, Redis, processes
+from tests.servers import MariaDB, MySQL, PostgreSQL, Proxy, RabbitMQ, Redis, processes
 
 from .consumer import TABLES, connect
 
 ROOT = Path(__file__).resolve().parents[2]
-DATABASES = {"postgres": PostgreSQL, "mariadb": MariaDB}
+DATABASES = {"postgres": PostgreSQL, "mariadb": MariaDB, "mysql": MySQL}
 BROKERS = {
     "redis": lambda: Redis(extra_arguments=("--appendonly", "yes", "--appendfsync", "always")),
     "rabbitmq": RabbitMQ,
@@ -151,7 +151,7 @@ class World:
     """The servers, proxies and processes; see the module.
 
     Args:
-        database: "postgres" or "mariadb".
+        database: "postgres", "mariadb" or "mysql".
         broker: "redis" or "rabbitmq".
         seed: The seed of all random choices.
         rate: Jobs that each writer stages per second.
