@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tests.servers import sets
+from tests.servers.mysql import MARIADB
 from tests.servers.ports import folder_of_servers
 
 sets.take()
@@ -112,9 +113,11 @@ DATABASES = {"default": _sqlite(os.environ.get("SQLITE_FILE", ":memory:"))}
 if url := os.environ.get("POSTGRES_URL"):
     DATABASES["postgres"] = _server("postgresql", url)
 if url := os.environ.get("MYSQL_URL") or os.environ.get("MARIADB_URL"):
-    DATABASES["mysql" if "MYSQL_URL" in os.environ else "mariadb"] = _server(
+    # MySQL's own default is strict, and ONLY_FULL_GROUP_BY.
+    mode = "DEFAULT" if MARIADB == "mysql" else "'STRICT_TRANS_TABLES'"
+    DATABASES[MARIADB] = _server(
         "mysql",
         url,
-        OPTIONS={"charset": "utf8mb4", "init_command": "SET sql_mode = 'STRICT_TRANS_TABLES'"},
+        OPTIONS={"charset": "utf8mb4", "init_command": f"SET sql_mode = {mode}"},
         TEST={"CHARSET": "utf8mb4", "COLLATION": "utf8mb4_general_ci"},
     )

@@ -35,8 +35,8 @@ def test_nothing_is_left_of_what_is_not_to_be_had(
     monkeypatch.setattr(unpacking, "apt_get", no_network)
     assert servers.main(["unpack"]) == 1
     said = capsys.readouterr()
-    assert "mysql-server-core of Debian's unstable packages is not to be had" in said.err
-    assert [each.name for each in cache.iterdir()] == ["mysql-server-core.lock"]
+    assert "mysql-client-core of Debian's unstable suite is not to be had" in said.err
+    assert [each.suffix for each in cache.iterdir()] == [".lock"]
 
 
 def test_the_summary_has_what_is_known_of_mysql(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ from . import (
     sets,
 )
 from .install import install
+from .mysql import PACKAGES
 from .needed import CHOSEN, needed
 from .unpacked import unpacked
 
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("installed:", " ".join(install()) or "nothing, all is there")
             return 0
         if options.action == "unpack":
-            print(unpacked("mysql-server-core"))
+            print(unpacked(*PACKAGES))
             return 0
         names = options.only
         if options.needed and (found := needed(options.command, names)) is not None:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .base import ServerFailed
@@ -27,20 +27,20 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 """
 
 
-def unpacked(package: str) -> Path:
-    """Return the root folder of a package and of all that it depends on; download it first.
+def unpacked(*packages: str) -> Path:
+    """Return the root folder of packages and of all that they depend on; download them first.
 
     Raises:
-        ServerFailed: It cannot be downloaded here.
+        ServerFailed: They cannot be downloaded here.
     """
-    root = _cache() / package
+    root = _cache() / "+".join(packages)
     with _locked(root):
         if not root.exists():
             try:
-                _download(package, root)
+                _download(packages, root)
             except (OSError, subprocess.CalledProcessError) as error:
                 raise ServerFailed(
-                    f"{package} of Debian's unstable packages is not to be had: {error}"
+                    f"{' '.join(packages)} of Debian's unstable suite is not to be had: {error}"
                 ) from error
     return root
 
@@ -51,8 +51,8 @@ def command(root: Path, program: str) -> list[str]:
     return [str(loader), "--library-path", str(loader.parent), str(root / program)]
 
 
-def _download(package: str, root: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=f"{package}-", dir=root.parent) as name:
+def _download(packages: Sequence[str], root: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="unpacked-", dir=root.parent) as name:
         folder = Path(name)
         for each in ("state", "lists/partial", "cache/archives/partial", "root"):
             (folder / each).mkdir(parents=True)
@@ -73,7 +73,7 @@ def _download(package: str, root: Path) -> None:
         }
         options = [part for key, value in places.items() for part in ("-o", f"{key}={value}")]
         apt_get(*options, "update")
-        apt_get(*options, "--no-install-recommends", "--download-only", "install", package)
+        apt_get(*options, "--no-install-recommends", "--download-only", "install", *packages)
         for archive in folder.glob("cache/archives/*.deb"):
             subprocess.run(["dpkg-deb", "-x", archive, folder / "root"], check=True)
         (folder / "root").rename(root)
