@@ -17,19 +17,26 @@ from outbox_app.process import preflight
 from tests import tasks
 from tests.faults.tools import on
 
+mariadb_only = pytest.mark.mariadb_only
 #: A setting, and a word of what is said.
 UNFIT = [
+    *[
+        pytest.param(f"sql_mode = '{mode},STRICT_TRANS_TABLES'", word, marks=mariadb_only)
+        for mode, word in (
+            ("ORACLE", "sql_mode has ORACLE"),
+            ("EMPTY_STRING_IS_NULL", "empty texts"),
+        )
+    ],
     ("sql_safe_updates = 1", "cannot be deleted"),
     ("sql_select_limit = 100", "cut short"),
     ("completion_type = 1", "completion_type is CHAIN"),
     ("completion_type = 2", "completion_type is RELEASE"),
-    ("sql_mode = 'ORACLE,STRICT_TRANS_TABLES'", "sql_mode has ORACLE"),
-    ("sql_mode = 'EMPTY_STRING_IS_NULL,STRICT_TRANS_TABLES'", "empty texts"),
 ]
 #: Settings under which everything works: nothing is said of them.
 FIT = [
-    *("NO_BACKSLASH_ESCAPES", "ANSI", "HIGH_NOT_PRECEDENCE", "SIMULTANEOUS_ASSIGNMENT"),
-    *("PAD_CHAR_TO_FULL_LENGTH", "MSSQL", "TRADITIONAL"),
+    *("NO_BACKSLASH_ESCAPES", "ANSI", "HIGH_NOT_PRECEDENCE", "ONLY_FULL_GROUP_BY"),
+    *("PAD_CHAR_TO_FULL_LENGTH", "TRADITIONAL"),
+    *[pytest.param(mode, marks=mariadb_only) for mode in ("SIMULTANEOUS_ASSIGNMENT", "MSSQL")],
 ]
 
 
