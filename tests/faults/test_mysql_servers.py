@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from django.core.management import call_command
@@ -188,8 +189,9 @@ def test_a_user_who_may_only_change_rows(alias, level, mode, settings, make_app,
         assert Runner([reads]).run(once=True) >= 5
         assert len(handled(alias)) == len(stored(alias))
         assert not list(differences(Account, using=alias))
-        call_command("outbox_prune", database=alias, verbosity=0)
-        call_command("outbox_status", database=alias)
+        call_command("outbox_prune", "--inbox", "--incidents", "--counters", database=alias)
+        with suppress(SystemExit):  # no drainer runs
+            call_command("outbox_status", database=alias)
     finally:
         connections[alias].close()
         connections.settings[alias].update(before)
