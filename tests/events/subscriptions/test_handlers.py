@@ -29,7 +29,6 @@ from outbox_app.models import Incident, Process
 from outbox_app.process.lease import LeaseHolder
 from tests.faults.tools import eventually, on
 from tests.patience import patience
-from tests.servers.mysql import MARIADB
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
