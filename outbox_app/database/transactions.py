@@ -22,6 +22,7 @@ from django.http import HttpResponse
 
 from ..conf import outbox_settings
 from ..exceptions import NotAtomic, NotMigrated
+from .tables import Tables
 
 View = Callable[..., HttpResponse]
 
@@ -162,7 +163,7 @@ def require_table(model: type[Model], *, using: str, migration: str = "0001_init
     A failed INSERT would break the transaction, and its error would not say what to do.
     """
     table, app = model._meta.db_table, model._meta.app_label
-    if using in _migrating and table not in connections[using].introspection.table_names():
+    if using in _migrating and table not in Tables(connections[using]):
         raise NotMigrated(
             f"The table {table} does not exist yet on {using!r}. Let the migration that stages or "
             f'publishes depend on it: dependencies = [("{app}", "{migration}")].'

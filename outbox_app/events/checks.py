@@ -22,6 +22,7 @@ from django.db.models import Field, ForeignKey
 from ..capability import needed
 from ..checks.aliases import written_aliases
 from ..checks.messages import LISTED
+from ..database.tables import Tables
 from ..models import StagedJob
 from .conf import event_settings
 from .exceptions import DamagedCursor, ForeignCursor, UnsafeLog
@@ -110,7 +111,7 @@ def check_log_tables(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Iterator[CheckMessage]:
     for alias in databases or ():
-        tables = connections[alias].introspection.table_names()
+        tables = Tables(connections[alias])
         reported = set()  # by check_databases, where there is an outbox
         if StagedJob._meta.db_table in tables:
             reported = {"outbox.E008", *["outbox.E011"] * (alias in written_aliases())}

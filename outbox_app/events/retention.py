@@ -24,6 +24,7 @@ from django.db.models import F
 from ..aliases import model_alias
 from ..database.clock import database_time
 from ..database.lock_wait import atomic_with_lock_wait
+from ..database.tables import Tables
 from ..exceptions import InvalidArgument, OutboxError
 from ..failpoints import failpoint
 from ..process.preflight import require_migrated
@@ -104,7 +105,7 @@ def prune_events(
         return removed
     archived = open_archive(archive, chosen, using=alias) if archive else None
     require_migrated(alias, Subscription)
-    if table not in connections[alias].introspection.table_names():
+    if table not in Tables(connections[alias]):
         return 0
     if archived is not None and archived.left_out:
         write(f'not compared log={table} columns="{"; ".join(archived.left_out)}"')

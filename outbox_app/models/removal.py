@@ -13,6 +13,7 @@ from django.core.management.base import CommandError
 from django.db import router
 from django.db.migrations.operations.base import Operation
 
+from ..database.tables import Tables
 from .counting import counted, shown_count
 
 
@@ -45,7 +46,7 @@ class KeepRows(Operation):
             CommandError: There are. The message says which, and how to go on.
         """
         connection = schema_editor.connection
-        there = connection.introspection.table_names()
+        there = Tables(connection)
         found, tables = [], []
         for name, conditions in self.rows.items():
             model = from_state.apps.get_model(app_label, name)

@@ -21,6 +21,7 @@ from django.db import OperationalError, ProgrammingError, connections, router, t
 from ..aliases import chosen_alias, outbox_alias
 from ..capability import Doors, Figure, Section, all_doors, capabilities, is_on
 from ..database.clock import DatabaseNow
+from ..database.tables import Tables
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
 from ..jobs.drain.status import Backlog, DrainerStatus, Held
@@ -209,7 +210,7 @@ def _section(doors: Doors, question: Question) -> Section | None:
         [app] = [each for each in capabilities() if each.doors is doors]
         for model in app.get_models():
             alias = question.using or chosen_alias() or router.db_for_write(model)
-            tables = connections[alias].introspection.table_names()
+            tables = Tables(connections[alias])
             if is_on(alias, model) and model._meta.db_table not in tables:
                 run = f"Run: manage.py migrate {app.label} --database {alias}"
                 question.unmigrated[app.label] = run

@@ -16,6 +16,7 @@ import django.db
 from django.db import connections
 from django.db.models import Model
 
+from ..database.tables import Tables, is_hidden
 from ..exceptions import InvalidArgument, NotMigrated, UnfitSession
 from ..models import StagedJob
 
@@ -56,17 +57,11 @@ def require_migrated(using: str, model: type[Model] = StagedJob) -> None:
     require_alias(using)
     connection, table = connections[using], model._meta.db_table
     try:
-        if table in connection.introspection.table_names():
-            return
-        if connection.vendor == "mysql":  # it lists no table on which the user has no privilege
-            with connection.cursor() as cursor:
-                cursor.execute(f"SELECT 1 FROM {connection.ops.quote_name(table)} LIMIT 0")
-    except django.db.Error as error:
-        if error.args[:1] == (1142,):  # denied: statements that need the table will say so
-            return
-        if error.args[:1] != (1146,):  # unavailable, and not: no such table
-            connection.close()
-            return
+        if table in Tables(connection) or is_hidden(table, using):
+            return  # if it is hidden, statements that need it will say so
+    except django.db.Error:  # unavailable
+        connection.close()
+        return
     hidden = ", or let its user see the schema: GRANT USAGE, and search_path"
     raise NotMigrated(
         f"Database {using!r} has no table {table}. Run: manage.py migrate {model._meta.app_label} "
@@ -83,16 +78,22 @@ def session_faults(using: str) -> list[str]:
     with connections[using].cursor() as cursor:
         cursor.execute(f"SELECT @@sql_mode, @@{', @@'.join(VARIABLES)}")
         modes, *values = cursor.fetchone()
-        names = "('transaction_isolation', 'tx_isolation')"  # MySQL, MariaDB
+        levels = "'transaction_isolation', 'tx_isolation'"  # MySQL, MariaDB
+        names = f"({levels}, 'log_bin', 'sql_log_bin', 'binlog_format')"
         cursor.execute(f"SHOW VARIABLES WHERE variable_name IN {names}")
-        levels = {level for _, level in cursor.fetchall()}
+        found = {value for _, value in cursor.fetchall()}
     wrong = [
         f"{name} is {value}, not {wanted}: {effect}"
         for value, (name, (wanted, effect)) in zip(values, VARIABLES.items(), strict=True)
         if value != wanted
     ]
     wrong += [f"sql_mode has {m}: {why}" for m, why in MODES.items() if m in modes.split(",")]
-    if "READ-UNCOMMITTED" in levels:
+    if {"STATEMENT", "ON"} <= found and "OFF" not in found:  # written to a binary log
+        wrong.append(
+            "binlog_format is STATEMENT: entities, subscriptions and outbox_prune write at READ "
+            "COMMITTED, which the server then refuses (error 1665); set it to ROW or MIXED"
+        )
+    if "READ-UNCOMMITTED" in found:
         wrong.append(
             "the isolation level is READ-UNCOMMITTED: jobs and events are sent before their "
             "commit, or in spite of a rollback; set OPTIONS['isolation_level'] to 'read committed'"

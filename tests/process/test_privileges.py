@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
@@ -329,3 +330,20 @@ class TestTheGuide:
         every = [model._meta.db_table for model in every_model()]
         role({"SELECT": {*every, *(log._meta.db_table for log in all_logs())}})
         assert outbox_status(using=alias).backlog.rows == 0
+
+
+@on("postgres", "mariadb")
+@pytest.mark.parametrize(
+    "process",
+    [
+        "code that stages jobs",
+        "`drain_outbox`",
+        "code that publishes events",
+        "`run_subscriptions`",
+    ],
+)
+def test_the_checks_run_as_each_user(alias, role, process):
+    """Tables that the user cannot see are not called missing."""
+    role(of_guide(process))
+    messages = run_checks(tags=["database"], databases=[alias])
+    assert [each for each in messages if each.id.startswith("outbox.")] == []

@@ -27,7 +27,9 @@ class MySQL(MariaDB):
 
     def _create_data(self) -> None:
         (self.folder / "first.sql").write_text("SET sql_log_bin = 0;\n" + FIRST_STATEMENTS)
-        self._run(*self._program(), "--initialize-insecure")
+        # How names of tables are stored is decided here.
+        case = [each for each in self.extra_arguments if "lower-case-table-names" in each]
+        self._run(*self._program(), *case, "--initialize-insecure")
 
     def _command(self) -> list[str]:
         return [

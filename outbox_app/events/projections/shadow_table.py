@@ -24,7 +24,7 @@ def shadow_table(model: type[models.Model], *, using: str) -> Iterator[type[mode
     prefix = f"{name[:32].decode(errors='ignore')}_{crc32(name):08x}__rebuild_"
     # Tables of killed rebuilds. A rebuild that is still running ends with an error.
     for left in connection.introspection.table_names():
-        if left.startswith(prefix):
+        if left.lower().startswith(prefix.lower()):  # MySQL may list names in lower case
             _drop(left, using=using)
     shadow = _shadow_model(model, f"{prefix}{uuid4().hex[:8]}", _collations(table, using=using))
     with connection.schema_editor() as editor:

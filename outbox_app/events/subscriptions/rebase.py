@@ -18,6 +18,7 @@ from django.db.models import Max, Min, Value
 from django.db.models.functions import Least
 
 from ...aliases import model_alias
+from ...database.tables import Tables
 from ...exceptions import InvalidArgument
 from ...process.preflight import require_migrated
 from ...text import Write, get_logger
@@ -88,7 +89,7 @@ def rebase_outbox(
         }
         return max(rebase_outbox(using=each, log=log, **arguments) for each in own)
     require_migrated(using)
-    tables = connections[using].introspection.table_names()
+    tables = Tables(connections[using])
     logs = [log_named(log)] if log else [e for e in all_logs() if e._meta.db_table in tables]
     plans = [_plan(each, last_id, upgraded, using=using) for each in logs]
     if any(plan.foreign for plan in plans):  # a log without cursors cannot tell by itself
