@@ -57,7 +57,7 @@ class ConnectionClosed(SwallowedError):
     """Code closed the connection of the transaction around it, which the database rolled back."""
 
 
-def is_lost(error: Exception) -> bool:
+def is_lost(error: BaseException) -> bool:
     """Return whether the database failed, as opposed to refusing a value of a row."""
     if not isinstance(error, LOST):
         return False

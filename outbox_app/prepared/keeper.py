@@ -26,7 +26,7 @@ from django.db.models import DurationField, Model
 from ..database.clock import DatabaseNow
 from ..database.encoding import replaced
 from ..database.lock_wait import atomic_with_lock_wait, is_conflict
-from ..database.transaction_guard import LOST
+from ..database.transaction_guard import is_lost
 from ..database.transactions import lacks_autocommit
 from ..database.upsert import insert_rows
 from ..events.exceptions import MessageIdConflict
@@ -229,13 +229,15 @@ def decide(
             if decided:
                 _count(decided, by if by in ROUTES else "person", using)
             return answers
-        except (SoftTimeLimitExceeded, NotAtomic, *LOST) as error:
-            if len(ids) == 1 or not is_conflict(error) or time.monotonic() > until:
-                raise
+        except (SoftTimeLimitExceeded, NotAtomic):
+            raise
         except BaseException as error:
             if comes_from_outside(error):
                 raise
-            if len(ids) == 1:
+            if is_lost(error):
+                if len(ids) == 1 or not is_conflict(error) or time.monotonic() > until:
+                    raise
+            elif len(ids) == 1:
                 return [_refused(sender, ids[0], error, using)]
         answers, held = [], None
         middle = len(ids) // 2

@@ -84,6 +84,29 @@ def test_an_error_of_the_database_is_met_once(alias: str, monkeypatch: Any) -> N
 
 
 @committing
+@on("mariadb")
+@pytest.mark.parametrize("number", [1644, 3751])
+def test_an_event_that_a_trigger_of_the_log_refuses_holds_up_no_other(
+    alias: str, number: int, states: Any, in_log: Any
+) -> None:
+    """Its error is of the class of a lost database, as all of MySQL's refusals of a row are."""
+    given = [request(f"order-{n}") for n in range(4)]
+    prepare(alias, *given)
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            "CREATE TRIGGER refuses BEFORE INSERT ON outbox_event FOR EACH ROW BEGIN IF NEW.stream "
+            f"= 'order-2' THEN SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {number}; END IF; END"
+        )
+        try:
+            decide(alias, *[(each.event_id, "confirmed") for each in given])
+        finally:
+            cursor.execute("DROP TRIGGER refuses")
+    assert states() == ["confirmed", "confirmed", "undecided", "confirmed"]
+    assert len(in_log()) == 3
+    assert str(number) in PreparedEvent.objects.using(alias).get(stream="order-2").reason
+
+
+@committing
 def test_with_autocommit_off_nothing_is_said_to_be_recorded(alias: str) -> None:
     """A sender would commit, and what it has prepared would be gone with the request."""
     given = request()
