@@ -212,4 +212,29 @@ BUGS = [
         ],
         "The jobs of a blocked key are staged again in the order in which they died.",
     ),
+    Bug(
+        "template-forgets-what-was-chosen",
+        "P1",
+        "jobs/staging/template.py",
+        [("if part and of in marks and name not in self.chosen", "if part and of in marks")],
+        [
+            "tests/jobs/staging/test_template.py::test_what_was_chosen_is_not_taken_for_what_follows_from_a_job"
+        ],
+        "The arguments of a job are shown although the caller chose what is shown in their place.",
+    ),
+    Bug(
+        "template-goes-by-the-name-of-a-wrapper",
+        "P1",
+        "jobs/staging/template.py",
+        [
+            (
+                'name = function.__globals__["__name__"]',
+                "name = function.__module__",
+            )
+        ],
+        [
+            "tests/jobs/staging/test_template.py::test_a_wrapper_of_celery_s_own_is_called_for_each_job"
+        ],
+        "Sentry's wrapper of apply_async has Celery's name, and is skipped from the third job on.",
+    ),
 ]

@@ -55,6 +55,12 @@ class StagingProducer(Producer):
         self.sent_event: dict[str, Any] | None = None
         #: Queues that the drain declares besides the job's own.
         self.also_declare: list[Any] = []
+        #: What templates look at: Celery's ``send_task``, the names of all headers but those that
+        #: tracers add, and the message that was published, with the row that it became.
+        self.send_task: Any = None
+        self.header_names: list[str] = []
+        self.options: dict[str, Any] = {}
+        self.job: Any = None
 
     #: The parts of a connection that are used while Celery sends: kombu wraps errors, Sentry reads
     #: the type.
@@ -65,7 +71,8 @@ class StagingProducer(Producer):
     def publish(self, body: Any, **options: Any) -> None:  # type: ignore[override]
         """Stage one message; takes the arguments of ``kombu.Producer.publish``."""
         try:
-            insert.add(self.job_of(body, **options), using=self.using)
+            self.job, self.options = self.job_of(body, **options), options
+            insert.add(self.job, using=self.using, by=self)
         except BaseException:
             # Celery sends this signal only after a publish, but the span of a tracer has to end.
             message = {name: options.get(name) for name in ("headers", "exchange", "routing_key")}
@@ -122,7 +129,7 @@ class StagingProducer(Producer):
             task=self.task,
             task_id=task_id,
             ordering_key=self.ordering_key,
-            body=_encoded(body, content_encoding),
+            body=encoded(body, content_encoding),
             receipt=self.receipt,
         )
         try:
@@ -171,15 +178,21 @@ def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(producer, StagingProducer):
             return send(producer, name, message, **options)
         producer.task, producer.sent_event = name, message.sent_event or producer.sent_event
+        producer.header_names = [*message.headers, *(options.get("headers") or ())]
         options["retry"] = False  # a retry would need a real connection
         return send(producer, name, message._replace(sent_event=None), **options)
 
-    send_or_stage.stages = True  # type: ignore[attr-defined]
+    send_or_stage.wrapped = send  # type: ignore[attr-defined]
     return send_or_stage
 
 
 #: Modules of receivers that close at ``after_task_publish`` the span that they have opened before.
 PAIRED = ("opentelemetry.instrumentation.celery", "ddtrace.contrib")
+
+
+def is_tracer(receiver: Any) -> bool:
+    """Return whether a receiver of a signal belongs to a tracer of ``PAIRED``."""
+    return (getattr(receiver, "__module__", None) or "").startswith(PAIRED)
 
 
 class _PublishSignal(Signal):
@@ -196,9 +209,7 @@ class _PublishSignal(Signal):
         here = around.get()
         if not sender or sender not in (here.staged, here.drained):
             return live
-        modules = ((each, getattr(each, "__module__", None) or "") for each in live)
-        paired = sender == here.staged
-        return [each for each, module in modules if module.startswith(PAIRED) == paired]
+        return [each for each in live if is_tracer(each) == (sender == here.staged)]
 
 
 for _signal in (after_task_publish, task_sent):
@@ -207,8 +218,7 @@ for _signal in (after_task_publish, task_sent):
 
 def with_quick_reprs(amqp: Any) -> Callable[..., Any]:
     """Wrap ``app.amqp.create_task_message``, which spends a quarter of its time on reprs."""
-    create = amqp.create_task_message
-    levels = min(amqp.app.conf.get("task_repr_maxlevels", 3) or 3, 3)
+    create, levels = amqp.create_task_message, quick_levels(amqp.app)
 
     def create_message(
         task_id: str, name: str, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
@@ -222,7 +232,12 @@ def with_quick_reprs(amqp: Any) -> Callable[..., Any]:
                 options[field] = text if text and len(text) < size else None
         return create(task_id, name, args, kwargs, *rest, **options)
 
+    create_message.wrapped = create  # type: ignore[attr-defined]
     return create_message
+
+
+def quick_levels(app: Any) -> int:
+    return min(app.conf.get("task_repr_maxlevels", 3) or 3, 3)
 
 
 def quick_repr(value: Any, *, levels: int) -> str:
@@ -281,7 +296,7 @@ class LazyProducer:
         return getattr(self._real, name)
 
 
-def _encoded(body: Any, encoding: str | None) -> bytes:
+def encoded(body: Any, encoding: str | None) -> bytes:
     if isinstance(body, str):
         return body.encode("utf-8" if encoding in (None, "", "binary") else encoding)
     return bytes(body)

@@ -20,7 +20,7 @@ from weakref import WeakSet
 from celery import Celery, current_app
 from celery._state import _get_active_apps  # type: ignore[attr-defined]
 from celery.app.task import Task
-from celery.canvas import group
+from celery.canvas import Signature, group
 from celery.utils.dispatch import Signal
 from django.apps import apps
 from kombu.utils.objects import cached_property
@@ -35,6 +35,7 @@ from .calls import Call, Mode, around, loaded_task, may_stage, mode_here, shadow
 from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
 from .receipt import check_worker
 from .results import remember_staged, wrap_backend
+from .template import Grouped, Templates
 
 logger = get_logger("outbox_app.staging")
 shadow_logger = get_logger("outbox_app.shadow")
@@ -104,6 +105,8 @@ class StagingMixin:
         elif call.mode == "shadow" and not call.is_by_hand:
             options["producer"] = record = self._recording(call, options)
         send: Any = super().send_task  # type: ignore[misc]
+        if alias is not None:
+            options["producer"].send_task = send
         with surrounded(staged="" if alias is None else name), record or nullcontext():
             result = send(name, *args, **options)
         if alias is not None and result is not None:  # a class in between may have sent nothing
@@ -116,7 +119,7 @@ class StagingMixin:
         if call.receipt is not None:
             check_worker(loaded_task(self, call.name), call.name)
         amqp: Any = self.amqp  # type: ignore[attr-defined]
-        if not hasattr(amqp.send_task_message, "stages"):
+        if not hasattr(amqp.send_task_message, "wrapped"):
             amqp.send_task_message = or_staged(amqp.send_task_message)
             amqp.create_task_message = with_quick_reprs(amqp)
         return StagingProducer(
@@ -223,8 +226,14 @@ def _apply_tasks_of_all_apps(
     opened: Any = nullcontext(producer)
     if producer is None and not isinstance(app, StagingMixin) and _an_app_may_stage():
         opened = LazyProducer(app, strict=False)
+    templates = Templates(ordering_key=around.get().ordering_key)
+    tasks = ((_templated(each, templates), *rest) for each, *rest in tasks)
     with opened as producer:
         return iter([*_apply_tasks(self, tasks, producer, app, *args, **options)])
+
+
+def _templated(signature: Any, templates: Templates) -> Any:
+    return Grouped(signature, templates) if type(signature) is Signature else signature
 
 
 _group._apply_tasks = _apply_tasks_of_all_apps

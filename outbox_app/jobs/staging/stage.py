@@ -7,6 +7,7 @@ thousand rows or MiB, holds one chunk in memory, and stages all of its jobs or n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
 from celery import Celery, current_app
@@ -21,6 +22,7 @@ from ..context import in_own_context
 from .calls import force_staging
 from .insert import batching
 from .sending import make_stageable
+from .template import Templates
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -105,11 +107,18 @@ def stage_many(
     using = using or outbox_alias()
     require_atomic("stage_many()", using=using)
     count = 0
+    templates = Templates(ordering_key=ordering_key)
+    ours: dict[str, Any] = {
+        "using": using,
+        "ordering_key": ordering_key,
+        "immediate": immediate,
+        **options,
+    }
     with transaction.atomic(using=using), batching(streaming=True):
         for job in jobs:
             if not isinstance(job, Task | Signature | str):
                 raise _no_signatures(job)
-            stage(job, using=using, ordering_key=ordering_key, immediate=immediate, **options)
+            templates.stage(job, None, None, options, partial(stage, job, **ours))
             count += 1
     return count
 

@@ -170,15 +170,24 @@ def check_job(
         check_values(message.headers, app)
     if job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
+    check_message_size(job)
+    check_storable(job, "ordering_key", "app", "task", "task_id", "queue", using=using)
+
+
+def check_storable(job: StagedJob, *names: str, using: str) -> None:
+    """Refuse names that the database cannot store. The body is bytes, and the envelope ASCII."""
+    for field in names:
+        if why := unstorable(getattr(job, field), using=using):
+            raise InvalidJob(f"{field} {getattr(job, field)[:60]!r} {why}")
+
+
+def check_message_size(job: StagedJob) -> None:
+    """Refuse a job that is larger than the setting allows; warn of a large one."""
     check_size(job)
     if job.size > LARGE:
         logger.warning(
             "Large job staged task=%s task_id=%s bytes=%d", job.task, job.task_id, job.size
         )
-    # Names that the database cannot store. The body is bytes, and the envelope ASCII.
-    for field in ("ordering_key", "app", "task", "task_id", "queue"):
-        if why := unstorable(getattr(job, field), using=using):
-            raise InvalidJob(f"{field} {getattr(job, field)[:60]!r} {why}")
 
 
 def check_size(job: Any) -> None:
