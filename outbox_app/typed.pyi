@@ -90,6 +90,7 @@ class TaskOptions(TypedDict, total=False):
     # of outbox_app
     immediate: bool
     outbox: Literal["stage", "send", "shadow"]
+    receipt: int
     # of Celery
     name: str
     serializer: str

@@ -26,6 +26,7 @@ from .databases import (
 )
 from .messages import guarded
 from .models import check_models
+from .receipts import check_receipts
 from .servers import check_servers
 from .values import check_settings
 
@@ -33,6 +34,7 @@ from .values import check_settings
 ALWAYS = (
     check_settings,
     check_apps,
+    check_receipts,
     check_transports,
     check_models,
     check_autocommit,

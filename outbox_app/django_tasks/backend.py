@@ -41,6 +41,7 @@ from ..failpoints import failpoint
 from ..jobs.idempotent import retry_later
 from ..jobs.staging.calls import alias_outside, force_staging
 from ..jobs.staging.insert import chunk_bytes
+from ..jobs.staging.receipt import checked_limit
 from ..jobs.staging.sending import make_stageable
 from ..jobs.staging.validation import check_name, check_size, speaks_amqp
 from ..text import get_logger, storable
@@ -111,7 +112,8 @@ class OutboxBackend(BaseTaskBackend):
             enqueued_at=now,
             kept_from=max(now, stored(task.run_after or now)),
         )
-        _send(row, task)
+        receipt = checked_limit(self.options.get("receipt", 0), f"receipt of TASKS[{self.alias!r}]")
+        _send(row, task, receipt)
         result = _result(row, task)
         send_inside(task_enqueued, type(self), outbox_alias(), task_result=result)
         return result
@@ -135,7 +137,7 @@ def _as_json(value: Any, argument: str, task: str) -> Any:
         raise kind(f"Argument {argument} of {task} cannot be written as JSON: {error}") from error
 
 
-def _send(row: Row, task: Task[..., Any]) -> None:
+def _send(row: Row, task: Task[..., Any], receipt: int | None) -> None:
     """Insert the row and stage the job; outside a transaction OUTSIDE may say to send it."""
     using = outbox_alias()
     _check_size(row)
@@ -148,13 +150,14 @@ def _send(row: Row, task: Task[..., Any]) -> None:
         is_naive, own = timezone.is_naive(due), timezone.get_default_timezone()
         options["eta"] = timezone.make_aware(due, own) if is_naive else due
     run = make_stageable(current_app).tasks[RUN_TASK]
-    staged = is_atomic(using) or alias_outside(row.task, using)
+    has_receipt = receipt is not None
+    staged = is_atomic(using) or alias_outside(row.task, using, has_receipt=has_receipt)
     # No block inside that of a test case, which does not count: ours would.
     opens = staged and not connections[using].in_atomic_block
     with transaction.atomic(using=using) if opens else nullcontext():
         row.save(using=using, force_insert=True)
         try:
-            with force_staging(using=using) if staged else nullcontext():
+            with force_staging(using=using, receipt=receipt) if staged else nullcontext():
                 run.apply_async((row.task_id,), **options)
         except BaseException:
             with suppress(django.db.Error):  # if this fails, the transaction cannot commit, either

@@ -75,13 +75,13 @@ class JobRun:
 
 def begin(task: Any, job: Address, request: Mapping[str, Any]) -> JobRun | None:
     """Begin a job, or return None: it has ended, or was cancelled; or somebody else runs it."""
+    receipt = receipt_of(task, task.name)
+    most = receipt.attempts if receipt else ATTEMPTS
     keeper = keeper_of(job.alias)
     run = JobRun(job, uuid4().hex, keeper)
     attempts = _begin(run, request)
     if attempts is None:
         return None
-    receipt = receipt_of(task, task.name)
-    most = receipt.attempts if receipt else ATTEMPTS
     if attempts > most:
         _bury(run, task.name, most)
         return None

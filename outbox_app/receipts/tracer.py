@@ -17,8 +17,14 @@ from billiard.einfo import ExceptionInfo
 from celery import states
 from celery.app.task import Task
 from celery.app.trace import TraceInfo, trace_ok_t
-from celery.exceptions import Reject
-from celery.signals import task_failure, task_received, task_revoked, worker_process_shutdown
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.signals import (
+    task_failure,
+    task_received,
+    task_revoked,
+    worker_process_shutdown,
+    worker_shutdown,
+)
 
 from ..jobs.context import let
 from ..jobs.inbox import inboxes
@@ -27,12 +33,14 @@ from ..text import get_logger
 from . import settling
 from .keeper import stop_keepers
 from .ledger import Address
-from .run import begin
+from .run import JobRun, begin
 
 logger = get_logger("outbox_app.receipts")
 
-#: Seconds that a worker waits before it gives a message back, because the database is away.
+#: Seconds that a worker waits before it gives a message back, because the database is away; and
+#: how often it waits with a message that was acknowledged before.
 AWAY_SECONDS = 5.0
+EARLY_TRIES = 12
 #: What the tracer returns for a message that is acknowledged, and nothing else: no result, no
 #: follow-up.
 SKIPPED = trace_ok_t(None, None, 0.0, "None")
@@ -56,7 +64,8 @@ def install() -> None:
     task_received.connect(settling.remember, dispatch_uid="outbox_app.receipts")
     task_revoked.connect(settling.settle_revoked, dispatch_uid="outbox_app.receipts")
     task_failure.connect(settling.settle_hard_limit, dispatch_uid="outbox_app.receipts")
-    worker_process_shutdown.connect(stop_keepers, dispatch_uid="outbox_app.receipts")
+    for ending in (worker_process_shutdown, worker_shutdown):
+        ending.connect(stop_keepers, dispatch_uid="outbox_app.receipts")
 
 
 def with_receipt(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,12 +77,8 @@ def with_receipt(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
         if header is None:
             return tracer(uuid, args, kwargs, request)
         try:
-            run = begin(task, Address.read(header, uuid), request)
+            run = _begin_or_wait(task, Address.read(header, uuid), request)
         except Exception as error:
-            logger.error(
-                "Job given back to the broker task=%s task_id=%s error=%s", task.name, uuid, error
-            )
-            time.sleep(AWAY_SECONDS)
             return _given_back(error)
         if run is None:
             return SKIPPED
@@ -90,6 +95,24 @@ def with_receipt(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return trace
+
+
+def _begin_or_wait(task: Any, job: Address, request: Any) -> JobRun | None:
+    """Begin a job. While the database is away wait, and then give the message back to the broker.
+
+    A message that was acknowledged before cannot be given back: then wait for longer. After that
+    the row is still there, and the drain sends the job again.
+    """
+    pauses = [AWAY_SECONDS] * (1 if task.acks_late else EARLY_TRIES)
+    while True:
+        try:
+            return begin(task, job, request)
+        except Exception as error:
+            text = "Job not begun task=%s task_id=%s error=%s"
+            logger.error(text, task.name, job.task_id, error)
+            if not pauses or isinstance(error, SoftTimeLimitExceeded):
+                raise
+            time.sleep(pauses.pop())
 
 
 def _given_back(error: Exception) -> Any:

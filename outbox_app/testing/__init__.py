@@ -202,7 +202,9 @@ def _note_published(jobs: Iterable[Row], using: str, **kwargs: Any) -> None:
 def _note_outside(jobs: list[StagedJob], using: str, **kwargs: Any) -> None:
     is_outside = outbox_settings().OUTSIDE == "send" and not is_atomic(using)
     _outside.difference_update(job.task_id for job in jobs)
-    _outside.update(job.task_id for job in jobs if is_outside or job.mode != "stage")
+    # A job with a receipt is staged in production, too.
+    outside = [job for job in jobs if is_outside and job.receipt is None]
+    _outside.update(job.task_id for job in jobs if job in outside or job.mode != "stage")
 
 
 def _name(task: TaskOrName) -> str:

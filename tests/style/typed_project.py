@@ -32,7 +32,7 @@ def thank(order: int) -> str:
     return str(order)
 
 
-@shared_task(name="shop.tasks.pack", immediate=True, outbox="stage", max_retries=3)
+@shared_task(name="shop.tasks.pack", immediate=True, outbox="stage", receipt=60, max_retries=3)
 @idempotent
 def pack(order: int) -> None:
     pass

@@ -42,12 +42,18 @@ def receipt_of(task: Any, name: str) -> Receipt | None:
     own = getattr(task, "receipt", None)
     if own is None:
         return pattern
-    if isinstance(own, bool) or not isinstance(own, int) or not 0 <= own <= MOST_LIMIT:
+    limit = checked_limit(own, f"receipt of {name}")
+    return Receipt(limit, pattern.attempts if pattern else ATTEMPTS) if limit else None
+
+
+def checked_limit(value: Any, what: str) -> int | None:
+    """Return a limit, or None for 0. Raises ``InvalidJob`` if it is no number of seconds."""
+    if type(value) is not int or not 0 <= value <= MOST_LIMIT:
         raise InvalidJob(
-            f"receipt of {name} is {own!r}; expected seconds, an integer from 1 to {MOST_LIMIT}, "
-            "or 0 for no receipt."
+            f"{what} is {value!r}; expected seconds, an integer from 1 to {MOST_LIMIT}, or 0 for "
+            "no receipt."
         )
-    return Receipt(own, pattern.attempts if pattern else ATTEMPTS) if own else None
+    return value or None
 
 
 def _by_pattern(name: str) -> Receipt | None:

@@ -1,0 +1,260 @@
+"""What a worker makes of a message: the tracer of Celery is replaced, nothing else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import states
+from celery.app.task import Task
+from celery.app.trace import TraceInfo, build_tracer, trace_ok_t
+from celery.exceptions import Reject, Retry
+from django.db import OperationalError, connections, transaction
+
+from outbox_app import idempotent
+from outbox_app.database.clock import DatabaseNow
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.models import DeadJob, InboxEntry, Run, StagedJob
+from outbox_app.receipts import keeper, tracer
+from outbox_app.receipts.ledger import Ledger
+from outbox_app.receipts.tracer import SKIPPED, TracerAttribute, with_receipt
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SUCCESS = trace_ok_t("done", None, 0.0, "'done'")
+
+
+@pytest.fixture(autouse=True)
+def own_keepers(settings: Any, alias: str, receipts: None) -> Iterator[None]:
+    settings.OUTBOX = {**settings.OUTBOX, "RECEIPT_LEASE_SECONDS": 2.0}
+    yield
+    keeper.stop_keepers()
+    keeper._keepers.clear()
+
+
+@pytest.fixture
+def app(make_app: Any) -> Any:
+    return make_app(result_backend="cache+memory://")
+
+
+@pytest.fixture
+def work(app: Any) -> Any:
+    return app.task(name="work", shared=False, lazy=False)(nothing)
+
+
+@pytest.fixture
+def message(alias: str, app: Any, work: Any) -> Any:
+    """``message()``: stage and drain a job; return its request as a worker has it."""
+
+    def make(task: Any = work) -> dict[str, Any]:
+        with transaction.atomic(using=alias):
+            result = task.delay()
+        assert Drain(using=alias).run(once=True).published == 1
+        job = StagedJob.objects.using(alias).get(task_id=result.id)
+        address = {"outbox_row": f"{job.pk}@{alias}", "hostname": "celery@w1"}
+        return {"id": result.id, "task": task.name, "retries": 0, **address}
+
+    return make
+
+
+def execute(task: Any, request: dict[str, Any], result: Any = SUCCESS) -> Any:
+    """Give a message to the task's wrapped tracer, which returns, or calls, ``result``."""
+
+    def trace(*args: Any) -> Any:
+        return result() if callable(result) else result
+
+    return with_receipt(task, trace)(request["id"], (), {}, request)
+
+
+def nothing() -> None: ...
+
+
+def never() -> Any:
+    raise AssertionError("the body was executed")
+
+
+def left(alias: str) -> tuple[int, int]:
+    return tuple(each.objects.using(alias).count() for each in (StagedJob, Run))  # type: ignore
+
+
+def hold(alias: str, request: dict[str, Any], *, seconds: float = 60, **values: Any) -> Any:
+    """Another worker runs the job."""
+    values = {"worker": "w2", "token": "other", "attempts": 1, "retries": 0, **values}
+    until = DatabaseNow() + timedelta(seconds=seconds)
+    staged = int(request["outbox_row"].partition("@")[0])
+    times = {"started_at": DatabaseNow(), "lease_until": until}
+    return Run.objects.using(alias).create(staged_id=staged, **values, **times)
+
+
+def test_the_run_is_there_while_the_body_runs(alias, work, message):
+    def body() -> Any:
+        run = Run.objects.using(alias).get()
+        assert (run.worker, run.attempts, run.retries) == ("celery@w1", 1, 0)
+        return SUCCESS
+
+    assert execute(work, message(), body) == SUCCESS
+    assert left(alias) == (0, 0)
+
+
+def test_a_message_without_a_row_is_executed(work):
+    assert execute(work, {"id": "x"}) == SUCCESS
+
+
+def test_a_message_whose_job_has_ended_is_skipped(alias, work, message):
+    request = message()
+    execute(work, request)
+    assert execute(work, request, never) == SKIPPED
+
+
+def test_one_whose_task_id_is_another_is_skipped(alias, work, message):
+    """Ids are given out again after a restored backup."""
+    assert execute(work, {**message(), "id": "other"}, never) == SKIPPED
+    assert left(alias) == (1, 0)
+
+
+def test_a_copy_is_skipped_once_the_other_worker_renews_its_lease(alias, work, message):
+    request = message()
+    hold(alias, request)
+
+    def renew() -> None:
+        time.sleep(0.3)
+        Run.objects.using(alias).update(lease_until=DatabaseNow() + timedelta(seconds=90))
+        connections[alias].close()
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    assert execute(work, request, never) == SKIPPED
+    thread.join()
+    assert left(alias) == (1, 1)
+
+
+def test_a_lost_worker_s_job_is_taken_over_when_its_lease_ends(alias, work, message):
+    request = message()
+    hold(alias, request, seconds=0.5)
+
+    def body() -> Any:
+        assert Run.objects.using(alias).get().attempts == 2
+        return SUCCESS
+
+    assert execute(work, request, body) == SUCCESS
+    assert left(alias) == (0, 0)
+
+
+def test_a_retry_waits_for_the_run_that_has_sent_it(alias, work, message):
+    """Although that renews its lease: it is about to end."""
+    request = message()
+    hold(alias, request)
+
+    def end() -> None:
+        for n in range(3):
+            time.sleep(0.2)
+            Run.objects.using(alias).update(lease_until=DatabaseNow() + timedelta(seconds=90 + n))
+        Run.objects.using(alias).all().delete()
+        connections[alias].close()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    assert execute(work, {**request, "retries": 1}) == SUCCESS
+    thread.join()
+
+
+def test_after_the_last_attempt_it_is_dead(alias, work, message):
+    request = message()
+    hold(alias, request, seconds=-1, attempts=3)
+    assert execute(work, request, never) == SKIPPED
+    assert left(alias) == (0, 0)
+    dead = DeadJob.objects.using(alias).get()
+    assert dead.reason.startswith("The job was begun 3 times, and no worker has executed it")
+
+
+def test_after_a_retry_the_limit_begins_with_it(alias, work, message):
+    request = message()
+    StagedJob.objects.using(alias).update(publishes=4)
+    info = TraceInfo(states.RETRY, Retry(when=1000))
+    execute(work, request, trace_ok_t(None, info, 0.0, None))
+    job = StagedJob.objects.using(alias).annotate(now=DatabaseNow()).get()
+    assert 4590 < (job.available_at - job.now).total_seconds() <= 4600
+    assert (job.publishes, Run.objects.using(alias).count()) == (1, 0)
+
+
+@pytest.mark.parametrize(("requeue", "rows"), [(True, (1, 0)), (False, (0, 0))])
+def test_rejected(alias, work, message, requeue, rows):
+    info = TraceInfo(states.REJECTED, Reject(requeue=requeue))
+    execute(work, message(), trace_ok_t(None, info, 0.0, None))
+    assert left(alias) == rows
+
+
+def test_a_worker_that_ends_leaves_its_run(alias, work, message):
+    def body() -> Any:
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        execute(work, message(), body)
+    assert left(alias) == (1, 1)
+    assert not keeper.keeper_of(alias)._runs
+
+
+def test_leases_are_renewed(alias, work, message):
+    def body() -> Any:
+        runs = Run.objects.using(alias)
+        before = runs.get().lease_until
+        deadline = time.monotonic() + 60
+        while runs.get().lease_until == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return SUCCESS
+
+    execute(work, message(), body)
+
+
+def test_an_end_that_the_database_refuses_is_repeated(alias, work, message, monkeypatch):
+    end, calls = Ledger.end, []
+
+    def fail_once(self: Any, *args: Any, **options: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OperationalError("away")
+        end(self, *args, **options)
+
+    monkeypatch.setattr(Ledger, "end", fail_once)
+    assert execute(work, message()) == SUCCESS
+    deadline = time.monotonic() + 60
+    while left(alias) != (0, 0):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_without_the_database_no_body_runs(alias, work, message, monkeypatch):
+    def fail(self: Any, *args: Any, **options: Any) -> None:
+        raise OperationalError("away")
+
+    monkeypatch.setattr(Ledger, "begin", fail)
+    monkeypatch.setattr(tracer, "AWAY_SECONDS", 0.01)
+    result = execute(work, message(), never)
+    assert result[1].state == states.REJECTED
+    assert result[1].retval.requeue is True
+    assert left(alias) == (1, 0)
+
+
+def test_the_inbox_keeps_no_entry_of_a_job_with_a_receipt(alias, app, message):
+    once = app.task(name="once", shared=False, lazy=False)(idempotent(nothing))
+    request = message(once)
+    real = build_tracer(once.name, once, app=app)
+    with_receipt(once, real)(request["id"], (), {}, {**request, "args": [], "kwargs": {}})
+    assert left(alias) == (0, 0)
+    assert not InboxEntry.objects.using(alias).exists()
+
+
+def test_workers_wrap_the_tracer_and_eager_calls_do_not_pass_it(alias, app, work):
+    assert isinstance(vars(Task)["__trace__"], TracerAttribute)
+    assert work.__trace__ is None
+    calls = []
+    work.__trace__ = lambda *args: calls.append(args)
+    assert work.__trace__.__wrapped__
+    work.apply()
+    work()
+    assert not calls
