@@ -132,6 +132,8 @@ def _bury(run: JobRun, task: str, most: int) -> None:
         f"The job was begun {most} times, and no worker has executed it to its end: each was lost. "
         "Look for what kills them (memory, time limits), then requeue the job."
     )
+    # Its lease ends now: a job that somebody executes is not given up.
+    run.keeper.ledger.renew([(job.id, run.token)], seconds=0)
     row = Row(job.id, 0, "", "", task, job.task_id, "", b"", "")
     try:
         move_to_dead(row, error, using=job.alias)

@@ -59,7 +59,6 @@ def test_of_an_empty_outbox(alias):
         128,
     )
     assert dead(found) == {"jobs": 0, "complete": True, "by_error": {}}
-    rare = {"contradiction": 0, "no_receipt": 0}
     assert found.incidents == {
         "takeover": 0,
         "unknown": 0,
@@ -99,7 +98,6 @@ def test_of_jobs(alias, staged, died):
     assert json.loads(health(RequestFactory().get("/")).content)["backlog"] == 3
     assert "ready       3, the oldest 8 min old" in table(found, [])
     assert dead(found) == {"jobs": 5, "complete": True, "by_error": {"F": 3, "E": 2}}
-    rare = {"contradiction": 0, "no_receipt": 0}
     assert found.incidents == {
         "takeover": 2,
         "unknown": 1,
