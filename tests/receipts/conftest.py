@@ -68,7 +68,8 @@ def start_worker(alias: str, redis_url: str, environment: Any, tmp_path: Path) -
     workers: list[Worker] = []
 
     def start(app: OutboxCelery, pool: str = "prefork", count: int = 4) -> Worker:
-        options = f"-P {pool} -c {count} -l INFO -Q {app.conf.task_default_queue}"
+        name = f"w{len(workers)}@{app.main}"
+        options = f"-n {name} -P {pool} -c {count} -l INFO -Q {app.conf.task_default_queue}"
         command = f"-m celery -A tests.receipts.worker worker {options} --without-gossip"
         log = tmp_path / f"worker-{len(workers)}.log"
         process = spawn(
