@@ -37,6 +37,7 @@ class MySQL(MariaDB):
             *("--mysqlx=OFF", "--secure-file-priv=NULL", "--performance-schema=OFF"),
             *("--log-bin=binlog", f"--server-id={self.port}", "--sync-binlog=0"),
             *("--gtid-mode=ON", "--enforce-gtid-consistency=ON", "--sql-require-primary-key=ON"),
+            "--max-allowed-packet=16M",  # as MariaDB's default
             *self.extra_arguments,
         ]
 
