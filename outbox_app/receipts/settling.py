@@ -12,7 +12,6 @@ from weakref import WeakSet
 
 from billiard.exceptions import TimeLimitExceeded
 
-from ..jobs.context import in_own_context
 from ..jobs.message import ADDRESS
 from ..text import get_logger
 from .ledger import Address, Ledger
@@ -40,9 +39,7 @@ def settle_hard_limit(task_id: str, exception: Any, **kwargs: Any) -> None:
             _end(Address.read(request.request_dict[ADDRESS], task_id))
 
 
-@in_own_context
 def _end(job: Address) -> None:
-    # In a context of its own: greenlets of the pool would inherit the connections of this thread.
     try:
         ledger = Ledger(job.alias)
         try:

@@ -82,11 +82,10 @@ def start_worker(alias: str, redis_url: str, environment: Any, tmp_path: Path) -
                 "RECEIPTS_APP": app.main,
                 "RECEIPTS_BROKER": app.conf.broker_url,
                 "RECEIPTS_REDIS": redis_url,
-                # The checks open connections, which greenlets inherit, and Django refuses to them.
-                **({"CELERY_SKIP_CHECKS": "1"} if pool == "gevent" else {}),
             },
             user=None,
-            popen=forking.Popen,
+            # gevent replaces what a fork of a prepared process has imported already.
+            popen=subprocess.Popen if pool == "gevent" else forking.Popen,
         )
         workers.append(Worker(process, log))
         return workers[-1]

@@ -86,6 +86,7 @@ WORLDS = [
     ("mariadb", "rabbitmq_url", "prefork"),
     ("default", "redis_url", "prefork"),
     ("postgres", "redis_url", "threads"),
+    ("postgres", "rabbitmq_url", "gevent"),
     ("mariadb", "redis_url", "solo"),
 ]
 

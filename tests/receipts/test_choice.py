@@ -9,6 +9,7 @@ from celery import group
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app import stage_many
 from outbox_app.checks.receipts import check_receipts
 from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs.drain.drain import Drain
@@ -91,6 +92,15 @@ def test_a_group_outside_a_transaction(alias, declare):
     work, sent = declare("work", receipt=60), declare("sent")
     group(work.s(), sent.s())()
     assert receipts(alias) == {"work": 60}
+
+
+def test_in_bulk(alias, declare):
+    """The third job of a kind is made from a template, and PostgreSQL takes ten rows by COPY."""
+    work, other = declare("work", receipt=60), declare("other")
+    with transaction.atomic(using=alias):
+        stage_many([*(work.s(n) for n in range(12)), *(other.s(n) for n in range(12))], using=alias)
+    rows = StagedJob.objects.using(alias).values_list("task", "receipt")
+    assert sorted(rows) == [("other", None)] * 12 + [("work", 60)] * 12
 
 
 def test_jobs_without_one_take_the_statements_that_they_took(alias, declare):
