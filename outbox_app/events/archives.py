@@ -28,8 +28,8 @@ class Lookup(Protocol):
     def first(self, ids: Sequence[int], *, lock: bool) -> tuple[int, str]:
         """Return how many rows the archive holds as they are, up to one that it does not hold.
 
-        Also return what is wrong with that one. ``lock`` locks the rows until the end of the
-        transaction.
+        Also return what is wrong with that one; empty if the log has it no more. ``lock`` locks the
+        rows until the end of the transaction.
         """
 
 

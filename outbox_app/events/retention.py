@@ -43,6 +43,9 @@ from .subscriptions.subscriber import all_subscribers
 
 logger = get_logger("outbox_app.retention")
 
+#: What holds a row that is there, and cannot be locked to compare it.
+_HIDDEN = "this user cannot lock: row-level security hides it from UPDATE"
+
 
 @dataclass(frozen=True, slots=True)
 class Hold:
@@ -209,7 +212,7 @@ def prune_steps(
     before = now - timedelta(days=days)
     cutoff = connections[using].ops.adapt_datetimefield_value(before)
     table = connections[using].ops.quote_name(log._meta.db_table)
-    reached = 0
+    reached = vanished = 0
     while True:
         # A replay locks its subscription first: either it waits for this batch, or this batch sees
         # the cursor that the replay has moved.
@@ -229,13 +232,16 @@ def prune_steps(
             front = cursor.fetchall()
             free = list(takewhile(lambda row: row[1] is None, front))
             held = kept_by[front[len(free)][1]].who if len(free) < len(front) else ""
+            vanished, vanished_before = 0, vanished
             if archived is not None:
                 events = [row for row in free if row[2] != TOMBSTONE]
                 there, why = archived.first([id for id, *_ in events], lock=not dry_run)
                 if there < len(events):
                     missing = events[there]
                     free = free[: free.index(missing)]
-                    held = f"position {missing[0]}, which {why}"
+                    held = f"position {missing[0]}, which {why or _HIDDEN}"
+                    if not why and missing[0] != vanished_before:  # another process prunes, too
+                        vanished, held = missing[0], ""
                 failpoint("prune_compared")
             ids = [id for id, *_ in free]
             count, reached = len(ids), max([reached, *ids])
@@ -247,7 +253,7 @@ def prune_steps(
                     count = gone._raw_delete(using)
             failpoint("prune_removed")
         yield count, reached, held
-        if len(free) < batch_size:
+        if len(free) < batch_size and not vanished:
             return
 
 

@@ -293,6 +293,58 @@ def test_a_row_cannot_change_between_its_comparison_and_its_removal(alias, rows,
 
 
 @on("postgres", "mariadb")
+def test_what_another_pruner_has_removed_meanwhile_holds_nothing(
+    alias, rows, old, folder, monkeypatch
+):
+    old(5)
+    archive(alias, folder)
+    young = old(2)
+    first = ArchiveLookup.first
+
+    def beaten(self, ids, **options):
+        monkeypatch.setattr(ArchiveLookup, "first", first)
+        with Session(alias) as other:
+            other.do(lambda: prune(folder, "--batch-size=3"))
+        return first(self, ids, **options)
+
+    monkeypatch.setattr(ArchiveLookup, "first", beaten)
+    said = prune(folder, "--batch-size=2")
+    assert said.count("held") == 1
+    assert f"position {young[0]}, which is not archived" in said
+    assert positions(rows) == young
+
+
+@on("postgres")
+def test_rows_that_a_policy_hides_from_who_locks_them_stay(alias, rows, old, folder):
+    """A policy for SELECT and DELETE only: the pruner ends, and says why."""
+    ids = old(3)
+    archive(alias, folder)
+    with Session(alias) as owner, connections[alias].cursor() as cursor:
+        owner.sql("CREATE ROLE pruner")
+        try:
+            owner.sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO pruner")
+            owner.sql("ALTER TABLE outbox_event ENABLE ROW LEVEL SECURITY")
+            for right in ("SELECT", "DELETE"):
+                owner.sql(f"CREATE POLICY {right}_all ON outbox_event FOR {right} USING (true)")
+            cursor.execute("SET ROLE pruner")
+            said = prune(folder, "--batch-size=2")
+            cursor.execute("RESET ROLE")
+            assert f"position {ids[0]}, which this user cannot lock: row-level" in said
+            assert positions(rows) == ids
+            owner.sql("CREATE POLICY update_all ON outbox_event FOR UPDATE USING (true)")
+            cursor.execute("SET ROLE pruner")
+            prune(folder, "--batch-size=2")
+        finally:
+            cursor.execute("RESET ROLE")
+            for right in ("SELECT", "DELETE", "UPDATE"):
+                owner.sql(f"DROP POLICY IF EXISTS {right}_all ON outbox_event")
+            owner.sql("ALTER TABLE outbox_event DISABLE ROW LEVEL SECURITY")
+            owner.sql("DROP OWNED BY pruner")
+            owner.sql("DROP ROLE pruner")
+    assert positions(rows) == []
+
+
+@on("postgres", "mariadb")
 def test_a_dry_run_locks_no_row(alias, rows, old, folder, at):
     ids = old(3)
     archive(alias, folder)

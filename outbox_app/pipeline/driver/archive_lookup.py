@@ -85,7 +85,7 @@ class ArchiveLookup:
                 equal, others = self._compared(chunk, lock)
             for id in chunk:
                 if id not in equal:
-                    return done, others.get(id, "is not archived")
+                    return done, others.get(id, "")
                 done += 1
         return done, ""
 
@@ -97,6 +97,7 @@ class ArchiveLookup:
         size = 0
         for logged in self._logged(ids, self._schema, lock=lock):
             size += logged.nbytes
+            others |= dict.fromkeys(logged["id"].to_pylist(), "is not archived")
             for archived in self._archived.of(logged["id"]):
                 same, differing = compare(logged, archived)
                 equal.update(same)
