@@ -36,7 +36,7 @@ django.core.handlers.wsgi django.core.mail django.core.management.commands.check
 django.db.backends.mysql.base django.db.backends.postgresql.base django.db.backends.sqlite3.base
 django.db.migrations.migration django.db.models django.template.loader django.test.signals
 django.urls django.views django.views.decorators.http gunicorn.app.wsgiapp
-gunicorn.workers.gthread http_message_signatures httpx2 kombu.transport.filesystem
+gunicorn.workers.gthread http_message_signatures kombu.transport.filesystem
 kombu.transport.memory kombu.transport.pyamqp kombu.transport.redis redis
 """
 #: What Python itself reads.

@@ -20,7 +20,6 @@ from .exceptions import InvalidPeer
 from .peers import Key, Peer
 
 try:
-    import httpx2 as httpx2
     from http_message_signatures import (
         HTTPMessageSignaturesException,
         HTTPMessageSigner,
@@ -30,29 +29,21 @@ try:
         MappingKeyResolver,
         algorithms,
     )
-    from http_message_signatures.httpx2 import adapt_message as adapt_message
 except ImportError as error:
     raise InvalidPeer(
-        "Peers over HTTP need httpx2 and http-message-signatures: pip install 'outbox-app[door]'."
+        "Peers over HTTP need http-message-signatures: pip install 'outbox-app[door]'."
     ) from error
+
+from . import plain
+from .plain import ANSWER, MEANT, REQUEST, TAG, VALID, PeerOf
+from .plain import CLOCKS as CLOCKS
 
 logger = get_logger("outbox_app.door")
 
-TAG = "outbox-v1"
-#: The longest time for which a signature is valid, in seconds.
-VALID = 300
-#: Seconds by which two clocks may differ.
-CLOCKS = 60
-REQUEST = ("@method", "@authority", "@path", "@query", "content-digest", "content-type")
-#: Headers that the door reads: the signature must cover each of them that is present.
-MEANT = ("idempotency-key", "if-match", "outbox-seconds-left")
-ANSWER = ("@status", "content-digest", '"@method";req', '"@path";req', '"signature";req')
 ALGORITHMS: dict[str, type[HTTPSignatureAlgorithm]] = {
     "ed25519": algorithms.ED25519,
     "hmac-sha256": algorithms.HMAC_SHA256,
 }
-
-PeerOf = Callable[[Any], tuple[Peer, Key] | None]
 
 
 class NotBelieved(OutboxError):
@@ -64,11 +55,13 @@ def sign(message: Any, body: bytes, key: Key) -> None:
 
     Raises ``InvalidPeer`` if the key is invalid.
     """
+    now = datetime.now(UTC)
+    if plain.sign(message, body, key, created=int(now.timestamp())):
+        return
     signer = HTTPMessageSigner(
         signature_algorithm=ALGORITHMS[key.algorithm],
         key_resolver=MappingKeyResolver(public_keys={}, private_keys={key.id: key.read()}),
     )
-    now = datetime.now(UTC)
     try:
         signer.sign(
             message,
@@ -94,12 +87,17 @@ def verify(message: Any, read: Callable[[], bytes], peer_of: PeerOf) -> tuple[Pe
     Raises:
         NotBelieved: The message is not signed as the profile demands.
     """
-    verifier = _Verifier(peer_of)
+    verifier, body = _Verifier(peer_of), None
     try:
+        if found := plain.verify(message, peer_of):
+            peer, digest = found
+            body = read()
+            if plain.digest(body) == digest:
+                return peer, body
         # As no tag is passed, the library refuses a message that has two signatures.
         results = verifier.verify(message, max_age=None, require_components=_components(message))
         verifier.check_time()
-        body = read()
+        body = read() if body is None else body
         verifier.verify_body(message, results, body)
     except (HTTPMessageSignaturesException, InvalidPeer) as error:
         raise NotBelieved(str(error)) from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import formatdate
@@ -77,7 +76,6 @@ def ask(items):
     questions = [Question(uuid.UUID(sys.argv[1]), timezone.now())]
     print(*ask_over_http("billing", questions).values(), flush=True)
 
-client._running()  # as prepare() left it: from Python 3.12 on no thread begins at the end
 sender.calls.send(sender._attempt, [None], ask)
 atexit.register(sender.calls.drain, 60)
 """
@@ -275,28 +273,6 @@ def test_a_call_ends(alias: str, server: Any, reply: Reply) -> None:
     with pytest.raises(PeerUnavailable):
         client.call(peer, "POST", "check", [], seconds=0.7)
     assert time.monotonic() - begin < 20
-
-
-def test_a_connection_is_given_back_however_its_answer_ends() -> None:
-    """One that is too large, too: or there would be none left."""
-    closed: list[Any] = []
-
-    class Response:
-        async def aiter_raw(self) -> AsyncIterator[bytes]:
-            yield b"12345"
-
-        async def aclose(self) -> None:
-            closed.append(self)
-
-    class Client:
-        async def send(self, request: Any, *, stream: bool) -> Response:
-            return Response()
-
-    asked: Any = Client(), None, 1.0
-    assert asyncio.run(client._exchange(*asked, 5))[1] == b"12345"
-    with pytest.raises(OSError, match="more than 4 bytes"):
-        asyncio.run(client._exchange(*asked, 4))
-    assert len(closed) == 2
 
 
 def test_cookies_are_not_kept(alias: str, server: Any, signer: Any) -> None:

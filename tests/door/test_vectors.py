@@ -13,6 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
+from http_message_signatures.structures import CaseInsensitiveDict
 
 from outbox_app.door import signing
 from outbox_app.door.peers import Key, Peer
@@ -88,7 +89,7 @@ def test_a_server_believes_the_vectors(
     asked = SimpleNamespace(
         method=values["@method"],
         url=f"https://{values['@authority']}{values['@path']}",
-        headers=signing.httpx2.Headers(headers),
+        headers=CaseInsensitiveDict(headers),
     )
     peer = Peer(name="app")
     if forged:

@@ -154,4 +154,38 @@ BUGS = [
         ["tests/door/test_many_commands.py::test_less_than_others_may_send"],
         "A command that is too large costs the others of its list their execution.",
     ),
+    Bug(
+        "plain-signature-of-fewer-components",
+        "P9",
+        "door/plain.py",
+        [
+            (
+                "if sorted(names) != sorted(values) or len(",
+                "if not set(names) <= set(values) or len(",
+            )
+        ],
+        ["tests/door/test_forged_requests.py::test_what_is_forged"],
+        "Who sees a request of a peer sends its signature with another body or key.",
+    ),
+    Bug(
+        "plain-signature-without-its-time",
+        "P9",
+        "door/plain.py",
+        [
+            (
+                '    if not _is_timely(parameters["created"], parameters["expires"]):\n',
+                "    if False:\n",
+            )
+        ],
+        ["tests/door/test_plain.py::test_what_is_signed_by_hand"],
+        "A request that was recorded is believed years later, when its key's answers are pruned.",
+    ),
+    Bug(
+        "connection-with-a-rest-is-used-again",
+        "P13",
+        "door/connections.py",
+        [("if time.monotonic() - since < IDLE and stream.is_silent():", "if True:")],
+        ["tests/door/test_connections.py::test_a_connection_that_is_not_used_again"],
+        "A call goes over a connection that its server has closed, and its outcome is unknown.",
+    ),
 ]

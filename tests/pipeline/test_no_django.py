@@ -28,7 +28,7 @@ WITHOUT_SPARK = """
 import importlib, pkgutil, sys
 
 BLOCKED = "pyspark", "py4j", "pyarrow", "adbc_driver_postgresql"
-BLOCKED += "httpx2", "http_message_signatures", "tooz"  # the extras door and coordination
+BLOCKED += "cryptography", "http_message_signatures", "tooz"  # the extras door and coordination
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
@@ -46,7 +46,7 @@ for info in pkgutil.iter_modules(outbox_app.__path__, "outbox_app."):
         importlib.import_module(info.name)
         count += 1
 WITHOUT = "jobs", "process", "monitoring", "events", "sharding", "shadow", "ids"
-NEED_EXTRAS = "door.signing", "prepared.remote", "fleet.registries.tooz"
+NEED_EXTRAS = "door.plain", "door.signing", "prepared.remote", "fleet.registries.tooz"
 WITHOUT += "entities", "prepared", "fleet", "door"
 for package in ("admin", "checks", "management.commands", *WITHOUT):
     package = importlib.import_module(f"outbox_app.{package}")
