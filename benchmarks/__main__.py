@@ -49,6 +49,7 @@ BENCHMARKS = {
     "cost": Needs(("redis",)),
     "admin": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
     "archive": Needs((MARIADB,), of_all=False),
+    "door": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
     "entities": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
     "fleet": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
     "follow": Needs((), (POSTGRES, MARIADB, MYSQL), of_all=False),
