@@ -62,6 +62,15 @@ def test_the_range_of_routing_is_that_of_the_committed_run() -> None:
     assert f"medians of {len(found)} rounds" in text
 
 
+@pytest.mark.parametrize("page", ["fleet", "entities"])
+def test_whether_routing_pays_is_that_of_the_committed_run(page: str) -> None:
+    text = " ".join((ROOT / f"docs/reference/{page}.md").read_text().split())
+    ratios = result("fleet")["ratios"]
+    assert f"{ratios['routed_vs_direct']:.2f} times as many as" in text
+    if page == "entities":
+        assert f"{ratios['routed_vs_scattered']:.2f} times as many as four that execute" in text
+
+
 def test_a_split_table_is_that_of_the_committed_run() -> None:
     text = (ROOT / "docs/howto/split-a-table.md").read_text()
     ratios = result("fleet")["ratios"]
