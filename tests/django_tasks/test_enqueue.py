@@ -319,3 +319,14 @@ def test_a_transaction_on_another_database_only(alias: str) -> None:
     with transaction.atomic(using=other), pytest.raises(NotAtomic, match="it would not be atomic"):
         add.enqueue(1)
     assert rows(alias) == ([], [])
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_receipt_in_options(alias, settings):
+    from tests.django_tasks.conftest import BACKEND
+
+    settings.TASKS = {"default": {**BACKEND, "OPTIONS": {"receipt": 60}}}
+    with transaction.atomic(using=alias):
+        declared.add.enqueue(1)
+    declared.add.enqueue(2)  # staged outside a transaction, too
+    assert list(StagedJob.objects.using(alias).values_list("receipt", flat=True)) == [60, 60]
