@@ -425,7 +425,10 @@ def test_an_archive_holds_one_log(alias, monkeypatch):
         asked.append(log._meta.db_table)
         return iter(())
 
-    monkeypatch.setattr(event_retention, "open_archive", lambda folder, table: asked.append(table))
+    def open_archive(folder, table, *, using):
+        asked.append(table)
+
+    monkeypatch.setattr(event_retention, "open_archive", open_archive)
     monkeypatch.setattr(event_retention, "prune_steps", steps)
     event_retention.prune_events(archive="folder", older_than=1, using=alias)
     assert asked == ["outbox_event", "outbox_event"]
