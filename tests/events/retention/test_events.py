@@ -425,8 +425,8 @@ def test_an_archive_holds_one_log(alias, monkeypatch):
         asked.append(log._meta.db_table)
         return iter(())
 
-    def open_archive(folder, table, *, using):
-        asked.append(table)
+    def open_archive(folder, log, *, using):
+        asked.append(log._meta.db_table)
 
     monkeypatch.setattr(event_retention, "open_archive", open_archive)
     monkeypatch.setattr(event_retention, "prune_steps", steps)
