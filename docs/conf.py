@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import llms
-import sidebar
 
 from outbox_app import __version__
 
@@ -37,7 +36,7 @@ author = "The outbox_app authors"
 copyright = "The outbox_app authors"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sidebar"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 nitpicky = True
@@ -55,5 +54,4 @@ html_title = f"outbox_app {release}"
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("source-read", sidebar.add)
     app.connect("build-finished", llms.write)

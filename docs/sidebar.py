@@ -13,6 +13,13 @@ DOCS = Path(__file__).parent
 LINK = re.compile(r"^- \[[^]]*\]\(([\w/-]+)\.md\)", re.MULTILINE)
 
 
+def setup(app: Any) -> dict[str, Any]:
+    """Set the extension up. Sphinx reads all pages again when the list of subjects has changed."""
+    app.add_config_value("subjects", _subjects(), "env")
+    app.connect("source-read", add)
+    return {"parallel_read_safe": True}
+
+
 def below(name: str, text: str) -> list[str]:
     """Return the pages below one, relative to its folder, in their order."""
     folder, _, page = name.rpartition("/")
