@@ -49,6 +49,13 @@ KINDS = {
         "%(count)s shard has no owner: its jobs do not leave until a drainer takes it.",
         "%(count)s shards have no owner: their jobs do not leave until a drainer takes them.", "n"),
         _("Start a drainer if this lasts.")),
+    "not_started": ProblemKind(
+        50, BAD, ngettext_lazy(
+        "No worker has started %(count)s sent job within its limit.",
+        "No worker has started %(count)s sent jobs within their limit.", "n"),
+        _("A worker of these queues has gone silent, is missing, or has too much to do: see what "
+          "they do, and restart those that take nothing."),
+        place=("outbox_app.stagedjob", {"state": "not_started"})),
     "database": ProblemKind(
         60, BAD, ngettext_lazy(
         "%(count)s further database cannot be read, or has no outbox tables.",

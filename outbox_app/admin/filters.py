@@ -15,9 +15,11 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from ..database.clock import DatabaseNow
 from ..jobs.dead_summary import WINDOWS
 from ..jobs.drain.batch import apps_with_rows
 from ..jobs.drain.status import by_shard
+from ..models import Run, counting
 from ..text import one_line
 from .actions import asked_at
 from .base import few
@@ -62,7 +64,14 @@ class StateFilter(SimpleListFilter):
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("ready", _("Ready")), ("held", _("Held")), ("due", _("Held, and due by now"))]
+        return [
+            ("ready", _("Ready")),
+            ("held", _("Held")),
+            ("due", _("Held, and due by now")),
+            ("sent", _("Waiting for a worker, or running")),
+            ("running", _("Running")),
+            ("not_started", _("Not started within the limit")),
+        ]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         match self.value():
@@ -73,11 +82,20 @@ class StateFilter(SimpleListFilter):
             case "held":
                 return _held(request, queryset.held())
             case "due":
-                return _held(request, queryset.filter(available_at__lte=asked_at(request)))
+                return _held(request, queryset.held().filter(available_at__lte=asked_at(request)))
+            case "sent":
+                return _held(request, queryset.sent())
+            case "not_started":
+                return _held(request, queryset.not_started())
+            case "running":
+                alive = Run.objects.using(queryset.db).filter(lease_until__gt=DatabaseNow())
+                ids = list(alive.values_list("staged_id", flat=True)[: counting.MANY])
+                return few(request, queryset, ids)
         return queryset.none()
 
 
 def _held(request: HttpRequest, jobs: Any) -> Any:
+    jobs = jobs.filter(available_at__isnull=False)  # sent ones have a time, too: of the next look
     return by_index(request, jobs, by_shard(jobs, apps_with_rows(using=jobs.db)).order_by())
 
 

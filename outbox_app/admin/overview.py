@@ -37,7 +37,7 @@ from .blocking import blocking
 from .charts import job_charts
 from .dead import matrix_table
 from .masking import masked_line
-from .staged import held_table
+from .staged import held_table, sent_table
 from .tables import Table
 
 #: Seconds between two refreshes of an open page.
@@ -108,6 +108,8 @@ def _tables(
         yield matrix_table(site, facts.dead)
     if "jobs" in parts and facts.held.rows:
         yield held_table(site, facts.held)
+    if "jobs" in parts and facts.sent.groups:
+        yield sent_table(site, facts.sent)
     for section in facts.sections.values():
         yield from section.tables(site)
     if may_view(request, Incident):

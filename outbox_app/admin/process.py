@@ -63,6 +63,13 @@ def meaning(incident: Incident) -> str:
                 "A person staged dead jobs again. They may have been sent before they died. "
                 "Idempotent tasks need nothing."
             )
+        case Incident.Kind.NO_RECEIPT:
+            return gettext(
+                "No worker has started these jobs within the limit of their receipt, or the worker "
+                "that had started them was lost. They were sent again. Look for workers that are "
+                "silent or were killed, and for a broker that has lost messages. A job that a "
+                "worker executes, or has ended, is not executed again."
+            )
     return gettext("These jobs may have been sent twice. Idempotent tasks need nothing.")
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import models
+from django.db.models.expressions import RawSQL
 from django.utils.translation import gettext_lazy as _
 
 from ..capability import require_app
 from ..conf import SHARDS
-from ..database.clock import DatabaseNow
+from ..database.clock import DatabaseNow, later_sql
 from ..fields import CharField, TextField
 
 require_app("outbox_app")
@@ -72,6 +73,13 @@ class StagedJobQuerySet(models.QuerySet["StagedJob"]):
     def sent(self) -> StagedJobQuerySet:
         """Jobs with a receipt that the broker has taken: they wait for a worker, or run."""
         return self.filter(sent_at__isnull=False)
+
+    def not_started(self) -> StagedJobQuerySet:
+        """Sent jobs that no worker has started within their limit."""
+        limit_ago = RawSQL(later_sql("-receipt", self.db), [], models.DateTimeField())
+        late = models.Q(publishes__gt=1) | models.Q(sent_at__lt=limit_ago)
+        runs = Run.objects.filter(staged_id=models.OuterRef("pk"))
+        return self.sent().filter(~models.Exists(runs), late)
 
 
 class StagedJob(JobMessage):

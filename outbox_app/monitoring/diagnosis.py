@@ -61,6 +61,7 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
         *_of_drainers(status, on),
         *_of_lateness(status, limits),
         *_of_dead(status, limits),
+        _of_workers(status),
         *_of_transactions(status),
         *(problem for each in status.sections.values() for problem in each.problems(on)),
         problem_of("database", [Subject(alias, why) for alias, why in status.away.items()]),
@@ -111,6 +112,14 @@ def _of_dead(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
         yield counted("dead", status.dead.lately)
     elif status.dead.total > limits.max_dead:
         yield counted("max_dead", status.dead.total, limit=limits.max_dead)
+
+
+def _of_workers(status: OutboxStatus) -> Problem:
+    subjects = [
+        Subject(queue or "-", f"{count} not started", filters={"queue": queue})
+        for queue, count in status.sent.not_started.items()
+    ]
+    return counted("not_started", status.sent.total.not_started, *subjects)
 
 
 def _of_transactions(status: OutboxStatus) -> Iterator[Problem]:

@@ -14,12 +14,16 @@ from django.utils.translation import gettext as _
 
 from ..capability import Figure
 from ..jobs.drain.status import DrainerStatus
+from ..models import counting
 from ..models.counting import shown_count
+from ..receipts.status import SentJobs
 from ..text import duration, one_line
 
 if TYPE_CHECKING:
     from .status import OutboxStatus
 
+#: How many pairs of queue and task the text lists.
+FEW = 5
 _READY = ("outbox_app.stagedjob", {"state": "ready"})
 
 
@@ -44,6 +48,7 @@ def job_figures(facts: OutboxStatus) -> Iterator[Figure]:
     yield Figure({"now": held.due, "hour": held.within_the_hour, "later": held.later},
                  "outbox_held_jobs",
                  "Jobs held until they are due, by when they are due.", ("due",))
+    yield from _of_workers(facts.sent)
     at_once = f" ({rate.immediate:.0f} of these immediately)" if rate.immediate else ""
     published = f"{rate.published:.0f} published{at_once}"
     yield Figure(asdict(rate), "outbox_jobs_per_minute",
@@ -77,6 +82,30 @@ def job_figures(facts: OutboxStatus) -> Iterator[Figure]:
                  "Recorded causes of extra publishes in 24 hours.", ("kind",), json="incidents",
                  lines=[f"incidents   {kinds or 'none'} in 24 hours"])
     yield from _of_drainers(facts)
+
+
+def _of_workers(sent: SentJobs) -> Iterator[Figure]:
+    total, shown = sent.total, sent.shown
+    listed = list(sent.groups.items())[:counting.LISTED]
+    by_task = [{"queue": queue, "task": task, **asdict(each)} for (queue, task), each in listed]
+    words = [f"sent        {shown(total.waiting)} waiting for a worker, {shown(total.running)} "
+             f"running, {shown(total.again)} sent again, {shown(total.not_started)} not started "
+             "within their limit"]
+    words += [f"  {one_line(queue or '-', 30)}: {one_line(task, 60)}  {each.waiting} waiting, "
+              f"{each.running} running, {each.again} sent again, {each.not_started} not started"
+              for (queue, task), each in listed[:FEW]]
+    yield Figure({**asdict(total), "complete": sent.complete, "by_task": by_task}, json="sent",
+                 lines=words if sent.groups else ())
+    yield Figure({(state, *key): getattr(each, state) for key, each in listed
+                  for state in ("waiting", "running", "again")},
+                 "outbox_sent_jobs", "Sent jobs with a receipt: waiting for a worker, running; and "
+                 "those of both that were sent again.", ("state", "queue", "task"))
+    queues = sorted(sent.not_started.items(), key=lambda each: -each[1])[:counting.LISTED]
+    yield Figure(dict(queues), "outbox_not_started_jobs",
+                 "Sent jobs that no worker has started within their limit.", ("queue",))
+    yield Figure(total.waiting, title=sent.groups and _("Waiting for a worker"),
+                 shown=shown(total.waiting), place=("outbox_app.stagedjob", {"state": "sent"}),
+                 note=_("%(running)s running") % {"running": shown(total.running)})
 
 
 def _of_drainers(facts: OutboxStatus) -> Iterator[Figure]:

@@ -28,6 +28,7 @@ from ..jobs.drain.status import Backlog, DrainerStatus, Held
 from ..jobs.staging.sending import staging_apps
 from ..mixin import declared
 from ..models import DeadJob, Incident, Process, StagedJob
+from ..receipts.status import SentJobs, sent_jobs
 from ..text import error_text
 from . import series
 from .figures import job_figures
@@ -97,6 +98,8 @@ class OutboxStatus:
     stages: bool = True
     backlog: Backlog = field(default=Backlog(0, 0.0))
     held: Held = field(default=Held(0, 0, 0))
+    #: Jobs with a receipt that were sent, by queue and task.
+    sent: SentJobs = field(default_factory=SentJobs)
     #: Seconds from staging to the broker's confirm, of the jobs of the last five minutes.
     delay: Delays = field(default_factory=Delays)
     dead: DeadMatrix = field(default=DeadMatrix([], [], 0, True))
@@ -175,6 +178,7 @@ def outbox_status(
         facts |= {
             "backlog": status.backlog(using=jobs),
             "held": status.held(using=jobs),
+            "sent": sent_jobs(using=jobs),
             "delay": series.delays(using=jobs),
         }
         question.in_flight.update(open_writers(StagedJob, using=jobs))

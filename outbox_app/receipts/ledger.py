@@ -143,14 +143,15 @@ class Ledger:
     def drop(self, job: Address, token: str, *, retry_in: float | None = None) -> None:
         """Delete a run, and keep its job; with ``retry_in``, a retry was sent for so many seconds.
 
-        The limit begins then.
+        The limit begins then, and so the row counts as sent then.
         """
         with self._cursor() as cursor:
             if retry_in is not None:
+                due = later_sql(f"{retry_in:.3f}", self.alias)
                 later = later_sql(f"receipt + {retry_in:.3f}", self.alias)
                 sql = (
-                    f"UPDATE {{j}} SET available_at = {later}, publishes = 1, "
-                    "sent_at = COALESCE(sent_at, {now}) WHERE id = %s AND task_id = %s"
+                    f"UPDATE {{j}} SET available_at = {later}, publishes = 1, sent_at = {due} "
+                    "WHERE id = %s AND task_id = %s"
                 )
                 self._run(cursor, sql, [job.id, job.task_id])
             sql = "DELETE FROM {r} WHERE staged_id = %s AND token = %s"

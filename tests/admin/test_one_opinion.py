@@ -23,7 +23,7 @@ from outbox_app.database.clock import DatabaseNow
 from outbox_app.events.models import Cursor, Event, EventLog, Gap, ParkedStream, Subscription
 from outbox_app.events.subscriptions.subscriber import _subscribers
 from outbox_app.metrics import exposition
-from outbox_app.models import Incident, Lease, Process, Statistic
+from outbox_app.models import Incident, Lease, Process, StagedJob, Statistic
 from outbox_app.monitoring import diagnosis
 from outbox_app.monitoring import status as status_module
 from outbox_app.prepared.models import PreparedEvent
@@ -86,6 +86,12 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
             source=str(worker.pk), minute=minute.replace(second=0, microsecond=0),
             name=counters.PUBLISHED, value=5)  # fmt: skip
 
+    def not_started():
+        [job] = staged(1)
+        StagedJob.objects.using(alias).filter(pk=job.pk).update(
+            queue="q", receipt=60, sent_at=DatabaseNow(), publishes=2,
+            available_at=DatabaseNow() + timedelta(hours=1))  # fmt: skip
+
     def gap():
         Gap.objects.using(alias).create(kind="version", log="outbox_event", first=1, last=2)
 
@@ -121,6 +127,7 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
         "no_drainer": lambda: (staged(2), drainers.all().delete()),
         "trouble": lambda: not_working(trouble="BrokerUnavailable: away"),
         "not_leaving": lambda: staged(3, age=1000),
+        "not_started": not_started,
         "unowned_shards": lambda: leases.filter(part__gte=120).update(owner=None),
         "failing": failing,
         "subscription": stopped,

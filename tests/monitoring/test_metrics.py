@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Count
+from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from outbox_app.entities import series as entities_series
 from outbox_app.events.models import Cursor
 from outbox_app.fleet.models import Server
 from outbox_app.metrics import OutboxCollector, all_metrics, exposition
-from outbox_app.models import DeadJob, Incident, Lease, counting
+from outbox_app.models import DeadJob, Incident, Lease, StagedJob, counting
 from outbox_app.monitoring import series, status
 from outbox_app.prepared import doors as prepared_doors
 from outbox_app.prepared.models import PreparedEvent
@@ -32,6 +33,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 SERVER = "http://127.0.0.1:1/outbox/"
 HOSTILE = 'E"\\\n{x="1"} 7\n# HELP outbox_up no\u202e'
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
@@ -47,6 +51,10 @@ def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch, s
     run("stock")
     published("a", "b")
     staged(3, age=50)
+    [job] = staged(1)
+    StagedJob.objects.using(alias).filter(pk=job.pk).update(
+        receipt=60, publishes=2, sent_at=DatabaseNow(), available_at=DatabaseNow() + HOUR
+    )
     died(2, error=HOSTILE)
     drainer(shards=100, done=9, dead=1)
     Lease.objects.using(alias).bulk_create(  # the oldest job is looked for in shards that have one
