@@ -3,7 +3,7 @@
 DATABASE_URL   sqlite file in the data folder by default, or postgres://…, mysql://…
 BROKER_URL     embedded:// by default (files in the data folder), or redis://…, amqp://…
 DATA_DIR       the data folder: .demo/ beside manage.py by default
-SECRET_KEY, DEBUG, ALLOWED_HOSTS, LEASE_SECONDS   as their names say
+SECRET_KEY, DEBUG, ALLOWED_HOSTS, LEASE_SECONDS, RECEIPT_LIMIT   as their names say
 
 The defaults are for trying things out on one machine, not for serving the public.
 """
@@ -112,4 +112,8 @@ OUTBOX = {
     "INTERVAL": 0.2,
     "LEASE_SECONDS": LEASE_SECONDS,
     "PUBLISH_TIMEOUT": 0.4 * LEASE_SECONDS,
+    # A job stays until a worker has executed it: what the broker loses is sent again.
+    "RECEIPTS": {
+        "example_project.shop.tasks.*": {"limit": env.int("RECEIPT_LIMIT", default=60)},
+    },
 }

@@ -37,6 +37,7 @@ def main():
     interrupt_on_termination()
     # A short lease, so that another drainer soon takes over the killed drainer's shards.
     os.environ.setdefault("LEASE_SECONDS", "4")
+    os.environ.setdefault("RECEIPT_LIMIT", "5")  # so that what the broker loses soon goes again
     django.setup()
 
     from .run import run

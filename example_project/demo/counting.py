@@ -21,8 +21,8 @@ from outbox_app.models import Incident
 
 from .ledger import COMMITTED, ROLLED_BACK, UNKNOWN
 
-#: The tasks of an order, each with the task whose outbox row led to it. The receipt has no row of
-#: its own: it is the second step of a chain, which the worker sends.
+#: The tasks of an order, each with the task whose outbox row led to it. The worker stages the row
+#: of the receipt, the second step of a chain: the writer does not know it.
 STAGED_AS = {
     "reserve_stock": "reserve_stock",
     "capture_payment": "capture_payment",
@@ -101,7 +101,8 @@ def _compare(name, expected, rows):
 class Count:
     """The two accounts of one run, side by side."""
 
-    def __init__(self, entries, start):
+    def __init__(self, entries, start, purged):
+        self.purged = purged
         by_outcome = {outcome: [] for outcome in (COMMITTED, ROLLED_BACK, UNKNOWN)}
         for entry in entries:
             by_outcome[entry.outcome].append(entry)

@@ -13,6 +13,7 @@ from django.conf import settings
 from django.core.management import call_command
 
 from example_project import demo_user
+from example_project.celery import app
 from example_project.processes import DRAINER, PYTHON, SUBSCRIPTIONS, WORKER, Child, stop
 from example_project.shop.models import Execution, Shelf
 from outbox_app.events.models import Cursor
@@ -56,6 +57,7 @@ def run(orders, writers, buyers, pipeline):
             demo.start()
             demo.kill_a_subscriber()
             demo.kill_a_drainer()
+            demo.empty_the_broker()
             demo.wait_for_executions()
             demo.wait_for_views()
             sold = demo.sell(buyers)
@@ -111,6 +113,7 @@ class Demo:
         self.folder.mkdir(parents=True)
         self.children = []
         self.writers = []
+        self.purged = 0
         self.told = self.begun.incident
         self.shares = [orders // writers + (n < orders % writers) for n in range(writers)]
 
@@ -147,7 +150,16 @@ class Demo:
         self.children.remove(victim)
         self.progress.say(
             f"{victim.name} (process {victim.pid}) killed with SIGKILL. Its shards wait until its "
-            "lease has run out; what it has published already will go a second time."
+            "lease has run out; what it has published already goes again if no worker starts it."
+        )
+
+    def empty_the_broker(self):
+        """Delete the messages that the worker has not taken, as a broker that comes back empty."""
+        enough = max(1, self.orders // 20)
+        self._wait(lambda: self._purge() >= enough or self._is_all_sent(), "messages to lose")
+        self.progress.say(
+            f"The broker was emptied: {self.purged:,} messages are gone. Their rows stay until the "
+            "worker has executed them, so a drainer sends them again."
         )
 
     def wait_for_executions(self):
@@ -208,7 +220,7 @@ class Demo:
 
     def count(self):
         """Compare the ledgers with the worker's notes."""
-        return Count(ledger.read(self.folder), self.begun)
+        return Count(ledger.read(self.folder), self.begun, self.purged)
 
     def _start(self, name, command, environment=None):
         log = settings.DATA_DIR / "logs" / f"{name}.log"
@@ -221,6 +233,10 @@ class Demo:
 
     def _is_all_sent(self):
         return self._is_all_placed() and not StagedJob.objects.exists()
+
+    def _purge(self):
+        self.purged += app.control.purge()
+        return self.purged
 
     def _runs(self):
         return Execution.objects.filter(pk__gt=self.begun.execution).count()

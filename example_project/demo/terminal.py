@@ -3,6 +3,8 @@
 import sys
 import time
 
+from outbox_app.models import Incident
+
 
 class Progress:
     """A progress bar: redrawn on a terminal, else a plain line every five seconds."""
@@ -43,6 +45,7 @@ def table(count):
         ("committed", len(count.committed), len(count.expected), ""),
         ("rolled back", len(count.rolled_back), "", f"{count.by_savepoint} of them by a savepoint"),
         ("executed", count.orders_done(), len(count.executed), ""),
+        ("emptied", "", count.purged, "messages that the broker has lost"),
         ("lost", _orders(count.unfinished), len(count.lost), ""),
         ("leaked", len(count.leaked), len(count.leaked), ""),
         (
@@ -62,7 +65,10 @@ def table(count):
         f"View {view.name}: {view.right:,} rows right, {view.wrong:,} wrong, against the orders"
         for view in count.views
     ]
-    lines += [f"Incident: {incident_words(incident)}" for incident in count.incidents]
+    again = [each for each in count.incidents if each.kind == Incident.Kind.NO_RECEIPT]
+    lines += [f"Incident: {incident_words(each)}" for each in count.incidents if each not in again]
+    if again:
+        lines.append(f"{len(again)} incidents: {again[0].get_kind_display()}")
     lines.append(
         "Lost and leaked: the writers' own ledgers against the worker's own notes. The outbox is "
         "not asked."
@@ -80,7 +86,8 @@ def _number(value):
 
 def incident_words(incident):
     """Return an incident in one line."""
+    drainer = f", drainer {incident.drainer}" if incident.drainer else ""
     return (
         f"{incident.get_kind_display()}, {len(incident.shards)} shards, "
-        f"rows {incident.first_id} to {incident.last_id}, drainer {incident.drainer}"
+        f"rows {incident.first_id} to {incident.last_id}{drainer}"
     )
