@@ -21,7 +21,7 @@ from .jobs import Round, median, order, per_second
 
 ASKED = {
     "stage_vs_delay": "at least 1.2",
-    "stage_many_vs_delay": "at least 2.5",
+    "stage_many_vs_delay": "at least 4",
     "stage_one_vs_on_commit": "at least 0.9",
 }
 #: Jobs of one transaction, except for ``on_commit`` and ``one``.
