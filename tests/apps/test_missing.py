@@ -44,7 +44,8 @@ CALLS = {
     ),
     "archive": (
         "core events",
-        "from outbox_app.events.archives import open_archive; call = lambda: open_archive('', '')",
+        "from outbox_app.events.archives import open_archive; "
+        "call = lambda: open_archive('', None, using='')",
         "pipeline",
     ),
 }

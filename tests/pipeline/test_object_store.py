@@ -95,8 +95,10 @@ def test_a_log_is_archived_into_a_bucket(alias, new_log, folder):
     batches = [b for part in plan.parts for b in file_batches(part.files, schema, options)]
     assert rows_of([pa.Table.from_batches(batches)]) == logged(alias)
     assert Archive.load(folder, LOG).end == plan.archive.end
-    rows = list(Event.objects.using(alias).order_by("pk").values_list("pk", "message_id"))
-    assert ArchiveLookup(folder, LOG).first([*rows, (ids[-1] + 99, "x")]) == 11
+    assert ids == [row[0] for row in logged(alias)][:9]
+    rows = [row[0] for row in logged(alias)] + publish_some(alias, 1)
+    lookup = ArchiveLookup(folder, Event, using=alias)
+    assert lookup.first(rows, lock=False) == (11, "is not archived")
 
 
 def test_of_two_commits_the_store_refuses_one(folder):
@@ -194,7 +196,7 @@ def test_credentials_are_wrong(alias, new_log, folder, credentials):
         lambda: archive(alias, folder),
         lambda: planned(options),
         lambda: list(file_batches(known.files(), arrow_types(SCHEMA), options)),
-        lambda: ArchiveLookup(folder, LOG),
+        lambda: ArchiveLookup(folder, Event, using=alias),
         lambda: known.store.write("x", b"x"),
         lambda: known.store.delete(known.files()[0].name),
     ):
@@ -233,10 +235,10 @@ def test_credentials_expire_while_events_are_pruned(
     archive(alias, folder)
     look, looks = ArchiveLookup.first, []
 
-    def first(self, rows):
-        looks.append(rows)
+    def first(self, ids, **options):
+        looks.append(ids)
         credentials(len(looks) != 2)
-        return look(self, rows)
+        return look(self, ids, **options)
 
     def prune():
         return prune_events(using=alias, log=LOG, older_than=1, batch_size=4, archive=folder)
