@@ -26,11 +26,15 @@ FACTS: dict[str, tuple[str, ...]] = {
     "commit": ("transaction",),
     # Jobs. Without a transaction, a staged job was found in the database, and so is committed.
     # stage: transaction, key and app; order, a number, if a lock gave the jobs of a key an order;
-    # apart, true if the job takes its key out of order. publish: sender ("": who committed).
+    # apart, true if the job takes its key out of order; receipt, true if it has one. publish:
+    # sender ("": who committed).
     "stage": ("job", "row", "shard"),
     "undo": ("job",),
     "publish": ("job",),
     "execute": ("job",),
+    # run: a worker's, of a job with a receipt: settled, when its end was committed; kept, until
+    # when its lease was, if that was before its end.
+    "run": ("job",),
     "discard": ("job",),
     "row": ("job",),
     "dead": ("job", "reason"),

@@ -19,7 +19,7 @@ from .record import FAILED, OK, UNKNOWN, Record
 LATE = 60.0
 #: Hard things that a history shows by itself. Happenings count by their names.
 TAKEOVER, IN_DOUBT, BELOW = "takeover", "unknown outcome", "late commit below a cursor"
-ROLLED_BACK, EXTRA = "rollback", "extra publish"
+ROLLED_BACK, EXTRA, LOST_RUN = "rollback", "extra publish", "lost run"
 
 Rule = Callable[["Books"], Iterator[str]]
 RULES: dict[str, list[Rule]] = defaultdict(list)
@@ -57,7 +57,7 @@ def _by(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
 
 
 class Books:
-    """The records, sorted for the rules: what failed is left out, except commands."""
+    """The records, sorted for the rules: what failed is left out, except commands and runs."""
 
     def __init__(self, records: Iterable[Record], sends_of_an_attempt: int) -> None:
         self.sends_of_an_attempt = sends_of_an_attempt
@@ -65,7 +65,7 @@ class Books:
         self.of: dict[str, list[Record]] = defaultdict(list)
         self.may: dict[str, list[Record]] = defaultdict(list)
         for record in records:
-            if record.what in ("transaction", "command") or record.outcome == OK:
+            if record.what in ("transaction", "command", "run") or record.outcome == OK:
                 self.of[record.what].append(record)
             elif record.outcome == UNKNOWN:
                 self.may[record.what].append(record)
@@ -127,6 +127,11 @@ class Books:
         silent: dict[str, list[Record]] = {r["name"]: [] for r in self.of["subscription"]}
         return {**silent, **_by(_in_time(self.of["handle"]), "subscription")}
 
+    def runs(self) -> dict[str, list[Record]]:
+        """Return the runs of each job, by their beginnings."""
+        began = sorted(self.of["run"], key=lambda r: -inf if r.began is None else r.began)
+        return _by(began, "job")
+
     def partitions(self, name: str) -> int:
         declared = (r for r in self.of["subscription"] if r["name"] == name)
         return max((int(record.get("partitions", 1)) for record in declared), default=1)
@@ -139,6 +144,7 @@ class Books:
         for what in ("transaction", "publish", "command", "decide"):
             found[IN_DOUBT] += sum(r.outcome == UNKNOWN for r in (*self.of[what], *self.may[what]))
         found[ROLLED_BACK] += sum(r.outcome == FAILED for r in self.of["transaction"])
+        found[LOST_RUN] += sum(r.outcome == UNKNOWN for r in self.of["run"])
         found[EXTRA] += sum(len(each) - 1 for each in self.publishes.values())
         for name, records in self.handled().items():
             if self.partitions(name) == 1:
@@ -146,15 +152,15 @@ class Books:
         return +found
 
 
-def _rule(promise: str) -> Callable[[Rule], Rule]:
-    def enter(rule: Rule) -> Rule:
-        RULES[promise].append(rule)
-        return rule
+def rule(promise: str) -> Callable[[Rule], Rule]:
+    def enter(each: Rule) -> Rule:
+        RULES[promise].append(each)
+        return each
 
     return enter
 
 
-@_rule("P1")
+@rule("P1")
 def _transactions(books: Books) -> Iterator[str]:
     for record in books.of["transaction"]:
         if record.outcome == OK and record["id"] not in books.commits:
@@ -163,7 +169,7 @@ def _transactions(books: Books) -> Iterator[str]:
             yield f"transaction {record['id']} was rolled back, and is there"
 
 
-@_rule("P1")
+@rule("P1")
 def _rows(books: Books) -> Iterator[str]:
     for job, count in books.rows.items():
         if job not in books.known:
@@ -173,7 +179,7 @@ def _rows(books: Books) -> Iterator[str]:
     yield from (f"job {j} is dead, and is not committed" for j in books.dead.keys() - books.known)
 
 
-@_rule("P2")
+@rule("P2")
 def _leaked(books: Books) -> Iterator[str]:
     for job, publishes in books.publishes.items():
         if job not in books.known:
@@ -185,11 +191,11 @@ def _leaked(books: Books) -> Iterator[str]:
                 yield f"job {job} was published at {sent}, before transaction {transaction}"
 
 
-@_rule("P3")
+@rule("P3")
 def _lost(books: Books) -> Iterator[str]:
     accounted = books.publishes.keys() | books.dead.keys() | books.rows.keys() | books.gone
     for job in books.jobs.keys() - accounted:
-        yield f"job {job} is committed, and neither published nor dead: {_where(books.jobs[job])}"
+        yield f"job {job} is committed, and neither published nor dead: {where(books.jobs[job])}"
     for job, reason in books.dead.items():
         if not reason:
             yield f"job {job} is dead without a reason"
@@ -197,17 +203,18 @@ def _lost(books: Books) -> Iterator[str]:
             yield f"job {job} is dead, and has a row"
 
 
-@_rule("P5")
+@rule("P5")
 def _unexplained(books: Books) -> Iterator[str]:
     for job, publishes in books.publishes.items():
         if job not in books.jobs or (len(publishes) == 1 and len(books.jobs[job]) == 1):
             continue
         causes = books.causes(job)
-        tries = 1 + sum(cause["kind"] == "requeue" for cause in causes)
-        if len(books.jobs[job]) > tries:
-            yield f"job {job} was requeued, and no incident says so: {_where(books.jobs[job])}"
+        kinds = Counter(cause["kind"] for cause in causes)
+        tries = 1 + kinds["requeue"] + kinds["no_receipt"]
+        if len(books.jobs[job]) > 1 + kinds["requeue"]:
+            yield f"job {job} was requeued, and no incident says so: {where(books.jobs[job])}"
         others = len(causes) - tries + 1
-        allowed = tries + others * books.sends_of_an_attempt
+        allowed: float = tries + others * books.sends_of_an_attempt
         senders = [record.get("sender") for record in publishes]
         # A known sender must be to blame for what it has sent too often.
         if None not in senders:
@@ -215,7 +222,7 @@ def _unexplained(books: Books) -> Iterator[str]:
         if len(publishes) > allowed:
             yield (
                 f"job {job} was published {len(publishes)} times, by {senders}, and its incidents "
-                f"explain fewer: {[dict(each.facts) for each in causes]}; {_where(books.jobs[job])}"
+                f"explain fewer: {[dict(each.facts) for each in causes]}; {where(books.jobs[job])}"
             )
 
 
@@ -236,7 +243,7 @@ def _is_explained(
     )
 
 
-@_rule("P6")
+@rule("P6")
 def _effects(books: Books) -> Iterator[str]:
     effects = Counter(record["job"] for record in books.of["execute"])
     for job, count in effects.items():
@@ -249,7 +256,7 @@ def _effects(books: Books) -> Iterator[str]:
         yield f"job {job} was published, and had no effect"
 
 
-@_rule("P7")
+@rule("P7")
 def _job_order(books: Books) -> Iterator[str]:
     place: dict[str, int] = {}
     for n, record in enumerate(_in_time(books.of["publish"])):
@@ -265,7 +272,7 @@ def _job_order(books: Books) -> Iterator[str]:
         sent.sort(key=lambda record: place.get(record["job"], inf))
         for later, first in [*_turned(map(books.span, sent)), *_turned_inside(sent)]:
             if first["job"] in place:
-                yield f"key {key}: {_where([first])} was published before {_where([later])}"
+                yield f"key {key}: {where([first])} was published before {where([later])}"
 
 
 def _turned_inside(records: Iterable[Record]) -> Iterator[tuple[Any, Any]]:
@@ -275,7 +282,7 @@ def _turned_inside(records: Iterable[Record]) -> Iterator[tuple[Any, Any]]:
             yield from _turned(Span(r, r.began or 0.0, r.began or 0.0) for r in inside)
 
 
-@_rule("P8")
+@rule("P8")
 def _subscriptions(books: Books) -> Iterator[str]:
     for name, records in books.handled().items():
         handled: dict[Any, Record] = {}
@@ -307,7 +314,7 @@ def _subscriptions(books: Books) -> Iterator[str]:
                 yield f"{name} has not handled event {place}"
 
 
-@_rule("P9")
+@rule("P9")
 def _commands(books: Books) -> Iterator[str]:
     versions = _by(books.of["version"], "entity", "command")
     for (entity, id), found in versions.items():
@@ -343,7 +350,7 @@ def _commands(books: Books) -> Iterator[str]:
             yield f"{entity}: {first['id']} came before {later['id']}, which ended before it began"
 
 
-@_rule("P12")
+@rule("P12")
 def _without_effect(books: Books) -> Iterator[str]:
     versions = _by(books.of["version"], "entity", "command")
     for (entity, id), calls in _by(books.of["command"], "entity", "id").items():
@@ -351,7 +358,7 @@ def _without_effect(books: Books) -> Iterator[str]:
             yield f"command {id} of {entity} has raised, and has a version"
 
 
-@_rule("P10")
+@rule("P10")
 def _prepared(books: Books) -> Iterator[str]:
     published = Counter(record["event"] for record in books.of["published"])
     open_ = {record["event"] for record in books.of["undecided"]}
@@ -374,7 +381,7 @@ def _prepared(books: Books) -> Iterator[str]:
             yield f"prepared event {event} was cancelled, and published"
 
 
-@_rule("P13")
+@rule("P13")
 def _ids(books: Books) -> Iterator[str]:
     for id, count in Counter(record["id"] for record in books.of["id"]).items():
         if count > 1:
@@ -387,5 +394,5 @@ def _extent(record: Record) -> Span:
     return Span(record, began, inf if is_open else record.ended)  # type: ignore[arg-type]
 
 
-def _where(rows: Iterable[Record]) -> str:
+def where(rows: Iterable[Record]) -> str:
     return ", ".join(f"{r['job']} (row {r['row']}, shard {r['shard']})" for r in rows)
