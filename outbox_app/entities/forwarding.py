@@ -23,7 +23,6 @@ from ..door.exceptions import PeerError
 from ..events.log.newevent import slice_of
 from ..fleet.conf import fleet_settings
 from .exceptions import Overloaded
-from .messages import forwarded_object, outcome_of
 from .request import Call
 from .series import ELSEWHERE, PASSED
 from .transaction import scope_of
@@ -61,6 +60,7 @@ def forward(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
     from ..door import client, peers
     from ..door.peers import BOTH
     from ..fleet import topology
+    from .messages import forwarded_object, outcome_of
 
     seconds = max(min(SECONDS, max(call.seconds_left for call in calls) / 2), 0.001)
     for call in calls:  # from here on the leader may execute it
@@ -102,14 +102,16 @@ def answered_here(
         seconds: How long the caller waits. No command waits longer than the type's ``timeout``.
         forwarded: Whether another server of this service has passed them on.
     """
-    from ..fleet import topology
     from .queue import QueueKey, answer_many, belongs_here, queues  # queue imports this module
 
     using = model_alias(entity.versions)
     deadline, scope = time.monotonic() + min(seconds or inf, entity.timeout), scope_of(using)
     for call in calls:
         call.deadline = deadline
-        if forwarded:
+    if forwarded:
+        from ..fleet import topology
+
+        for call in calls:
             call.route = ELSEWHERE if topology.other_leader(slice_of(call.id)) else PASSED
     if belongs_here(entity, using):
         answer_many(entity, calls, using=using, until=deadline)

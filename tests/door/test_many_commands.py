@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -174,6 +175,16 @@ def test_in_a_transaction_of_the_test(
             Account, [queue.Call(Command("b", "withdraw", {"amount": 1}, command_id="x"))], 10
         )
     assert said.response == {"balance": 1}
+
+
+@one
+def test_a_service_without_the_fleet(
+    alias: str, account: None, post: Any, monkeypatch: Any
+) -> None:
+    """It is not installed: its models cannot be imported."""
+    monkeypatch.setitem(sys.modules, "outbox_app.fleet.topology", None)
+    monkeypatch.delattr("outbox_app.fleet.topology", raising=False)
+    assert [each["status"] for each in post([element()]).json()] == [200]
 
 
 @one
