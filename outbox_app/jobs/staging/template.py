@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from celery.app import base
+from celery.app.defaults import NAMESPACES
 from celery.app.routes import MapRoute, Router
 from celery.canvas import Signature
 from celery.signals import after_task_publish, before_task_publish, task_sent
@@ -223,9 +224,9 @@ class Template:
         self.task, self.first, self.producer = task, job, producer
         self.adds_to_parent = options.get("add_to_parent", True)
         self.repr_sizes = app.amqp.argsrepr_maxsize, app.amqp.kwargsrepr_maxsize
-        levels = app.conf.get("task_repr_maxlevels")  # older Celery has no such setting
-        self.quick_levels = quick_levels(app)
-        self.repr_levels = {} if levels is None else {"maxlevels": levels}
+        self.quick_levels, self.repr_levels = quick_levels(app), {}
+        if "repr_maxlevels" in NAMESPACES["task"]:  # older Celery has no such setting
+            self.repr_levels = {"maxlevels": app.conf.task_repr_maxlevels}
         self.fields = vars(producer.job).copy()
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
         options = {**route, **options}

@@ -302,7 +302,7 @@ def test_a_receiver_that_comes_meanwhile_sees_the_jobs_from_there(signal):
     def signatures():
         for i in range(6):
             if i == 4:
-                signal.connect(receiver)
+                signal.connect(receiver, weak=False)
             yield app.tasks["anything"].s(i)
 
     try:
@@ -328,8 +328,8 @@ def spans():
 
     for receiver in (before, after):
         receiver.__module__ = f"{PAIRED[0]}.somewhere"
-    before_task_publish.connect(before)
-    after_task_publish.connect(after)
+    before_task_publish.connect(before, weak=False)
+    after_task_publish.connect(after, weak=False)
     yield found
     before_task_publish.disconnect(before)
     after_task_publish.disconnect(after)
