@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.
 
 #: One broker for each database; the cases that a broker takes part in are in test_cases.
 BROKERS = {"default": "redis_url", "postgres": "redis_url", "mariadb": "rabbitmq_url"}
+BROKERS["mysql"] = BROKERS["mariadb"]
 
 
 @pytest.fixture

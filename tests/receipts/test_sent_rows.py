@@ -18,6 +18,7 @@ from outbox_app.models import DeadJob, Incident, Run, StagedJob
 pytestmark = pytest.mark.django_db(transaction=True)
 
 BROKERS = {"default": "redis_url", "postgres": "rabbitmq_url", "mariadb": "redis_url"}
+BROKERS["mysql"] = BROKERS["mariadb"]
 
 
 @pytest.fixture
