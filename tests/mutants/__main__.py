@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
-from . import archive, entities, ids, jobs, prepared, readers
+from . import archive, entities, ids, jobs, prepared, readers, receipts
 from .seeded import Bug
 
 ROOT = Path(__file__).parents[2]
 BUGS: list[Bug] = [
-    bug for each in (jobs, readers, entities, prepared, ids, archive) for bug in each.BUGS
+    bug for each in (jobs, receipts, readers, entities, prepared, ids, archive) for bug in each.BUGS
 ]
 #: Exit codes of pytest.
 PASSED, FAILED = 0, 1
