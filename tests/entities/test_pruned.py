@@ -60,11 +60,13 @@ def ask(alias):
 
 @pytest.fixture
 def age(alias):
-    """``age(40)``: let all versions be 40 days old."""
+    """``age(40)``: let all versions be 40 days old; those that are stay as they are archived."""
 
     def change(days=40):
+        old = DatabaseNow() - timedelta(days=days)
         for log in (AccountVersion, PersonVersion):
-            QuerySet(log, using=alias).update(recorded_at=DatabaseNow() - timedelta(days=days))
+            young = QuerySet(log, using=alias).filter(recorded_at__gt=old + timedelta(hours=1))
+            young.update(recorded_at=old)
 
     return change
 
