@@ -255,9 +255,10 @@ def test_an_answer_that_was_erased_is_gone(alias, ask, sink, folder):
     assert balance(alias) == 10
 
 
-def test_a_version_that_was_restored_has_its_answer_again(alias, ask, sink):
+def test_a_version_that_was_restored_has_its_answer_again(alias, ask, age, sink):
     ask("open", OPEN)
     first = ask("x")
+    age()
     rows = list(QuerySet(AccountVersion, using=alias).order_by("pk"))
     sink()
     for row in rows:
