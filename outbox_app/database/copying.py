@@ -39,8 +39,9 @@ def _copies(driver: Any, table: str) -> bool:
         if not execute.__globals__["__name__"].startswith("psycopg."):
             return False
         cursor.execute(
-            "SELECT relkind IN ('r', 'p') AND NOT relrowsecurity AND NOT relhasrules"
-            " FROM pg_class WHERE oid = %s::regclass",
+            "SELECT relkind IN ('r', 'p') AND NOT relrowsecurity"
+            " AND NOT EXISTS (SELECT FROM pg_rewrite WHERE ev_class = c.oid)"  # relhasrules is late
+            " FROM pg_class c WHERE oid = %s::regclass",
             [table],
         )
         return bool(cursor.fetchone()[0])
