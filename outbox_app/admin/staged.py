@@ -44,7 +44,7 @@ CANCEL = BulkAction(
 
 @admin.register(StagedJob)
 class StagedJobAdmin(JobAdmin):
-    list_display = ["task", "ordering_key", "available_at", "staged", "worker", "task_id"]
+    list_display = ["task", "ordering_key", "available", "staged", "task_id"]
     list_filter = [
         StateFilter,
         column_filter("task", _("task")),
@@ -55,6 +55,8 @@ class StagedJobAdmin(JobAdmin):
     payload_permission = "outbox_app.view_payload_stagedjob"
     bulk_actions = (CANCEL,)
     staged = column(_("staged at"), lambda job: job.staged_at, ordering="id")
+    # In one column, as a sent job is available no more, and the list fits a narrow screen.
+    available = column(_("available at"), lambda job: at_worker(job) or job.available_at)
     worker = column(_("worker"), lambda job: at_worker(job) or "-")
     blocked_reason = column(_("what it waits for"), lambda job: blocked_reason(job))
     fieldsets = [

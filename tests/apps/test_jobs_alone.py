@@ -18,7 +18,7 @@ from tests.servers.processes import forget_process, kill_trees, spawn
 pytestmark = pytest.mark.system
 
 COMMANDS = ["drain_outbox", "outbox_dead", "outbox_prune", "outbox_status", "run_outbox"]
-TABLES = ["deadjob", "inbox", "incident", "lease", "process", "stagedjob", "statistic"]
+TABLES = ["deadjob", "inbox", "incident", "lease", "process", "run", "stagedjob", "statistic"]
 ENTRIES = ["Dead jobs", "Incidents", "Overview", "Processes", "Staged jobs"]
 #: The rooms of other capabilities.
 OTHERS = {
@@ -73,7 +73,7 @@ def test_what_it_brings(row: dict[str, Any]) -> None:
     assert row["tables"] == [f"outbox_{name}" for name in TABLES]
     assert row["migrations"] == 1
     assert row["indexes"] == 10
-    assert row["permissions"] == 31
+    assert row["permissions"] == 32
     assert row["entries"] == {"outbox_app": ENTRIES}
     assert row["commands"] == COMMANDS
 

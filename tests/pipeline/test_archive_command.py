@@ -113,13 +113,13 @@ def test_a_database_without_the_log(alias, new_log, spark, tmp_path):
 def test_a_task_that_fails_says_why(alias, new_log, spark, tmp_path, monkeypatch):
     """What a worker of Spark has raised comes out as one line."""
     publish_some(alias, 5)
-    make, today = Archiver._batch, f"recorded_date={datetime.now(UTC):%Y-%m-%d}"
+    make, today = Archiver._copied, f"recorded_date={datetime.now(UTC):%Y-%m-%d}"
 
     def batch(self, *arguments):
         (tmp_path / "archive" / today).touch()  # a file, where a folder has to be
         return make(self, *arguments)
 
-    monkeypatch.setattr(Archiver, "_batch", batch)
+    monkeypatch.setattr(Archiver, "_copied", batch)
     assert today in refused("--to", str(tmp_path / "archive"))
     monkeypatch.undo()
     (tmp_path / "archive" / today).unlink()
