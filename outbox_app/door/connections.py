@@ -85,7 +85,7 @@ def exchange(
     stream.until = until
     is_whole = False
     try:
-        connection = http.client.HTTPConnection(target.host)
+        connection = http.client.HTTPConnection(target.host, target.port)
         connection.sock = stream
         with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused the body
             connection.request(method, target.path, body, headers)

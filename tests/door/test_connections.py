@@ -106,6 +106,15 @@ def test_a_connection_is_used_again(kept: Kept) -> None:
     assert len(kept.accepted) == 3
 
 
+@pytest.mark.parametrize("host", ["::1", "fd00::a"])
+def test_an_ipv6_address(kept: Kept, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """Is no host with a port, whatever its last part is."""
+    there = (socket.AF_INET, socket.SOCK_STREAM, 0, "", kept.server.getsockname())
+    monkeypatch.setattr(connections, "_addresses", lambda *args: [there])
+    kept.target = connections.target_of(f"http://[{host}]:8000/x")
+    assert kept.ask()[0] == 200
+
+
 @pytest.mark.parametrize("reason", ["old", "closed", "more than was asked"])
 def test_a_connection_that_is_not_used_again(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, reason: str
