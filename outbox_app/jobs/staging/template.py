@@ -39,6 +39,8 @@ from .results import remember_staged
 if TYPE_CHECKING:
     from ...models import StagedJob
 
+#: Kinds of jobs that one call remembers: those that came first are forgotten first.
+KINDS = 100
 #: Arguments of ``Producer.publish`` that are no properties of the message.
 _NO_PROPERTIES = {"exchange", "routing_key", "serializer", "compression", "retry", "retry_policy"}
 _NO_PROPERTIES |= {"delivery_mode", "declare", "headers", "timeout", "confirm_timeout"}
@@ -94,6 +96,8 @@ class Templates:
         by_celery()
         if known is None:
             return
+        if kind not in self._known and len(self._known) >= KINDS:
+            del self._known[next(iter(self._known))]
         producer: Any = batch.latest
         if producer is None or not _is_plain(task, producer):
             self._known[kind] = None

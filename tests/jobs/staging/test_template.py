@@ -27,7 +27,7 @@ from outbox_app.jobs.message import Message
 from outbox_app.jobs.staging import insert
 from outbox_app.jobs.staging.calls import force_staging
 from outbox_app.jobs.staging.producer import PAIRED
-from outbox_app.jobs.staging.template import Template, Templates
+from outbox_app.jobs.staging.template import KINDS, Template, Templates
 from outbox_app.models import StagedJob
 from tests.jobs.staging import tasks
 
@@ -203,6 +203,16 @@ def test_a_template_makes_all_but_two(options, conf):
 
     assert rows == made(app, signatures, {}, with_templates=False)[0]
     assert by_template == 3
+    app.close()
+
+
+def test_kinds_are_forgotten_so_that_memory_stays_bounded():
+    """As where each job has headers of its own."""
+    app = app_with_tasks()
+    task = app.tasks["anything"]
+    others = [task.s().set(headers={"tenant": i}) for i in range(KINDS)]
+    assert made(app, [task.s(), *others[:-1], task.s(), task.s()], {}, with_templates=True)[1] == 1
+    assert made(app, [task.s(), *others, task.s(), task.s()], {}, with_templates=True)[1] == 0
     app.close()
 
 
