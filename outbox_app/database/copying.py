@@ -4,8 +4,9 @@ Django knows COPY only as a method of psycopg's cursor, which its own instrument
 would not see. Here it is one ``execute`` of Django's cursor: the query log, ``assertNumQueries``,
 ``execute_wrapper`` and what tools wrap see one statement, without its rows. It returns no ids.
 
-Rows are not copied by psycopg 2, by a cursor whose ``execute`` is a tracer's, and into a table for
-which COPY does something else than INSERT: one with row-level security or rules, or a view.
+Rows are not copied by psycopg 2, in a pipeline of psycopg, by a cursor whose ``execute`` is a
+tracer's, and into a table for which COPY does something else than INSERT: one with row-level
+security or rules, or a view.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ def copies(connection: Any, model: Any) -> bool:
         return False
     connection.ensure_connection()
     driver = connection.connection
-    if not hasattr(driver, "pgconn"):  # psycopg 2
+    if not hasattr(driver, "pgconn") or driver.pgconn.pipeline_status:  # psycopg 2, or a pipeline
         return False
     table = connection.ops.quote_name(model._meta.db_table)
     known = getattr(connection, "outbox_copies", None)
     if known is None or known[:2] != (driver, table):
-        known = connection.outbox_copies = driver, table, _copies(driver, table)
+        connection.validate_no_broken_transaction()
+        with connection.wrap_database_errors:
+            known = connection.outbox_copies = driver, table, _copies(driver, table)
     return bool(known[2])
 
 

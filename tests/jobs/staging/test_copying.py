@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from django.db import IntegrityError, connections, transaction
+from celery import group
+from django.db import DataError, IntegrityError, OperationalError, connections, transaction
 from django.db.backends.postgresql import base
 from django.db.backends.utils import CursorWrapper
+from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app import stage_many
@@ -129,3 +131,35 @@ def test_an_error_of_the_database_is_django_s_and_undoes_the_transaction(alias, 
     with pytest.raises(IntegrityError), transaction.atomic(using=alias):
         stage_many((add.s(i, i) for i in range(100)), using=alias)
     assert not StagedJob.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize("sends", [stage_many, group], ids=["stage_many", "group"])
+def test_a_broken_transaction_is_found_as_by_an_insert(sends, alias, app, add):
+    jobs = [add.s(i, i) for i in range(COPY_ROWS)]
+    with transaction.atomic(using=alias):
+        with pytest.raises(DataError), transaction.atomic(using=alias, savepoint=False):
+            connections[alias].cursor().execute("SELECT 1 / 0")
+        with pytest.raises(TransactionManagementError):
+            stage_many(jobs, using=alias) if sends is stage_many else group(jobs, app=app)()
+        transaction.set_rollback(True, using=alias)
+
+
+def test_an_error_of_the_question_is_django_s(alias, add, monkeypatch):
+    def lost(driver, table):
+        driver.close()
+        driver.execute("SELECT 1")
+
+    monkeypatch.setattr(copying, "_copies", lost)
+    with pytest.raises(OperationalError), transaction.atomic(using=alias):
+        stage_many((add.s(i, i) for i in range(COPY_ROWS)), using=alias)
+
+
+def test_rows_are_inserted_in_a_pipeline(alias, add):
+    """Psycopg copies nothing in one."""
+    connection = connections[alias]
+    with transaction.atomic(using=alias), CaptureQueriesContext(connection) as queries:
+        for _ in range(2):
+            with connection.connection.pipeline():
+                stage_many((add.s(i, i) for i in range(COPY_ROWS)), using=alias)
+            stage_many((add.s(i, i) for i in range(COPY_ROWS)), using=alias)
+    assert _verbs(query["sql"] for query in queries) == ["INSERT", "COPY"] * 2
