@@ -1,12 +1,14 @@
 """Ends of which only the main process of a worker knows: no process of the pool returns from them.
 
 A task that is revoked, expired or terminated, or whose hard time limit is over, is not executed
-again. A worker that was lost is no end. The connection is closed after each: children that are
+again. A worker that was lost is no end, and neither is a copy of a message that is revoked or
+expired while a worker executes the job. The connection is closed after each: children that are
 forked later must not inherit it. If the database is away, the job stays, and is sent again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -14,7 +16,7 @@ from billiard.exceptions import TimeLimitExceeded
 
 from ..jobs.message import ADDRESS
 from ..text import get_logger
-from .ledger import Address, Ledger
+from .ledger import Address, Ledger, Seen
 
 logger = get_logger("outbox_app.receipts")
 
@@ -28,22 +30,26 @@ def remember(request: Any, **kwargs: Any) -> None:
         _requests.add(request)
 
 
-def settle_revoked(request: Any, **kwargs: Any) -> None:
+def settle_revoked(request: Any, terminated: bool = False, **kwargs: Any) -> None:
     if header := getattr(request, ADDRESS, None):
-        _end(Address.read(header, request.id))
+        _end(
+            Address.read(header, request.id),
+            lambda seen: terminated or seen.token is None or bool(seen.is_over),
+        )
 
 
 def settle_hard_limit(task_id: str, exception: Any, **kwargs: Any) -> None:
     if isinstance(exception, TimeLimitExceeded):
         for request in [each for each in _requests if each.id == task_id]:
-            _end(Address.read(request.request_dict[ADDRESS], task_id))
+            _end(Address.read(request.request_dict[ADDRESS], task_id), lambda seen: True)
 
 
-def _end(job: Address) -> None:
+def _end(job: Address, is_end: Callable[[Seen], bool]) -> None:
     try:
         ledger = Ledger(job.alias)
         try:
-            ledger.end(job)
+            if (seen := ledger.look(job)) and is_end(seen):
+                ledger.end(job)
         finally:
             ledger.close()
     except Exception as error:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from outbox_app import idempotent
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, InboxEntry, Run, StagedJob
-from outbox_app.receipts import keeper, tracer
+from outbox_app.receipts import keeper, settling, tracer
 from outbox_app.receipts.ledger import Ledger
 from outbox_app.receipts.tracer import SKIPPED, TracerAttribute, with_receipt
 
@@ -185,6 +186,18 @@ def test_after_a_retry_the_limit_begins_with_it(alias, work, message):
 def test_rejected(alias, work, message, requeue, rows):
     info = TraceInfo(states.REJECTED, Reject(requeue=requeue))
     execute(work, message(), trace_ok_t(None, info, 0.0, None))
+    assert left(alias) == rows
+
+
+@pytest.mark.parametrize(
+    ("seconds", "terminated", "rows"),
+    [(60, False, (1, 1)), (60, True, (0, 0)), (-1, False, (0, 0))],
+)
+def test_a_revoked_copy_ends_no_job_that_is_executed(alias, message, seconds, terminated, rows):
+    request = message()
+    hold(alias, request, seconds=seconds)
+    revoked = SimpleNamespace(id=request["id"], outbox_row=request["outbox_row"])
+    settling.settle_revoked(revoked, terminated=terminated, signum=None, expired=True)
     assert left(alias) == rows
 
 
