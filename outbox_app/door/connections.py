@@ -86,7 +86,7 @@ def exchange(
     is_whole = False
     try:
         connection = http.client.HTTPConnection(target.host, target.port)
-        connection.sock = stream
+        connection.sock, connection.response_class = stream, _Response
         with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused the body
             connection.request(method, target.path, body, headers)
         response = connection.getresponse()
@@ -111,13 +111,13 @@ _idle: dict[Any, deque[tuple[float, _Stream]]] = defaultdict(deque)
 
 def _kept(idle: deque[tuple[float, _Stream]]) -> _Stream | None:
     """Return a connection that can be used again, and close those that cannot."""
+    _close_idle(IDLE)
     with suppress(IndexError):
         while True:
-            since, stream = idle.pop()
-            if time.monotonic() - since < IDLE and stream.is_silent():
+            _, stream = idle.pop()
+            if stream.is_silent():
                 return stream
             stream.socket.close()
-    _close_idle(IDLE)
     return None
 
 
@@ -125,12 +125,19 @@ def _close_idle(seconds: float) -> None:
     """Close connections that are idle for so long, also to servers that are called no more."""
     for (process, *_), idle in list(_idle.items()):
         with suppress(IndexError):
-            while process == os.getpid():
-                since, stream = idle.popleft()
-                if time.monotonic() - since < seconds:
-                    idle.appendleft((since, stream))
-                    break
-                stream.socket.close()
+            while process == os.getpid() and time.monotonic() - idle[0][0] >= seconds:
+                idle.popleft()[1].socket.close()
+
+
+class _Response(http.client.HTTPResponse):
+    """The final answer: ``http.client`` reads past ``100 Continue``, here also past other 1xx.
+
+    RFC 9110, 15.2: there may be several of them, also where none was expected.
+    """
+
+    def _read_status(self) -> tuple[str, int, str]:
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        return version, http.client.CONTINUE if status < 200 else status, reason
 
 
 class _Stream:

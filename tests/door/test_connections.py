@@ -25,6 +25,7 @@ pytestmark = pytest.mark.unit
 def new_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget all connections, as in a process that has called no peer yet."""
     monkeypatch.setattr(connections, "_idle", defaultdict(deque))
+    monkeypatch.setattr(connections, "IDLE", patience())  # however slow this host is
     yield
     for idle in connections._idle.values():
         for _, stream in idle:
@@ -134,6 +135,18 @@ def test_a_connection_that_is_not_used_again(
     assert stream.socket.fileno() == -1
 
 
+def test_connections_that_are_needed_no_more(kept: Kept) -> None:
+    """Are closed although others, which were used later, are enough: as after a burst."""
+    kept.ask()
+    [idle] = connections._idle.values()
+    since, stream = idle.pop()
+    kept.ask()
+    idle.appendleft((since - connections.IDLE, stream))
+    kept.ask()
+    assert stream.socket.fileno() == -1
+    assert (len(kept.accepted), len(idle)) == (2, 1)
+
+
 def test_connections_to_a_server_that_is_called_no_more(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +171,12 @@ ANSWERS: dict[str, tuple[bytes, type[Exception] | bytes]] = {
     ),
     "empty": (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
     "after another": (b"HTTP/1.1 100 Continue\r\n\r\n" + Kept.ANSWER, b"{}"),
+    "after other ones": (
+        b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+        + Kept.ANSWER,
+        b"{}",
+    ),
+    "another protocol": (b"HTTP/1.1 101 Switching Protocols\r\n\r\nSSH-2.0\r\n", HTTPException),
     "too large": (b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n" + b"x" * 101, OSError),
     "too many headers": (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n", HTTPException),
     "no HTTP": (b"SSH-2.0-OpenSSH\r\n\r\n", HTTPException),
