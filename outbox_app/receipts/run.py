@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from traceback import walk_tb
 from typing import Any
 from uuid import uuid4
 
-from celery import states
-from celery.exceptions import Retry
+from celery import Task, states
+from celery.exceptions import Reject, Retry
 from django.db import connections
 
 from ..exceptions import NoReceipt
@@ -49,7 +50,7 @@ class JobRun:
         state = getattr(info, "state", states.SUCCESS)
         if state == states.RETRY:
             self.drop(retry_in=_seconds_until(value))
-        elif state == states.REJECTED and value.requeue:
+        elif state == states.REJECTED and (value.requeue or _is_of_retry(value)):
             self.drop()
         else:
             self.end()
@@ -140,6 +141,14 @@ def _bury(run: JobRun, task: str, most: int) -> None:
     finally:
         connections[job.alias].close()  # it is not a task's, after which Celery closes it
     run.end()
+
+
+def _is_of_retry(reject: Reject) -> bool:
+    """Return whether ``retry()`` raised it: so Celery reports that the broker took no retry."""
+    code = None
+    for frame, _ in walk_tb(reject.__traceback__):
+        code = frame.f_code
+    return code is Task.retry.__code__
 
 
 def _seconds_until(retry: Retry) -> float:

@@ -15,6 +15,7 @@ from celery.app.task import Task
 from celery.app.trace import TraceInfo, build_tracer, trace_ok_t
 from celery.exceptions import Reject, Retry
 from django.db import OperationalError, connections, transaction
+from kombu.exceptions import OperationalError as BrokerAway
 
 from outbox_app import idempotent
 from outbox_app.database.clock import DatabaseNow
@@ -69,6 +70,12 @@ def execute(task: Any, request: dict[str, Any], result: Any = SUCCESS) -> Any:
         return result() if callable(result) else result
 
     return with_receipt(task, trace)(request["id"], (), {}, request)
+
+
+def execute_with_celery(task: Any, request: dict[str, Any]) -> Any:
+    """Give a message to Celery's own tracer of the task, wrapped."""
+    trace = with_receipt(task, build_tracer(task.name, task, app=task.app))
+    return trace(request["id"], (), {}, {**request, "args": [], "kwargs": {}})
 
 
 def nothing() -> None: ...
@@ -189,6 +196,24 @@ def test_rejected(alias, work, message, requeue, rows):
     assert left(alias) == rows
 
 
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": [ValueError]}])
+def test_a_retry_that_the_broker_refuses_is_no_end(alias, app, message, options, monkeypatch):
+    """Celery rejects the message then, without requeue."""
+
+    @app.task(name="again", shared=False, lazy=False, bind=True, **options)
+    def again(self: Any) -> None:
+        raise ValueError if options else self.retry()
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise BrokerAway
+
+    request = message(again)
+    monkeypatch.setattr(app, "send_task", refuse)
+    result = execute_with_celery(again, request)
+    assert (result[1].state, result[1].retval.requeue) == (states.REJECTED, False)
+    assert left(alias) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("seconds", "terminated", "rows"),
     [(60, False, (1, 1)), (60, True, (0, 0)), (-1, False, (0, 0))],
@@ -256,8 +281,7 @@ def test_without_the_database_no_body_runs(alias, work, message, monkeypatch):
 def test_the_inbox_keeps_no_entry_of_a_job_with_a_receipt(alias, app, message):
     once = app.task(name="once", shared=False, lazy=False)(idempotent(nothing))
     request = message(once)
-    real = build_tracer(once.name, once, app=app)
-    with_receipt(once, real)(request["id"], (), {}, {**request, "args": [], "kwargs": {}})
+    execute_with_celery(once, request)
     assert left(alias) == (0, 0)
     assert not InboxEntry.objects.using(alias).exists()
 
