@@ -70,7 +70,7 @@ class JobRun:
         )
 
     def abandon(self) -> None:
-        """Renew the lease no longer: the worker is lost, and another one may begin the job."""
+        """Renew the lease no longer: this was no end, and then another worker begins the job."""
         self.keeper.forget(self.token)
 
 
@@ -130,8 +130,9 @@ def _is_alive(seen: Seen, first: Seen, retries: int) -> bool:
 def _bury(run: JobRun, task: str, most: int) -> None:
     job = run.job
     error = NoReceipt(
-        f"The job was begun {most} times, and no worker has executed it to its end: each was lost. "
-        "Look for what kills them (memory, time limits), then requeue the job."
+        f"The job was begun {most} times, and no worker has executed it to its end. Look for "
+        "what kills workers (memory, time limits), and in their logs for an internal error of "
+        "Celery (no result stored, no next step sent). Then requeue the job."
     )
     # Its lease ends now: a job that somebody executes is not given up.
     run.keeper.ledger.renew([(job.id, run.token)], seconds=0)

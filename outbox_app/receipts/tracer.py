@@ -91,7 +91,11 @@ def with_receipt(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException:
             run.abandon()
             raise
-        run.finish(result[1])
+        is_internal = getattr(result[0], "internal", False)
+        if is_internal and getattr(result[1], "state", "") == states.FAILURE:
+            run.abandon()  # what follows it was not sent, or the result not stored
+        else:
+            run.finish(result[1])
         return result
 
     return trace

@@ -20,6 +20,7 @@ from kombu.exceptions import OperationalError as BrokerAway
 from outbox_app import idempotent
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.drain.drain import Drain
+from outbox_app.jobs.staging import insert
 from outbox_app.models import DeadJob, InboxEntry, Run, StagedJob
 from outbox_app.receipts import keeper, settling, tracer
 from outbox_app.receipts.ledger import Ledger
@@ -212,6 +213,28 @@ def test_a_retry_that_the_broker_refuses_is_no_end(alias, app, message, options,
     result = execute_with_celery(again, request)
     assert (result[1].state, result[1].retval.requeue) == (states.REJECTED, False)
     assert left(alias) == (1, 0)
+
+
+def test_a_job_whose_next_step_is_not_staged_has_not_ended(alias, work, message, monkeypatch):
+    """Celery reports an internal error. The next attempt stages the step."""
+    real, calls = insert._insert, []
+
+    def fail_once(*args: Any, **options: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OperationalError("away")
+        real(*args, **options)
+
+    request = {**message(), "chain": [work.si()]}
+    monkeypatch.setattr(insert, "_insert", fail_once)
+    with pytest.warns(RuntimeWarning, match="away"):
+        execute_with_celery(work, request)
+    assert left(alias) == (1, 1)
+    assert not keeper.keeper_of(alias)._runs
+    Run.objects.using(alias).update(lease_until=DatabaseNow() - timedelta(seconds=1))
+    execute_with_celery(work, request)
+    assert left(alias) == (1, 0)
+    assert StagedJob.objects.using(alias).get().task_id != request["id"]
 
 
 @pytest.mark.parametrize(
