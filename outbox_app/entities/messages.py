@@ -152,6 +152,7 @@ def fitting(answers: Sequence[dict[str, Any] | None]) -> list[dict[str, Any] | N
         return list(answers)
     room, found = LIMITS["bytes"] - len(b"null,") * len(answers) - len(b"[]"), []
     for answer in answers:
-        room -= len(written(answer))
-        found.append(answer if room >= 0 else None)
+        fits = (size := len(written(answer))) <= room
+        found.append(answer if fits else None)
+        room -= size if fits else 0
     return found

@@ -185,6 +185,8 @@ def test_answers_fit_one_answer(ask: Any, alias: str, monkeypatch: pytest.Monkey
     assert len(messages.written(told)) <= 300
     assert [None in each for each in (told[:3], told[-3:])] == [False, True]
     assert fitting(told[:3]) == told[:3]
+    large, small = {"response": "x" * 300}, {"response": 1}
+    assert fitting([large, small, None, small]) == [None, small, None, small]
     monkeypatch.setattr(client, "call", lambda *args, **options: (200, [None]))
     assert ask("withdraw", {"amount": 1}, command_id="8").response == {"balance": 1}
 
