@@ -7,6 +7,7 @@ name decides. ``receipt=0`` turns a pattern off for one task.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -94,6 +95,8 @@ def has_receipts(app: Any) -> bool:
     if outbox_settings().RECEIPTS:
         return True
     tasks = app._tasks
+    if not isinstance(tasks, Mapping):  # a registry of a project's own, which may have no list
+        return True
     known = _known.get(app)
     if known is None or known[0] != len(tasks):
         found = any(getattr(task, "receipt", None) for task in list(tasks.values()))
