@@ -32,9 +32,14 @@ class Address(NamedTuple):
     task_id: str
 
     @classmethod
-    def read(cls, header: str, task_id: str) -> Address:
-        id, _, alias = header.partition("@")
-        return cls(int(id), alias, task_id)
+    def read(cls, header: object, task_id: str) -> Address | None:
+        """Return the address; None for no header, or one that names no row of this task id.
+
+        Tasks pass the headers of their request on to other tasks.
+        """
+        id, _, rest = header.partition("@") if isinstance(header, str) else ("", "", "")
+        alias = rest.removesuffix(f"@{task_id}")
+        return cls(int(id), alias, task_id) if id.isdecimal() and alias != rest else None
 
 
 class Seen(NamedTuple):

@@ -26,16 +26,15 @@ _requests: WeakSet[Any] = WeakSet()
 
 def remember(request: Any, **kwargs: Any) -> None:
     """Note a request: the signal of a failure does not have its headers."""
-    if ADDRESS in request.request_dict:
+    if Address.read(request.request_dict.get(ADDRESS), request.id):
         _requests.add(request)
 
 
 def settle_revoked(request: Any, terminated: bool = False, **kwargs: Any) -> None:
-    if header := getattr(request, ADDRESS, None):
-        _end(
-            Address.read(header, request.id),
-            lambda seen: terminated or seen.token is None or bool(seen.is_over),
-        )
+    _end(
+        Address.read(getattr(request, ADDRESS, None), request.id),
+        lambda seen: terminated or seen.token is None or bool(seen.is_over),
+    )
 
 
 def settle_hard_limit(task_id: str, exception: Any, **kwargs: Any) -> None:
@@ -44,7 +43,9 @@ def settle_hard_limit(task_id: str, exception: Any, **kwargs: Any) -> None:
             _end(Address.read(request.request_dict[ADDRESS], task_id), lambda seen: True)
 
 
-def _end(job: Address, is_end: Callable[[Seen], bool]) -> None:
+def _end(job: Address | None, is_end: Callable[[Seen], bool]) -> None:
+    if job is None:
+        return
     try:
         ledger = Ledger(job.alias)
         try:

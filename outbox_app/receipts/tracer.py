@@ -73,11 +73,11 @@ def with_receipt(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(tracer)
     def trace(uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
-        header = (request or {}).get(ADDRESS)
-        if header is None:
+        job = Address.read((request or {}).get(ADDRESS), uuid)
+        if job is None:
             return tracer(uuid, args, kwargs, request)
         try:
-            run = _begin_or_wait(task, Address.read(header, uuid), request)
+            run = _begin_or_wait(task, job, request)
         except Exception as error:
             return _given_back(error)
         if run is None:

@@ -34,7 +34,7 @@ def test_one_that_leaves_right_after_the_commit(alias, app):
     job = StagedJob.objects.using(alias).get()
     assert (job.publishes, job.is_immediate, job.receipt) == (1, None, 3600)
     [headers] = received(app)
-    assert headers["outbox_row"] == f"{job.pk}@{alias}"
+    assert headers["outbox_row"] == f"{job.pk}@{alias}@{job.task_id}"
     assert Drain(using=alias).run(once=True).published == 0
 
 

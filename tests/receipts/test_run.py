@@ -58,7 +58,7 @@ def message(alias: str, app: Any, work: Any) -> Any:
             result = task.delay()
         assert Drain(using=alias).run(once=True).published == 1
         job = StagedJob.objects.using(alias).get(task_id=result.id)
-        address = {"outbox_row": f"{job.pk}@{alias}", "hostname": "celery@w1"}
+        address = {"outbox_row": f"{job.pk}@{alias}@{result.id}", "hostname": "celery@w1"}
         return {"id": result.id, "task": task.name, "retries": 0, **address}
 
     return make
@@ -119,9 +119,22 @@ def test_a_message_whose_job_has_ended_is_skipped(alias, work, message):
     assert execute(work, request, never) == SKIPPED
 
 
-def test_one_whose_task_id_is_another_is_skipped(alias, work, message):
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("other", ["0", "other"])
+def test_one_whose_row_is_another_job_s_is_skipped(alias, work, message, other):
     """Ids are given out again after a restored backup."""
-    assert execute(work, {**message(), "id": "other"}, never) == SKIPPED
+    request = message()
+    StagedJob.objects.using(alias).update(task_id=other)
+    assert execute(work, request, never) == SKIPPED
+    assert left(alias) == (1, 0)
+
+
+@pytest.mark.parametrize("header", ["x", 7, "", "7@default", "x@default@child"])
+def test_a_header_that_is_another_message_s_is_no_address(alias, work, message, header):
+    """Tasks pass headers of their own message on: ``apply_async(headers=self.request.headers)``."""
+    request = {**message(), "id": "child"}
+    assert execute(work, request) == SUCCESS
+    assert execute(work, {**request, "outbox_row": header}) == SUCCESS
     assert left(alias) == (1, 0)
 
 

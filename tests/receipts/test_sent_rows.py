@@ -81,7 +81,7 @@ def test_a_sent_row_stays_and_its_message_names_it(alias, app, stage):
     assert timedelta(seconds=3590) < job.available_at - job.now <= timedelta(seconds=3600)
     assert drain(alias) == 0
     [message] = take(app)
-    assert message.headers["outbox_row"] == f"{job.pk}@{alias}"
+    assert message.headers["outbox_row"] == f"{job.pk}@{alias}@{job.task_id}"
     jobs = StagedJob.objects.using(alias)
     assert [len(part) for part in (jobs.ready(), jobs.held(), jobs.due(), jobs.sent())] == [
         *(0, 0, 0, 1)

@@ -187,7 +187,7 @@ def _of_run(
 
 
 def _add_address(item: PreparedMessage, using: str) -> None:
-    address = f"{item.row.id}@{using}"
+    address = f"{item.row.id}@{using}@{item.row.task_id}"
     item.message.headers[ADDRESS] = address
     if item.headers:
         item.headers = f"{item.headers[:-1]}, {json.dumps(ADDRESS)}: {json.dumps(address)}}}"
