@@ -116,8 +116,6 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
                     f"{what}. Turn it on before the task runs."
                 )
             first = note(job_id, task.name, using=using)
-            if (noted_on := inboxes.get()) is not None:
-                noted_on.add(using)
             noted = True
             if first:
                 running = let(_in_progress, _in_progress.get() | {job_id})
@@ -135,6 +133,9 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
                 logger.info("Job was handled already task=%s task_id=%s", task.name, job_id)
                 columns = entry_of(job_id, using=using).values_list("result", "callbacks")
                 kept, unfinished = columns.first() or ("", "")
+        # Not before the commit: the task that replaces this one has the same id.
+        if (noted_on := inboxes.get()) is not None:
+            noted_on.add(using)
         if not first:
             return _repeat(task, what, kept, unfinished)
         if callbacks:

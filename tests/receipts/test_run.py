@@ -13,7 +13,7 @@ import pytest
 from celery import states
 from celery.app.task import Task
 from celery.app.trace import TraceInfo, build_tracer, trace_ok_t
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from django.db import OperationalError, connections, transaction
 from kombu.exceptions import OperationalError as BrokerAway
 
@@ -320,6 +320,26 @@ def test_the_inbox_keeps_no_entry_of_a_job_with_a_receipt(alias, app, message):
     execute_with_celery(once, request)
     assert left(alias) == (0, 0)
     assert not InboxEntry.objects.using(alias).exists()
+
+
+def test_the_entry_of_the_task_that_replaces_it_stays(alias, app, message):
+    """It has the same id, and may be quicker than the end of the one that it replaces."""
+
+    def replace() -> None:
+        raise Ignore
+
+    replaced = app.task(name="replaced", shared=False, lazy=False)(idempotent(replace))
+    request = message(replaced)
+    real = build_tracer(replaced.name, replaced, app=app)
+
+    def trace(*args: Any) -> Any:
+        result = real(*args)
+        InboxEntry.objects.using(alias).create(job_id=request["id"])
+        return result
+
+    with_receipt(replaced, trace)(request["id"], (), {}, {**request, "args": [], "kwargs": {}})
+    assert left(alias) == (0, 0)
+    assert InboxEntry.objects.using(alias).exists()
 
 
 def test_workers_wrap_the_tracer_and_eager_calls_do_not_pass_it(alias, app, work):
