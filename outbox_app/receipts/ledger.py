@@ -155,8 +155,8 @@ class Ledger:
                 due = later_sql(f"{retry_in:.3f}", self.alias)
                 later = later_sql(f"receipt + {retry_in:.3f}", self.alias)
                 sql = (
-                    f"UPDATE {{j}} SET available_at = {later}, publishes = 1, sent_at = {due} "
-                    "WHERE id = %s AND task_id = %s"
+                    f"UPDATE {{j}} SET available_at = {later}, publishes = 1, sent_at = {due}, "
+                    "is_immediate = NULL WHERE id = %s AND task_id = %s"
                 )
                 self._run(cursor, sql, [job.id, job.task_id])
             sql = "DELETE FROM {r} WHERE staged_id = %s AND token = %s"

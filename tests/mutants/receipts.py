@@ -62,7 +62,7 @@ BUGS = [
         "limit-of-a-retry-from-its-first-call",
         "P4",
         "receipts/ledger.py",
-        [("publishes = 1, sent_at = {due} ", "publishes = 1 ")],
+        [("publishes = 1, sent_at = {due}, ", "publishes = 1, ")],
         [f"{STATUS}test_the_limit_begins_anew_with_a_retry"],
         "A job that retries in an hour is said to be one that no worker has started.",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,10 +11,13 @@ from django.db import transaction
 
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs import requeue_dead
+from outbox_app.jobs.drain import resending
+from outbox_app.jobs.drain.app_drain import AppDrain
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.incidents import record_takeover
 from outbox_app.jobs.staged import cancel, reschedule
 from outbox_app.models import DeadJob, Incident, Run, StagedJob
+from outbox_app.receipts.ledger import Address, Ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -143,6 +147,56 @@ def test_after_five_publishes_without_a_start_it_is_dead(alias, app, stage):
     job = row(alias)
     assert (job.receipt, job.publishes, job.sent_at) == (3600, None, None)
     assert drain(alias) == 1
+
+
+def retry(alias: str, job: StagedJob) -> None:
+    """The worker of a job has sent its retry for tomorrow."""
+    with closing(Ledger(alias)) as ledger:
+        ledger.drop(Address(job.pk, alias, job.task_id), "t", retry_in=86400)
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_retry_while_the_drain_looks_is_not_sent_early(alias, app, stage, monkeypatch, waiting):
+    """Neither counted as waiting from now on, nor given up for its earlier publishes."""
+    stage()
+    drain(alias)
+    take(app)
+    StagedJob.objects.using(alias).update(publishes=1 if waiting else 5)
+    turn_back(alias)
+    look = resending.running
+
+    def running(*args: Any, **options: Any) -> set[int]:
+        found = look(*args, **options)
+        retry(alias, row(alias))
+        return found
+
+    monkeypatch.setattr(resending, "running", running)
+    monkeypatch.setattr(
+        AppDrain, "waiting", lambda self, queues, **options: dict.fromkeys(queues, waiting)
+    )
+    assert drain(alias) == 0
+    job = row(alias)
+    assert job.available_at - job.now > timedelta(hours=24)
+    assert job.publishes == 1
+
+
+def test_a_retry_ends_the_hold_of_immediate_delivery(alias, app, stage):
+    """The hold of a row that its worker has ended, before its process could mark it."""
+    stage()
+    StagedJob.objects.using(alias).update(is_immediate=True)
+    retry(alias, row(alias))
+    assert row(alias).is_immediate is None
+
+
+def test_a_sent_row_without_a_time_gets_one(alias, app, stage):
+    stage()
+    drain(alias)
+    take(app)
+    StagedJob.objects.using(alias).update(available_at=None)
+    assert drain(alias) == 1
+    job = row(alias)
+    assert (job.publishes, job.available_at > job.now) == (2, True)
+    assert drain(alias) == 0
 
 
 def test_one_that_was_begun_is_not_dead_by_its_publishes(alias, app, stage):

@@ -226,15 +226,20 @@ def mark_sent(published: Sequence[tuple[int, str]], *, using: str) -> int:
     sql = (
         f"UPDATE {{rows}} SET available_at = {next_look}, sent_at = {now}, "
         "publishes = COALESCE(publishes, 0) + 1, is_immediate = NULL "
-        f"WHERE {{found}} AND (sent_at IS NULL OR available_at <= {now})"
+        f"WHERE {{found}} AND (sent_at IS NULL OR COALESCE(available_at <= {now}, TRUE))"
     )
     return _each(published, sql, using=using, model=StagedJob, changes_key=False)
 
 
 def look_later(sent: Sequence[tuple[int, str]], *, using: str) -> None:
-    """Look at sent rows again after their limit, without sending them."""
-    later = later_sql("receipt", using)
-    sql = f"UPDATE {{rows}} SET available_at = {later} WHERE {{found}} AND sent_at IS NOT NULL"
+    """Look at sent rows again after their limit, without sending them.
+
+    A row that a worker has held meanwhile, until its retry, is left as it is.
+    """
+    sql = (
+        f"UPDATE {{rows}} SET available_at = {later_sql('receipt', using)} WHERE {{found}} "
+        f"AND sent_at IS NOT NULL AND COALESCE(available_at <= {now_sql(using)}, TRUE)"
+    )
     _each(sent, sql, using=using, model=StagedJob, changes_key=False)
 
 

@@ -34,6 +34,8 @@ def move_to_dead(
     """
     # By its task id as well: see ``batch.delete``.
     staged = StagedJob.objects.using(using).filter(pk=row.id, task_id=row.task_id)
+    if row.publishes:  # a retry counts from 1 again
+        staged = staged.filter(publishes=row.publishes)
     found = staged.first()  # before the transaction: see ``staged.cancel_for``
     skips = not waits and connections[using].features.has_select_for_update_skip_locked
     with atomic_with_lock_wait(LOCK_SECONDS, using=using):

@@ -103,7 +103,8 @@ class Unsettled:
         A row that is gone, or marked, is settled: its worker was quick, or another drainer was
         first. A worker that ends a job has its row locked for the moment of that commit.
         """
-        waiting = there.filter(Q(sent_at=None) | Q(available_at__lte=DatabaseNow()))
+        is_due = Q(available_at=None) | Q(available_at__lte=DatabaseNow())
+        waiting = there.filter(Q(sent_at=None) | is_due)
         pauses = list(PAUSES)
         left: list[tuple[int, str, int]] = []
         while self._awaited and mark_sent(self._awaited, using=self.using) < len(self._awaited):
