@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from django.db import connections
+
 from ..database.clock import DatabaseNow
 from ..models import Run, StagedJob
 
@@ -26,8 +28,11 @@ def lock_idle(ids: Collection[int], *, using: str) -> set[int]:
     """
     rows: Any = StagedJob.objects.using(using).filter(pk__in=ids).order_by("pk")
     locked = set(rows.select_for_update().values_list("pk", flat=True))
-    # A locking read: at REPEATABLE READ, MySQL shows other reads what was committed before.
-    runs = Run.objects.using(using).filter(staged_id__in=locked).select_for_update()
+    runs = Run.objects.using(using).filter(staged_id__in=locked)
+    if connections[using].vendor == "mysql":
+        # A locking read: at REPEATABLE READ, others show what was committed before. Elsewhere it
+        # would only let renewals of leases wait.
+        runs = runs.select_for_update()
     alive = set(runs.filter(lease_until__gt=DatabaseNow()).values_list("staged_id", flat=True))
     idle = locked - alive
     Run.objects.using(using).filter(staged_id__in=idle).delete()

@@ -23,6 +23,8 @@ class Keeper:
 
     def __init__(self, alias: str) -> None:
         self.ledger = Ledger(alias)
+        #: One of its own: a lease does not wait for a statement that waits.
+        self._renewals = Ledger(alias)
         self.lease_seconds = outbox_settings().RECEIPT_LEASE_SECONDS
         #: The tokens of the runs to renew, by the address of their jobs.
         self._runs: dict[str, Address] = {}
@@ -63,12 +65,13 @@ class Keeper:
         self._stopped.set()
         self._repeat()
         self.ledger.close()
+        self._renewals.close()
 
     def _renew_all(self) -> None:
         while not self._stopped.wait(self.beat_seconds):
             try:
                 if runs := [(job.id, token) for token, job in [*self._runs.items()]]:
-                    self.ledger.renew(runs, seconds=self.lease_seconds)
+                    self._renewals.renew(runs, seconds=self.lease_seconds)
             except Exception as error:
                 logger.warning("Leases of runs not renewed runs=%d error=%s", len(runs), error)
             else:

@@ -1,7 +1,8 @@
 """The statements of a worker process about its runs, each in autocommit, on their own connection.
 
 Celery's Django fixup closes every connection of Django before and after each task. It does not see
-this one, a copy. One statement at a time: threads and greenlets wait for each other.
+this one, a copy. One statement at a time: threads and greenlets wait for each other, so none waits
+for a lock for long.
 
 ``begin`` inserts the run with one statement that reads the row of the job and locks it against
 deletion: who deletes the row (``cancel()``, a person, a drainer that gives the job up) locks it
@@ -22,6 +23,10 @@ from ..models import InboxEntry, Run, StagedJob
 
 #: Seconds for which a connection is waited for.
 CONNECT_SECONDS = 5
+#: Seconds for which a statement waits for a row that another transaction has locked.
+LOCK_SECONDS = 2
+#: PostgreSQL's bound, as a condition: a session may be another client's in a moment, at a pooler.
+BOUNDED = f"(SELECT set_config('lock_timeout', '{LOCK_SECONDS}s', true)) IS NOT NULL"
 
 
 class Address(NamedTuple):
@@ -64,6 +69,7 @@ class Ledger:
         self._names = {name: quote(model._meta.db_table) for name, model in models.items()}
         self._names["now"] = now_sql(alias)
         self.vendor = connections[alias].vendor
+        self._names["bounded"] = BOUNDED if self.vendor == "postgresql" else "TRUE"
 
     def begin(
         self, job: Address, *, worker: str, token: str, retries: int, seconds: float
@@ -73,7 +79,7 @@ class Ledger:
         insert = (
             "INSERT INTO {r} (staged_id, attempts, worker, token, retries, started_at, lease_until)"
             f" SELECT id, 1, %s, %s, %s, {{now}}, {later_sql(f'{seconds:g}', self.alias)}"
-            " FROM {j} WHERE id = %s AND task_id = %s"
+            " FROM {j} WHERE id = %s AND task_id = %s AND {bounded}"
         )
         params: list[Any] = [worker[:255], token, retries, job.id, job.task_id]
         if self.vendor == "mysql":
@@ -120,7 +126,7 @@ class Ledger:
         ids, tokens = (", ".join(["%s"] * len(runs)) for _ in range(2))
         sql = (
             f"UPDATE {{r}} SET lease_until = {later_sql(f'{seconds:g}', self.alias)} "
-            f"WHERE staged_id IN ({ids}) AND token IN ({tokens})"
+            f"WHERE staged_id IN ({ids}) AND token IN ({tokens}) AND {{bounded}}"
         )
         with self._cursor() as cursor:
             self._run(cursor, sql, [*(id for id, _ in runs), *(token for _, token in runs)])
@@ -130,8 +136,8 @@ class Ledger:
         if self.vendor == "postgresql":
             entry = "e AS (DELETE FROM {i} WHERE job_id = %s), " if has_entry else ""
             sql = (
-                f"WITH {entry}r AS (DELETE FROM {{r}} WHERE staged_id = %s) "
-                "DELETE FROM {j} WHERE id = %s AND task_id = %s"
+                f"WITH {entry}r AS (DELETE FROM {{r}} WHERE staged_id = %s AND {{bounded}}) "
+                "DELETE FROM {j} WHERE id = %s AND task_id = %s AND {bounded}"
             )
             params = [job.task_id] * has_entry + [job.id, job.id, job.task_id]
             with self._cursor() as cursor:
@@ -156,10 +162,10 @@ class Ledger:
                 later = later_sql(f"receipt + {retry_in:.3f}", self.alias)
                 sql = (
                     f"UPDATE {{j}} SET available_at = {later}, publishes = 1, sent_at = {due}, "
-                    "is_immediate = NULL WHERE id = %s AND task_id = %s"
+                    "is_immediate = NULL WHERE id = %s AND task_id = %s AND {bounded}"
                 )
                 self._run(cursor, sql, [job.id, job.task_id])
-            sql = "DELETE FROM {r} WHERE staged_id = %s AND token = %s"
+            sql = "DELETE FROM {r} WHERE staged_id = %s AND token = %s AND {bounded}"
             self._run(cursor, sql, [job.id, token])
 
     def close(self) -> None:
@@ -192,4 +198,7 @@ class Ledger:
         if self.vendor != "sqlite":
             options.setdefault("connect_timeout", CONNECT_SECONDS)
         connection.settings_dict["AUTOCOMMIT"] = True
+        if self.vendor == "mysql":
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}")
         return connection

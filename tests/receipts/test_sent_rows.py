@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs import requeue_dead
@@ -225,6 +225,38 @@ def test_cancel_works_until_a_worker_begins(alias, app, stage):
     assert cancel(result.id, using=alias, app=app)
     assert not StagedJob.objects.using(alias).exists()
     assert not Run.objects.using(alias).exists()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_worker_waits_for_a_locked_row_for_a_moment(alias, app, stage):
+    stage()
+    drain(alias)
+    job = Address((found := row(alias)).pk, alias, found.task_id)
+    rows = StagedJob.objects.using(alias)
+    with closing(Ledger(alias)) as ledger:
+        options = {"worker": "w", "token": "t", "retries": 0, "seconds": 60}
+        with transaction.atomic(using=alias):
+            rows.select_for_update().get()
+            for statement in (
+                lambda: ledger.begin(job, **options),
+                lambda: ledger.drop(job, "t", retry_in=1),
+                lambda: ledger.end(job),
+            ):
+                with pytest.raises(OperationalError):
+                    statement()
+        assert ledger.begin(job, **options) == 1
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_a_transaction_that_could_not_cancel_a_job_lets_its_lease_be_renewed(alias, app, stage):
+    result = stage()
+    drain(alias)
+    begin(alias, row(alias))
+    with closing(Ledger(alias)) as ledger, transaction.atomic(using=alias):
+        assert not cancel(result.id, using=alias, app=app)
+        ledger.renew([(row(alias).pk, "t")], seconds=90)
 
 
 def test_a_sent_job_is_not_rescheduled(alias, app, stage):
