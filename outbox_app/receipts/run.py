@@ -7,9 +7,13 @@ copy. If the lease ends, or the run is gone and the row is not, this worker begi
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from hashlib import sha256
+from socket import gethostname
+from threading import get_ident
 from traceback import walk_tb
 from typing import Any
 from uuid import uuid4
@@ -74,12 +78,22 @@ class JobRun:
         self.keeper.forget(self.token)
 
 
+def mark_of(worker_pid: int) -> str:
+    """Return what the tokens hold of what Celery calls a ``worker_pid``, on this host."""
+    return sha256(f"{gethostname()}:{worker_pid}".encode()).hexdigest()[:10]
+
+
+def new_token() -> str:
+    """Return a token that names its worker: with gevent and eventlet that is a greenlet."""
+    return f"{mark_of(os.getpid())}-{mark_of(get_ident())}-{uuid4().hex[:10]}"
+
+
 def begin(task: Any, job: Address, request: Mapping[str, Any]) -> JobRun | None:
     """Begin a job, or return None: it has ended, or was cancelled; or somebody else runs it."""
     receipt = receipt_of(task, task.name)
     most = receipt.attempts if receipt else ATTEMPTS
     keeper = keeper_of(job.alias)
-    run = JobRun(job, uuid4().hex, keeper)
+    run = JobRun(job, new_token(), keeper)
     attempts = _begin(run, request)
     if attempts is None:
         return None

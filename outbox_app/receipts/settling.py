@@ -1,14 +1,16 @@
 """Ends of which only the main process of a worker knows: no process of the pool returns from them.
 
 A task that is revoked, expired or terminated, or whose hard time limit is over, is not executed
-again. A worker that was lost is no end, and neither is a copy of a message that is revoked or
-expired while a worker executes the job. The connection is closed after each: children that are
-forked later must not inherit it. If the database is away, the job stays, and is sent again.
+again. A worker that was lost is no end. Neither is a copy of a message that is revoked or expired,
+or whose limit is over, while another worker executes the job, or was lost a moment ago. The
+connection is closed after each: children that are forked later must not inherit it. If the database
+is away, the job stays, and is sent again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -17,6 +19,7 @@ from billiard.exceptions import TimeLimitExceeded
 from ..jobs.message import ADDRESS
 from ..text import get_logger
 from .ledger import Address, Ledger, Seen
+from .run import mark_of
 
 logger = get_logger("outbox_app.receipts")
 
@@ -39,8 +42,17 @@ def settle_revoked(request: Any, terminated: bool = False, **kwargs: Any) -> Non
 
 def settle_hard_limit(task_id: str, exception: Any, **kwargs: Any) -> None:
     if isinstance(exception, TimeLimitExceeded):
-        for request in [each for each in _requests if each.id == task_id]:
-            _end(Address.read(request.request_dict[ADDRESS], task_id), lambda seen: True)
+        from celery.worker.state import active_requests  # only workers have loaded it
+
+        # Celery counts the time since a process took the message, though that may only watch a run.
+        over = [each for each in _requests if each.id == task_id and each not in active_requests]
+        for request in over:
+            job = Address.read(request.request_dict[ADDRESS], task_id)
+            _end(job, partial(_is_run_of, request.worker_pid))
+
+
+def _is_run_of(worker_pid: int, seen: Seen) -> bool:
+    return mark_of(worker_pid) in (seen.token or "")
 
 
 def _end(job: Address | None, is_end: Callable[[Seen], bool]) -> None:

@@ -76,7 +76,7 @@ CASES = {
     ),
     "expired": Case(expired, {}),
     "a soft time limit": Case(of("soft"), {"soft": 1}, {"prefork"}),
-    "a hard time limit": Case(of("hard"), {"hard": 1}, {"prefork"}),
+    "a hard time limit": Case(of("hard"), {"hard": 1}, {"prefork", "gevent"}),
     "a process that dies, acks_late": Case(of("dies_late"), {"dies_late": 2}, {"prefork"}),
 }
 

@@ -123,6 +123,28 @@ def test_a_job_that_is_cancelled_when_its_message_waits(
     assert not left()
 
 
+def test_a_hard_limit_that_is_over_while_it_watches_another_run(
+    alias, app, stage, start_worker, left, client
+):
+    """The worker has not begun the job, so its limit is no end of it."""
+    job = stage("hard")
+    row = StagedJob.objects.using(alias).get()
+    runs = Run.objects.using(alias)
+    run = {"staged_id": row.pk, "token": "other", "worker": "w9", "attempts": 1, "retries": 0}
+    an_hour = DatabaseNow() + timedelta(hours=1)
+    runs.create(**run, started_at=DatabaseNow(), lease_until=an_hour)
+    assert Drain(using=alias).run(once=True).published == 1
+    worker = start_worker(app)
+    over = f"exceeded for hard[{job.id}]"
+    eventually(lambda: worker.log.exists() and over in worker.log.read_text(), "its limit is over")
+    assert client.get("ran:hard") is None
+    runs.update(lease_until=DatabaseNow() - timedelta(seconds=1))
+    turn_back(alias)
+    assert Drain(using=alias).run(once=True).published == 1
+    eventually(lambda: set(left()) == {"Incident"}, "it runs to its limit")
+    assert client.get("ran:hard") == "1"
+
+
 # RabbitMQ would hand the second message to the stopped worker, too, until its heartbeats end.
 @pytest.mark.parametrize("alias", ["default", "postgres"], indirect=True)
 def test_a_worker_that_is_stopped_for_longer_than_its_lease(

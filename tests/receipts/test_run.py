@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.exceptions import TimeLimitExceeded
 from celery import states
 from celery.app.task import Task
 from celery.app.trace import TraceInfo, build_tracer, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
+from celery.worker.state import active_requests
 from django.db import OperationalError, connections, transaction
 from kombu.exceptions import OperationalError as BrokerAway
 
@@ -24,6 +28,7 @@ from outbox_app.jobs.staging import insert
 from outbox_app.models import DeadJob, InboxEntry, Run, StagedJob
 from outbox_app.receipts import keeper, settling, tracer
 from outbox_app.receipts.ledger import Ledger
+from outbox_app.receipts.run import new_token
 from outbox_app.receipts.tracer import SKIPPED, TracerAttribute, with_receipt
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -77,6 +82,15 @@ def execute_with_celery(task: Any, request: dict[str, Any]) -> Any:
     """Give a message to Celery's own tracer of the task, wrapped."""
     trace = with_receipt(task, build_tracer(task.name, task, app=task.app))
     return trace(request["id"], (), {}, {**request, "args": [], "kwargs": {}})
+
+
+@dataclass(eq=False)
+class Request:
+    """What the main process of a worker has of a message."""
+
+    id: str
+    worker_pid: int
+    request_dict: dict[str, Any]
 
 
 def nothing() -> None: ...
@@ -259,6 +273,22 @@ def test_a_revoked_copy_ends_no_job_that_is_executed(alias, message, seconds, te
     hold(alias, request, seconds=seconds)
     revoked = SimpleNamespace(id=request["id"], outbox_row=request["outbox_row"])
     settling.settle_revoked(revoked, terminated=terminated, signum=None, expired=True)
+    assert left(alias) == rows
+
+
+@pytest.mark.parametrize(
+    ("token", "is_active", "rows"),
+    [(None, False, (0, 0)), ("other", False, (1, 1)), (None, True, (1, 1))],
+)
+def test_a_hard_limit_ends_the_run_of_its_process(alias, message, token, is_active, rows):
+    """Not another's; nor that of a second job with the same task id, which is still active."""
+    request = message()
+    hold(alias, request, token=token or new_token())
+    received = Request(request["id"], os.getpid(), request)
+    settling.remember(received)
+    if is_active:
+        active_requests.add(received)
+    settling.settle_hard_limit(request["id"], TimeLimitExceeded(1))
     assert left(alias) == rows
 
 
