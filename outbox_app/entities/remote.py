@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +84,7 @@ class CommandService(Service):
         """Let the service execute commands of one type, in as few requests as fit, each once.
 
         Commands for one entity keep their order and share transactions. One that fails leaves the
-        others as they are.
+        others as they are; after a request without an answer no other is sent.
 
         Args:
             type: The type of the entities, with its app: "bank.account".
@@ -91,14 +92,15 @@ class CommandService(Service):
                 ``execute``. A request has at most 1,000 of them, and 4 MiB.
             timeout: Seconds for all requests together, if less than ``DEADLINE``.
             return_exceptions: Return a command's error in place of its answer. Default: the first
-                error is raised, after all commands have been sent.
+                error is raised, after the last request.
 
         Returns:
             The answers, in the order of the commands.
 
         Raises:
             EntityError, OutcomeUnknown, PeerError: As ``execute``. After a request without an
-                answer, ``OutcomeUnknown`` for each of its commands: repeat them with their ids.
+                answer, ``OutcomeUnknown`` for each of its commands, and ``PeerUnavailable`` for
+                those that were not sent: repeat all of them with their ids, in their order.
         """
         deadline, peer = deadline_after(timeout, self.deadline), peer_named(self.name, KEEPER)
         answers: list[Any] = []
@@ -109,16 +111,8 @@ class CommandService(Service):
                 answers.append(None)
             except InvalidCommand as error:
                 answers.append(error)
-        parts = chunks(
-            calls,
-            rows=LIMITS["commands"],
-            bytes=LIMITS["bytes"] - 2,
-            size=lambda number: len(written(command_object(calls[number]))) + 1,
-        )
-        for part in parts:
-            found = _execute_many(self, peer, type, [calls[number] for number in part])
-            for number, answer in zip(part, found, strict=True):
-                answers[number] = answer
+        for number, answer in _execute_many(self, peer, type, calls).items():
+            answers[number] = answer
         for answer in answers:
             if isinstance(answer, Exception) and not return_exceptions:
                 raise answer
@@ -164,24 +158,51 @@ def _execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
     return _outcome(service.name, request, *answer)
 
 
-def _execute_many(service: Service, peer: Peer, type: str, calls: Sequence[Call]) -> list[Any]:
-    """Let one of the servers of a service execute commands; return their answers and errors."""
-    name, payload = service.name, [command_object(each) for each in calls]
-    try:
-        status, content = _send(service, peer, type.lower(), payload, calls[0].deadline)
-        if status == 413 and len(calls) > 1:  # only the peer knows its limits
-            halves = calls[: len(calls) // 2], calls[len(calls) // 2 :]
-            return [each for half in halves for each in _execute_many(service, peer, type, half)]
+def _execute_many(
+    service: Service, peer: Peer, type: str, calls: Mapping[int, Call]
+) -> dict[int, Any]:
+    """Let the servers of a service execute commands; return their answers and errors.
+
+    After a request without an answer no other is sent: its commands would overtake those that the
+    caller has to repeat.
+    """
+    name, objects = service.name, {n: command_object(each) for n, each in calls.items()}
+    parts = deque(
+        chunks(
+            calls,
+            rows=LIMITS["commands"],
+            bytes=LIMITS["bytes"] - 2,
+            size=lambda n: len(written(objects[n])) + 1,
+        )
+    )
+    found: dict[int, Any] = {}
+    while parts:
+        part = parts.popleft()
+        payload, deadline = [objects[n] for n in part], calls[part[0]].deadline
+        try:
+            status, content = _send(service, peer, type.lower(), payload, deadline)
+            if status == 413 and len(part) > 1:  # only the peer knows its limits
+                half = len(part) // 2
+                parts.extendleft((part[half:], part[:half]))
+                continue
+            if status == 200 and (not isinstance(content, list) or len(content) != len(part)):
+                raise PeerUnavailable(f"The service {name!r} has not answered each command.")
+        except PeerUnavailable as error:
+            found = {n: _unanswered(name, calls[n], error) for n in part} | found
+            break
         if status != 200:  # to the whole request
-            return [_answer(name, each, status, content) for each in calls]
-        if not isinstance(content, list) or len(content) != len(calls):
-            raise PeerUnavailable(f"The service {name!r} has not answered each command.")
-    except PeerUnavailable as error:
-        return [_unanswered(name, each, error) for each in calls]
-    return [
-        _answer(name, call, each.get("status") if isinstance(each, dict) else None, each)
-        for call, each in zip(calls, content, strict=True)
-    ]
+            found = {n: _answer(name, calls[n], status, content) for n in part} | found
+            if isinstance(found[part[0]], OutcomeUnknown):
+                break
+            continue
+        for n, each in zip(part, content, strict=True):
+            own = each.get("status") if isinstance(each, dict) else None
+            found[n] = _answer(name, calls[n], own, each)
+        without_room = [n for n, each in zip(part, content, strict=True) if each is None]
+        if 0 < len(without_room) < len(part):  # a repeat finds their answers
+            parts.appendleft(without_room)
+    not_sent = "Not sent: an earlier request of this call had no answer. Send the command again."
+    return dict.fromkeys(calls, PeerUnavailable(not_sent, sent=False)) | found
 
 
 def _send(

@@ -258,16 +258,67 @@ def test_answers_that_do_not_fit(
     shop: Any,
     monkeypatch: Any,
 ) -> None:
-    """They were executed: a repeat of their commands finds them."""
-    asked = [take(1, f"k-{n}") for n in range(5)]
-    monkeypatch.setattr(views, "fitting", lambda answers: [*answers[:3], None, None])
+    """They were executed: a repeat of their commands finds them, before others are sent."""
+    fitting, sizes = views.fitting, []
+
+    def two(answers: Any) -> Any:
+        sizes.append(len(answers))
+        return [*fitting(answers[:2]), *[None] * len(answers[2:])]
+
+    monkeypatch.setattr(views, "fitting", two)
+    monkeypatch.setitem(peers.LIMITS, "commands", 5)
+    answers = shop.execute_many(TYPE, [take(1, f"k-{n}") for n in range(6)])
+    assert [each.version for each in answers] == list(range(2, 8))
+    assert sizes == [5, 3, 1, 1]
+    monkeypatch.setattr(views, "fitting", lambda answers: [None] * len(answers))
+    with pytest.raises(OutcomeUnknown):
+        shop.execute_many(TYPE, [take(1, "k-1"), take(1, "k-2")])
+    assert len(versions()) == 7
+
+
+@one
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_repeat_for_answers_without_room_gets_none(
+    alias: str, account: None, shop: Any, monkeypatch: Any, sent: bool
+) -> None:
+    """Its commands were sent before, and executed."""
+    call, requests = client.call, []
+
+    def once(*args: Any, **options: Any) -> Any:
+        requests.append(args)
+        if len(requests) > 1:
+            raise PeerUnavailable("gone", sent=sent)
+        return call(*args, **options)
+
+    monkeypatch.setattr(client, "call", once)
+    monkeypatch.setattr(views, "fitting", lambda answers: [*answers[:-1], None])
+    asked = [take(1, f"k-{n}") for n in range(3)]
     answers = shop.execute_many(TYPE, asked, return_exceptions=True)
-    assert [type(each) for each in answers] == [Outcome] * 3 + [OutcomeUnknown] * 2
-    monkeypatch.undo()
-    assert [each.response for each in shop.execute_many(TYPE, asked[3:])] == [
-        *({"balance": 6}, {"balance": 5})
-    ]
-    assert len(versions()) == 6
+    assert [type(each) for each in answers] == [Outcome, Outcome, OutcomeUnknown]
+
+
+@one
+@pytest.mark.parametrize("lost", [PeerUnavailable("gone"), (503, None), (200, [])], ids=str)
+def test_no_command_overtakes_one_that_is_to_be_repeated(
+    alias: str, account: None, shop: Any, monkeypatch: Any, lost: Any
+) -> None:
+    requests = []
+
+    def lose(*args: Any, **options: Any) -> Any:
+        requests.append(args)
+        if isinstance(lost, Exception):
+            raise lost
+        return lost
+
+    monkeypatch.setitem(peers.LIMITS, "commands", 2)
+    asked = [take(1, f"k-{n}") for n in range(5)]
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "call", lose)
+        answers = shop.execute_many(TYPE, asked, return_exceptions=True)
+    assert [type(each) for each in answers] == [OutcomeUnknown] * 2 + [PeerUnavailable] * 3
+    assert not any(each.sent for each in answers[2:])
+    assert len(requests) == 1
+    assert [each.version for each in shop.execute_many(TYPE, asked)] == list(range(2, 7))
 
 
 @one
