@@ -103,8 +103,8 @@ def test_machines_are_lost_and_hang(alias, new_log, cluster, typed, tmp_path, po
     timeout = f"--conf spark.network.timeout={patience(8):.0f}s"
     timeout += " --conf spark.network.timeoutInterval=1s"
     timeout += " --conf spark.executor.heartbeatInterval=1s"
-    again = typed("python", timeout, OUTBOX_FAILPOINT="archive_copied=stop@2")
-    [driver] = eventually(lambda: cluster.stopped(again), "what was copied", SECONDS * 2)
+    again = typed("python", timeout, OUTBOX_FAILPOINT="archive_planned=stop@2")
+    [driver] = eventually(lambda: cluster.stopped(again), "the plan of a batch", SECONDS * 2)
     lock, unlock, waiting = LOCKS[alias]
     with Session(alias) as holder, Session(alias) as other:
         holder.begin().sql(lock)
