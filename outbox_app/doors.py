@@ -50,7 +50,7 @@ KINDS = {
         "%(count)s shards have no owner: their jobs do not leave until a drainer takes them.", "n"),
         _("Start a drainer if this lasts.")),
     "not_started": ProblemKind(
-        50, BAD, ngettext_lazy(
+        45, BAD, ngettext_lazy(
         "No worker has started %(count)s sent job within its limit.",
         "No worker has started %(count)s sent jobs within their limit.", "n"),
         _("A worker of these queues has gone silent, is missing, or has too much to do: see what "

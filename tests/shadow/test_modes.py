@@ -13,5 +13,5 @@ def test_it_is_there_with_its_app_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.shadow_mode() is producer
     others = tuple(doors for doors in calls.all_doors() if doors.name != "shadow")
     monkeypatch.setattr(calls, "all_doors", lambda: others)
-    with pytest.raises(ImproperlyConfigured, match=r'Add "outbox_app\.shadow",'):
+    with pytest.raises(ImproperlyConfigured, match=r'Add "outbox_app\.shadow" to'):
         calls.shadow_mode()
