@@ -43,6 +43,8 @@ logger = get_logger("outbox_app.immediate")
 
 #: The most jobs of one transaction that leave immediately: with more, a drainer is faster.
 MOST = 500
+#: Seconds to wait for a worker that has its row locked, as it begins the job on MySQL or MariaDB.
+LOCKED_SECONDS = 0.01
 
 
 class Overdue(BrokerUnavailable):
@@ -172,7 +174,9 @@ class CommitBatch:
     def _settle(self, accepted: list[Row]) -> None:
         awaited = [(row.id, row.task_id) for row in accepted if row.receipt is not None]
         delete([(r.id, r.task_id) for r in accepted if r.receipt is None], using=self.using)
-        mark_sent(awaited, using=self.using)
+        if mark_sent(awaited, using=self.using) < len(awaited):
+            time.sleep(LOCKED_SECONDS)
+            mark_sent(awaited, using=self.using)
 
     def _publish_app(self, app: str, rows: list[Row]) -> PublishResult:
         timeout = outbox_settings().IMMEDIATE_TIMEOUT

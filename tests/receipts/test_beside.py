@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 from django.db import connections, transaction
 
+from outbox_app.jobs import immediate
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
 
@@ -36,6 +38,29 @@ def test_one_that_leaves_right_after_the_commit(alias, app):
     [headers] = received(app)
     assert headers["outbox_row"] == f"{job.pk}@{alias}@{job.task_id}"
     assert Drain(using=alias).run(once=True).published == 0
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+def test_a_worker_that_begins_an_immediate_job_delays_its_mark(alias, app, monkeypatch):
+    mark, marked = immediate.mark_sent, []
+    other: Any = connections[alias].copy()
+    other.inc_thread_sharing()
+
+    def while_locked(rows: Any, *, using: str) -> int:
+        if not marked:
+            other.set_autocommit(False)
+            with other.cursor() as cursor:
+                sql = "SELECT * FROM outbox_stagedjob WHERE id = %s LOCK IN SHARE MODE"
+                cursor.execute(sql, [rows[0][0]])
+        marked.append(mark(rows, using=using))
+        other.rollback()
+        return int(marked[-1])
+
+    monkeypatch.setattr(immediate, "mark_sent", while_locked)
+    with closing(other), transaction.atomic(using=alias):
+        app.send_task("work", (1,), immediate=True)
+    assert marked == [0, 1]
+    assert StagedJob.objects.using(alias).get().publishes == 1
 
 
 def test_jobs_of_a_key_leave_in_order_and_wait_for_no_receipt(alias, app):
