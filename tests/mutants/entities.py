@@ -150,7 +150,7 @@ BUGS = [
         "half-of-a-list-refuses-the-other",
         "P9",
         "entities/remote.py",
-        [("if status == 413 and len(calls) > 1:", "if False:")],
+        [("if status == 413 and len(part) > 1:", "if False:")],
         ["tests/door/test_many_commands.py::test_less_than_others_may_send"],
         "A command that is too large costs the others of its list their execution.",
     ),
