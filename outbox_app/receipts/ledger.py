@@ -133,13 +133,19 @@ class Ledger:
 
     def end(self, job: Address, *, has_entry: bool = False) -> None:
         """Delete the row of an ended job, its run, and its entry in the inbox of this alias."""
+        # Ids may be given out again: the run may be that of another job.
+        run = (
+            "DELETE FROM {r} WHERE staged_id = %s AND {bounded} "
+            "AND NOT EXISTS (SELECT 1 FROM {j} WHERE id = %s AND task_id <> %s)"
+        )
+        of_run = [job.id, job.id, job.task_id]
         if self.vendor == "postgresql":
             entry = "e AS (DELETE FROM {i} WHERE job_id = %s), " if has_entry else ""
             sql = (
-                f"WITH {entry}r AS (DELETE FROM {{r}} WHERE staged_id = %s AND {{bounded}}) "
+                f"WITH {entry}r AS ({run}) "
                 "DELETE FROM {j} WHERE id = %s AND task_id = %s AND {bounded}"
             )
-            params = [job.task_id] * has_entry + [job.id, job.id, job.task_id]
+            params = [job.task_id] * has_entry + [*of_run, job.id, job.task_id]
             with self._cursor() as cursor:
                 self._run(cursor, sql, params)
             return
@@ -147,7 +153,7 @@ class Ledger:
         with self._cursor() as cursor:
             sql = "DELETE FROM {j} WHERE id = %s AND task_id = %s"
             self._run(cursor, sql, [job.id, job.task_id])
-            self._run(cursor, "DELETE FROM {r} WHERE staged_id = %s", [job.id])
+            self._run(cursor, run, of_run)
             if has_entry:
                 self._run(cursor, "DELETE FROM {i} WHERE job_id = %s", [job.task_id])
 

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.staging import insert
 from outbox_app.models import DeadJob, InboxEntry, Run, StagedJob
 from outbox_app.receipts import keeper, settling, tracer
-from outbox_app.receipts.ledger import Ledger
+from outbox_app.receipts.ledger import Address, Ledger
 from outbox_app.receipts.run import new_token
 from outbox_app.receipts.tracer import SKIPPED, TracerAttribute, with_receipt
 
@@ -141,6 +142,17 @@ def test_one_whose_row_is_another_job_s_is_skipped(alias, work, message, other):
     StagedJob.objects.using(alias).update(task_id=other)
     assert execute(work, request, never) == SKIPPED
     assert left(alias) == (1, 0)
+
+
+def test_the_end_of_a_job_leaves_the_run_of_another_that_has_its_id(alias, message):
+    request = message()
+    hold(alias, request)
+    staged = int(request["outbox_row"].partition("@")[0])
+    with closing(Ledger(alias)) as ledger:
+        ledger.end(Address(staged, alias, "0"))
+        assert left(alias) == (1, 1)
+        ledger.end(Address(staged, alias, request["id"]))
+        assert left(alias) == (0, 0)
 
 
 @pytest.mark.parametrize("header", ["x", 7, "", "7@default", "x@default@child"])
