@@ -24,7 +24,8 @@ def running(ids: Collection[int], *, using: str) -> set[int]:
 def lock_idle(ids: Collection[int], *, using: str) -> set[int]:
     """Lock rows, in a transaction, until its end; return the ids of those that nothing executes.
 
-    Their runs, of workers that were lost, are deleted.
+    Their runs, of workers that were lost, are deleted. At REPEATABLE READ PostgreSQL hides a run
+    that was begun since the first query of the transaction.
     """
     rows: Any = StagedJob.objects.using(using).filter(pk__in=ids).order_by("pk")
     locked = set(rows.select_for_update().values_list("pk", flat=True))

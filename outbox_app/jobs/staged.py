@@ -58,7 +58,9 @@ def cancel(
 
     Both happen at the commit if a transaction is open. Celery is asked in any case, as a drainer
     may be publishing the job at this moment: running workers then skip it, unless it has begun. A
-    job with a receipt is cancelled for certain until a worker begins it, without asking Celery.
+    job with a receipt is cancelled for certain until a worker begins it, without asking Celery. In
+    a transaction at REPEATABLE READ or SERIALIZABLE on PostgreSQL, call it first: a job that a
+    worker has begun since the first query counts as not begun.
 
     Args:
         task_id: The id of the task, as its ``AsyncResult`` has it.
@@ -182,7 +184,7 @@ def cancel_for(
         # Read before the transaction: inside it MariaDB may refuse to change rows that others have
         # deleted since they were read (1020).
         found = list(rows.filter(pk__in=ids).order_by("id").only("pk", "receipt"))
-        with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db):
+        with atomic_with_lock_wait(LOCK_SECONDS, using=rows.db, read_committed=True):
             return len(_taken(rows, found))
 
     found = run_for(jobs, act, order=ORDER, until=until, **options)

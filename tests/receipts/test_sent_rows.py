@@ -7,14 +7,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connections, transaction
 
 from outbox_app.database.clock import DatabaseNow
-from outbox_app.jobs import requeue_dead
-from outbox_app.jobs.drain import resending
+from outbox_app.exceptions import NoReceipt
+from outbox_app.jobs import requeue_dead, staged
+from outbox_app.jobs.drain import dead_rows, resending
 from outbox_app.jobs.drain.app_drain import AppDrain
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.drain.incidents import record_takeover
+from outbox_app.jobs.runs import lock_idle
 from outbox_app.jobs.staged import cancel, reschedule
 from outbox_app.models import DeadJob, Incident, Run, StagedJob
 from outbox_app.receipts.ledger import Address, Ledger
@@ -257,6 +259,40 @@ def test_a_transaction_that_could_not_cancel_a_job_lets_its_lease_be_renewed(ali
     with closing(Ledger(alias)) as ledger, transaction.atomic(using=alias):
         assert not cancel(result.id, using=alias, app=app)
         ledger.renew([(row(alias).pk, "t")], seconds=90)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_who_gives_a_job_up_sees_what_was_begun(alias, app, stage, monkeypatch):
+    """At REPEATABLE READ a worker that begins it changes no row that a lock would notice."""
+    levels = []
+    connection = connections[alias]
+
+    def look(*args: Any, **options: Any) -> set[int]:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            levels.append(cursor.fetchone()[0])
+        return lock_idle(*args, **options)
+
+    for module in (staged, dead_rows):
+        monkeypatch.setattr(module, "lock_idle", look)
+    session = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL"
+    with connection.cursor() as cursor:
+        cursor.execute(f"{session} REPEATABLE READ")
+    try:
+        for give_up in (
+            lambda job: dead_rows.move_to_dead(job, NoReceipt("lost"), using=alias),
+            lambda job: staged.cancel_for(
+                StagedJob.objects.using(alias), until=job.pk, asked=job.now
+            ),
+        ):
+            stage()
+            drain(alias)
+            give_up(row(alias))
+            assert not StagedJob.objects.using(alias).exists()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"{session} READ COMMITTED")
+    assert levels == ["read committed"] * 2
 
 
 def test_a_sent_job_is_not_rescheduled(alias, app, stage):

@@ -38,7 +38,7 @@ def move_to_dead(
         staged = staged.filter(publishes=row.publishes)
     found = staged.first()  # before the transaction: see ``staged.cancel_for``
     skips = not waits and connections[using].features.has_select_for_update_skip_locked
-    with atomic_with_lock_wait(LOCK_SECONDS, using=using):
+    with atomic_with_lock_wait(LOCK_SECONDS, using=using, read_committed=True):
         if skips and not staged.select_for_update(skip_locked=True).values_list("pk"):
             return None
         # A worker may begin it at this moment, as its message may still come.
