@@ -236,6 +236,7 @@ class Template:
         options = {**route, **options}
         #: Names of options and headers that were chosen, so they do not follow from the job.
         self.chosen = {*options, *(options.get("headers") or ())}
+        self.chosen |= {name.removesuffix("repr") for name in options}  # as an event has them
         self.properties = {
             name: each for name, each in producer.options.items() if name not in _NO_PROPERTIES
         }

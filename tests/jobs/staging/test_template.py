@@ -206,6 +206,16 @@ def test_a_template_makes_all_but_two(options, conf):
     app.close()
 
 
+def test_a_chosen_text_that_is_also_the_first_job_s_stays_in_the_event():
+    app = app_with_tasks(task_send_sent_event=True)
+    task, options = app.tasks["anything"], {"argsrepr": "()", "kwargsrepr": "{}"}
+    signatures = [task.s(), task.s(), task.s(1, x=1)]
+    rows, by_template = made(app, signatures, options, with_templates=True)
+    assert rows == made(app, signatures, options, with_templates=False)[0]
+    assert by_template == 1
+    app.close()
+
+
 def test_kinds_are_forgotten_so_that_memory_stays_bounded():
     """As where each job has headers of its own."""
     app = app_with_tasks()
