@@ -26,7 +26,7 @@ for folder in sorted(PYENV.glob("versions/3.*/bin")):
 
 EXTRAS = ("postgres", "mysql", "redis", "prometheus", "door", "coordination", "tasks", "example")
 #: Packages of the group "test". The others check types, or are for tests that do not run here.
-RUNNERS = ("hypothesis", "opentelemetry-sdk", "pytest", "pyyaml")
+RUNNERS = ("httpx2", "hypothesis", "opentelemetry-sdk", "pytest", "pyyaml")
 ROOMS = ("admin", "checks", "django_tasks", "door", "entities", "events", "ids", "jobs", "mixin")
 ROOMS += ("monitoring", "prepared", "process", "shadow", "testing", "text")
 #: Versions of Python and Django. Celery and all other packages are the newest ones.
