@@ -1,7 +1,7 @@
 """The tables of a database, looked up as its server compares their names.
 
 SQLite, and MySQL with ``lower_case_table_names``, ignore the case of a name. Such a MySQL lists all
-names in lower case, whatever a model's ``db_table`` is.
+names in lower case, also where a model's ``db_table`` has capitals.
 """
 
 from __future__ import annotations

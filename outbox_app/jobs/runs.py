@@ -1,7 +1,7 @@
 """The runs of jobs with receipts, as those who act on a row see them: what a worker executes stays.
 
 A worker that begins a job locks its row for the moment in which it inserts the run (see
-``receipts.ledger``). So whoever has locked the row first, and then looks for a run, knows.
+``receipts.ledger``). So a process that locks the row first, and then looks for a run, knows.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Ledger:
     def begin(
         self, job: Address, *, worker: str, token: str, retries: int, seconds: float
     ) -> int | None:
-        """Begin a job, unless its row is gone, or somebody runs it. Return which attempt it is."""
+        """Begin a job, unless its row is gone, or a worker runs it. Return which attempt it is."""
         values = ["worker", "token", "retries", "started_at", "lease_until"]
         insert = (
             "INSERT INTO {r} (staged_id, attempts, worker, token, retries, started_at, lease_until)"
@@ -149,7 +149,7 @@ class Ledger:
             with self._cursor() as cursor:
                 self._run(cursor, sql, params)
             return
-        # The row first: without it, no other worker begins the job, whatever happens in between.
+        # The row first: without it, no other worker begins the job, even if this one ends here.
         with self._cursor() as cursor:
             sql = "DELETE FROM {j} WHERE id = %s AND task_id = %s"
             self._run(cursor, sql, [job.id, job.task_id])

@@ -1,6 +1,6 @@
 """One attempt of a worker to execute a job with a receipt.
 
-A job whose run has a lease is executed by somebody, or was a moment ago: its worker may be lost, or
+A job whose run has a lease is executed by a worker, or was a moment ago: its worker may be lost, or
 the job may have retried itself. So the run is watched. If its lease is renewed, this message is a
 copy. If the lease ends, or the run is gone and the row is not, this worker begins the job.
 """
@@ -89,7 +89,7 @@ def new_token() -> str:
 
 
 def begin(task: Any, job: Address, request: Mapping[str, Any]) -> JobRun | None:
-    """Begin a job, or return None: it has ended, or was cancelled; or somebody else runs it."""
+    """Begin a job, or return None: it has ended, or was cancelled; or another worker runs it."""
     receipt = receipt_of(task, task.name)
     most = receipt.attempts if receipt else ATTEMPTS
     keeper = keeper_of(job.alias)
@@ -148,7 +148,7 @@ def _bury(run: JobRun, task: str, most: int) -> None:
         "what kills workers (memory, time limits), and in their logs for an internal error of "
         "Celery (no result stored, no next step sent). Then requeue the job."
     )
-    # Its lease ends now: a job that somebody executes is not given up.
+    # Its lease ends now: a job that a worker executes is not given up.
     run.keeper.ledger.renew([(job.id, run.token)], seconds=0)
     row = Row(job.id, 0, "", "", task, job.task_id, "", b"", "")
     try:

@@ -64,7 +64,7 @@ def triggers(alias, columns="id int AUTO_INCREMENT PRIMARY KEY, event bigint"):
 
 
 def test_sixteen_writers_beside_inserts_of_an_unknown_number_of_rows(alias):
-    """With sessions of other increments, and with ids that somebody chose."""
+    """With sessions of other increments, and with ids that a caller chose."""
     names = "(topic, stream, version, type, data, metadata, slice, message_id)"
     values = "'', UUID(), 1, 'other', '{}', '{}', 0, REPLACE(UUID(), '-', '')"
 

@@ -36,7 +36,7 @@ GUILTY = {
 INNOCENT = {
     "run once": [run((2, 3), settled=4)],
     "a lost run, and another one after its lease": [LOST, run((11, 12), settled=13)],
-    "a lost run whose lease nobody knows": [run((2, None), "unknown"), run((3, 4))],
+    "a lost run whose lease is not known": [run((2, None), "unknown"), run((3, 4))],
     "a retry": [run((2, 3), "failed"), run((3, 5), settled=6)],
     "it went on without its lease": [run((2, 9), kept=6), run((7, 8), settled=10)],
     "it ended without its lease, and the other one, too": [

@@ -39,7 +39,7 @@ def test_days_grow_and_leave_with_the_log():
     assert mark.days == {first: [2, "a"], second: [3, "2"]}
     mark = mark.after([file(third, 1, 5), file(third, 1, 6)], END, second, [first, second])
     assert mark.days == {second: [3, "2"], third: [2, "b"]}
-    # Of a day that has left, nobody knows the sum any more.
+    # The sum of a day that has left is not known any more.
     late = mark.after([file(first, 1, 1)], END, first, DAYS)
     assert late.days == mark.days
     assert late.rows == mark.rows + 1

@@ -1,7 +1,7 @@
 """No event is deleted that the archive does not hold as it is in the log: attacks on that promise.
 
-Each attack makes archive and log differ, or lets somebody in between the steps of archiver and
-pruner. Afterwards the row is still in the log, or was in the archive as it was in the log.
+Each attack makes archive and log differ, or lets another session in between the steps of archiver
+and pruner. Afterwards the row is still in the log, or was in the archive as it was in the log.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def test_a_file_that_was_replaced_is_no_reason_to_delete(alias, rows, old, folde
 
 @on("default")
 def test_an_archive_of_other_rows_with_the_same_positions(alias, rows, old, folder, tmp_path):
-    """Its commits and files are whole, but somebody has put another archive in its place."""
+    """Its commits and files are whole, but another archive was put in its place."""
     ids = old(4)
     rows.update(topic="another shop")
     archive(alias, folder)

@@ -1,7 +1,7 @@
 """Reads archives for Django: compares rows before retention deletes them, and returns versions.
 
 Rows are compared with those of the archive in the transaction that deletes them, and are locked
-until its end: nobody changes a row between the comparison and its removal.
+until its end: no session changes a row between the comparison and its removal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares rows of a log with those of its archive, value by value, before they are deleted.
 
 Rows are equal if all columns are that both have, except ``txid``, which ``outbox_rebase`` changes.
-An erased version is equal to the archived one, whatever that has in the columns that are emptied.
+Of an erased version, the columns that an erasure empties are not compared.
 Each file is checked as a whole before a row of it counts. Memory is bounded: only parts of files
 that have some of the rows are decoded, and few of these parts are kept for the next rows.
 """
