@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +16,9 @@ from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, InboxEntry, Incident, Run, StagedJob
 from tests import forking
+from tests.celery_worker import Worker
 from tests.receipts import worker as tasks
 from tests.receipts.settings import RECEIPTS
-from tests.servers.processes import forget_process, kill_trees, spawn
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass
-class Worker:
-    """A worker process with its pool."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def kill(self) -> None:
-        """SIGKILL for all of its processes."""
-        kill_trees([self.process.pid])
-        self.process.wait()
 
 
 @pytest.fixture
@@ -69,13 +52,10 @@ def start_worker(alias: str, redis_url: str, environment: Any, tmp_path: Path) -
 
     def start(app: OutboxCelery, pool: str = "prefork", count: int = 4) -> Worker:
         name = f"w{len(workers)}@{app.main}"
-        options = f"-n {name} -P {pool} -c {count} -l INFO -Q {app.conf.task_default_queue}"
-        command = f"-m celery -A tests.receipts.worker worker {options} --without-gossip"
-        log = tmp_path / f"worker-{len(workers)}.log"
-        process = spawn(
-            [sys.executable, *command.split(), "--without-mingle"],
-            log=log,
-            folder=ROOT,
+        worker = Worker.start(
+            "tests.receipts.worker",
+            f"-n {name} -P {pool} -c {count} -Q {app.conf.task_default_queue}",
+            log=tmp_path / f"worker-{len(workers)}.log",
             environment={
                 **environment(alias),
                 "DJANGO_SETTINGS_MODULE": "tests.receipts.settings",
@@ -83,17 +63,15 @@ def start_worker(alias: str, redis_url: str, environment: Any, tmp_path: Path) -
                 "RECEIPTS_BROKER": app.conf.broker_url,
                 "RECEIPTS_REDIS": redis_url,
             },
-            user=None,
             # gevent replaces what a fork of a prepared process has imported already.
             popen=subprocess.Popen if pool == "gevent" else forking.Popen,
         )
-        workers.append(Worker(process, log))
-        return workers[-1]
+        workers.append(worker)
+        return worker
 
     yield start
     for each in workers:
-        each.kill()
-        forget_process(each.process.pid)
+        each.end()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from django.db import connections, transaction
 from outbox_app.jobs import immediate
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
+from tests.celery_worker import received
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -20,23 +21,13 @@ def app(make_app: Any, receipts: None, redis_url: str) -> Any:
     return make_app(redis_url)
 
 
-def received(app: Any) -> list[Any]:
-    found = []
-    with app.connection_for_read() as connection:
-        queue = app.amqp.queues[app.conf.task_default_queue](connection.default_channel)
-        queue.declare()
-        while (message := queue.get(no_ack=True)) is not None:
-            found.append(message.headers)
-    return found
-
-
 def test_one_that_leaves_right_after_the_commit(alias, app):
     with transaction.atomic(using=alias):
         app.send_task("work", (1,), immediate=True)
     job = StagedJob.objects.using(alias).get()
     assert (job.publishes, job.is_immediate, job.receipt) == (1, None, 3600)
-    [headers] = received(app)
-    assert headers["outbox_row"] == f"{job.pk}@{alias}@{job.task_id}"
+    [message] = received(app)
+    assert message.headers["outbox_row"] == f"{job.pk}@{alias}@{job.task_id}"
     assert Drain(using=alias).run(once=True).published == 0
 
 
@@ -68,7 +59,7 @@ def test_jobs_of_a_key_leave_in_order_and_wait_for_no_receipt(alias, app):
         with transaction.atomic(using=alias):
             app.send_task("work", (n,), ordering_key="k", task_id=f"t{n}")
     assert Drain(using=alias).run(once=True).published == 3
-    assert [headers["id"] for headers in received(app)] == ["t0", "t1", "t2"]
+    assert [message.headers["id"] for message in received(app)] == ["t0", "t1", "t2"]
 
 
 def test_a_dead_job_of_its_key_blocks_none_that_was_sent(alias, app, settings):

@@ -18,9 +18,8 @@ from outbox_app.database.clock import DatabaseNow
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.staging.receipt import Receipt, receipt_of
 from outbox_app.models import Incident, StagedJob
+from tests.celery_worker import received
 from tests.patience import eventually
-
-from .test_sent_rows import take
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/howto/receipts.md").read_text()
 
@@ -62,7 +61,7 @@ def test_the_page_from_on_to_off(
     Drain(using=alias).run(once=True)
     assert sent_line(waiting=1, running=0, again=0, not_started=0) in status()
 
-    assert len(take(app)) == 1  # the broker is emptied
+    assert len(received(app)) == 1  # the broker is emptied
     hours_ago = DatabaseNow() - timedelta(hours=2)
     StagedJob.objects.using(alias).update(sent_at=hours_ago, available_at=hours_ago)
     assert "! No worker has started 1 sent job within its limit." in status()

@@ -20,6 +20,7 @@ from outbox_app.jobs.runs import lock_idle
 from outbox_app.jobs.staged import cancel, reschedule
 from outbox_app.models import DeadJob, Incident, Run, StagedJob
 from outbox_app.receipts.ledger import Address, Ledger
+from tests.celery_worker import received
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -55,17 +56,6 @@ def turn_back(alias: str) -> None:
     StagedJob.objects.using(alias).sent().update(available_at=long_ago)
 
 
-def take(app: Any) -> list[Any]:
-    """Take the messages out of the queue."""
-    found = []
-    with app.connection_for_read() as connection:
-        queue = app.amqp.queues[app.conf.task_default_queue](connection.default_channel)
-        queue.declare()
-        while (message := queue.get(no_ack=True)) is not None:
-            found.append(message)
-    return found
-
-
 def begin(alias: str, job: StagedJob, *, seconds: float = 60) -> None:
     """A worker executes a job."""
     Run.objects.using(alias).create(
@@ -86,7 +76,7 @@ def test_a_sent_row_stays_and_its_message_names_it(alias, app, stage):
     assert (job.publishes, job.receipt, job.task_id) == (1, 3600, result.id)
     assert timedelta(seconds=3590) < job.available_at - job.now <= timedelta(seconds=3600)
     assert drain(alias) == 0
-    [message] = take(app)
+    [message] = received(app)
     assert message.headers["outbox_row"] == f"{job.pk}@{alias}@{job.task_id}"
     jobs = StagedJob.objects.using(alias)
     assert [len(part) for part in (jobs.ready(), jobs.held(), jobs.due(), jobs.sent())] == [
@@ -103,7 +93,7 @@ def test_a_lost_message_is_sent_again_after_its_limit_with_an_incident(alias, ap
         seconds = (job.available_at - job.now).total_seconds()
         assert 0 <= 3600 * 2 ** (publishes - 1) - seconds < 60
         assert Incident.objects.using(alias).filter(kind="no_receipt").count() == publishes - 1
-        assert len(take(app)) == 1  # lost
+        assert len(received(app)) == 1  # lost
         turn_back(alias)
 
 
@@ -116,13 +106,13 @@ def test_it_waits_while_messages_are_in_its_queue(alias, app, stage):
     job = row(alias)
     assert (job.publishes, Incident.objects.using(alias).count()) == (1, 0)
     assert job.available_at > job.now
-    assert len(take(app)) == 1
+    assert len(received(app)) == 1
 
 
 def test_it_waits_while_a_worker_executes_it(alias, app, stage):
     stage()
     drain(alias)
-    take(app)
+    received(app)
     begin(alias, row(alias))
     turn_back(alias)
     assert drain(alias) == 0
@@ -136,7 +126,7 @@ def test_it_waits_while_a_worker_executes_it(alias, app, stage):
 def test_after_five_publishes_without_a_start_it_is_dead(alias, app, stage):
     stage()
     drain(alias)
-    take(app)
+    received(app)
     StagedJob.objects.using(alias).update(publishes=5)
     turn_back(alias)
     assert drain(alias) == 0
@@ -162,7 +152,7 @@ def test_a_retry_while_the_drain_looks_is_not_sent_early(alias, app, stage, monk
     """Neither counted as waiting from now on, nor given up for its earlier publishes."""
     stage()
     drain(alias)
-    take(app)
+    received(app)
     StagedJob.objects.using(alias).update(publishes=1 if waiting else 5)
     turn_back(alias)
     look = resending.running
@@ -193,7 +183,7 @@ def test_a_retry_ends_the_hold_of_immediate_delivery(alias, app, stage):
 def test_a_sent_row_without_a_time_gets_one(alias, app, stage):
     stage()
     drain(alias)
-    take(app)
+    received(app)
     StagedJob.objects.using(alias).update(available_at=None)
     assert drain(alias) == 1
     job = row(alias)
@@ -204,7 +194,7 @@ def test_a_sent_row_without_a_time_gets_one(alias, app, stage):
 def test_one_that_was_begun_is_not_dead_by_its_publishes(alias, app, stage):
     stage()
     drain(alias)
-    take(app)
+    received(app)
     StagedJob.objects.using(alias).update(publishes=5)
     begin(alias, row(alias), seconds=-1)
     turn_back(alias)

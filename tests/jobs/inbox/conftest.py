@@ -56,14 +56,3 @@ def effects(alias: str) -> Callable[[], list[str]]:
 def noted(alias: str) -> Callable[[], list[str]]:
     """``noted()``: the job ids in the inbox."""
     return lambda: sorted(InboxEntry.objects.using(alias).values_list("job_id", flat=True))
-
-
-def received(app: Celery) -> list[Any]:
-    """Take the messages out of the app's queue."""
-    messages = []
-    with app.connection_for_read() as connection:
-        queue = app.amqp.queues[app.conf.task_default_queue](connection.default_channel)
-        queue.declare()
-        while (message := queue.get(no_ack=True)) is not None:
-            messages.append(message)
-    return messages

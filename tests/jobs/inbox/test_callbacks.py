@@ -19,9 +19,9 @@ from outbox_app.events import publish
 from outbox_app.exceptions import CallbackFailed, UnsafeCallback
 from outbox_app.jobs.staging import detector
 from outbox_app.models import InboxEntry, StagedJob
+from tests.celery_worker import received
 from tests.conftest import _missing
 from tests.faults.tools import on
-from tests.jobs.inbox.conftest import received
 from tests.jobs.inbox.worker import deliver, effect
 from tests.jobs.staging.transactions import rolled_back
 

@@ -16,7 +16,7 @@ from django.db import OperationalError, connections
 from outbox_app import idempotent
 from outbox_app.jobs.idempotent import _is_race
 from outbox_app.models import InboxEntry
-from tests.jobs.inbox.conftest import received
+from tests.celery_worker import received
 from tests.jobs.inbox.worker import Delivery, deliver, effect
 from tests.patience import patience
 

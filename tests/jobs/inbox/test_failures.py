@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from outbox_app import idempotent
 from outbox_app.exceptions import InboxError
 from outbox_app.models import StagedJob
-from tests.jobs.inbox.conftest import received
+from tests.celery_worker import received
 from tests.jobs.inbox.worker import deliver, effect
 
 pytestmark = pytest.mark.django_db

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -24,14 +21,11 @@ from outbox_app.database.clock import DatabaseNow
 from outbox_app.exceptions import CallbackFailed
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
-from tests import forking
+from tests.celery_worker import Worker
 from tests.jobs.brokers.redis_proxy import RedisProxy
 from tests.patience import patience
-from tests.servers.processes import forget_process, kill_trees, spawn
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -59,41 +53,23 @@ def start_worker(
 
     def start(app: OutboxCelery) -> Worker:
         queue = app.conf.task_default_queue
-        command = f"-m celery -A tests.jobs.inbox.worker worker -c2 -l INFO -Q {queue}"
-        log = tmp_path / f"worker-{len(workers)}.log"
-        process = spawn(
-            [sys.executable, *command.split(), "--without-gossip", "--without-mingle"],
-            log=log,
-            folder=ROOT,
+        worker = Worker.start(
+            "tests.jobs.inbox.worker",
+            f"-c2 -Q {queue}",
+            log=tmp_path / f"worker-{len(workers)}.log",
             environment={
                 **environment(alias),
                 "INBOX_BROKER": app.conf.broker_url,
                 "INBOX_QUEUE": queue,
                 "INBOX_REDIS": redis_url,
             },
-            user=None,
-            popen=forking.Popen,
         )
-        workers.append(Worker(process, log))
-        return workers[-1]
+        workers.append(worker)
+        return worker
 
     yield start
     for worker in workers:
-        worker.kill()
-        forget_process(worker.process.pid)
-
-
-@dataclass
-class Worker:
-    """A worker process with its pool."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def kill(self) -> None:
-        """SIGKILL for all of its processes."""
-        kill_trees([self.process.pid])
-        self.process.wait()
+        worker.end()
 
 
 @pytest.fixture
