@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from celery.app.task import Task
 from celery.app.trace import TraceInfo, build_tracer, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import active_requests
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, transaction
 from kombu.exceptions import OperationalError as BrokerAway
 
 from outbox_app import idempotent
@@ -31,6 +30,7 @@ from outbox_app.receipts import keeper, settling, tracer
 from outbox_app.receipts.ledger import Address, Ledger
 from outbox_app.receipts.run import new_token
 from outbox_app.receipts.tracer import SKIPPED, TracerAttribute, with_receipt
+from tests.patience import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -114,6 +114,10 @@ def hold(alias: str, request: dict[str, Any], *, seconds: float = 60, **values: 
     return Run.objects.using(alias).create(staged_id=staged, **values, **times)
 
 
+def renew(alias: str, seconds: float) -> None:
+    Run.objects.using(alias).update(lease_until=DatabaseNow() + timedelta(seconds=seconds))
+
+
 def test_the_run_is_there_while_the_body_runs(alias, work, message):
     def body() -> Any:
         run = Run.objects.using(alias).get()
@@ -164,20 +168,33 @@ def test_a_header_that_is_another_message_s_is_no_address(alias, work, message, 
     assert left(alias) == (1, 0)
 
 
-def test_a_copy_is_skipped_once_the_other_worker_renews_its_lease(alias, work, message):
+@pytest.fixture
+def after_looks(monkeypatch):
+    """``after_looks(*steps)``: another worker makes a step after each look at its run."""
+
+    def make(*steps: Any) -> list[Any]:
+        look, left = Ledger.look, list(steps)
+
+        def then(self: Any, *args: Any) -> Any:
+            seen = look(self, *args)
+            if left:
+                left.pop(0)()
+            return seen
+
+        monkeypatch.setattr(Ledger, "look", then)
+        return left
+
+    return make
+
+
+def test_a_copy_is_skipped_once_the_other_worker_renews_its_lease(
+    alias, work, message, after_looks
+):
     request = message()
     hold(alias, request)
-
-    def renew() -> None:
-        time.sleep(0.3)
-        Run.objects.using(alias).update(lease_until=DatabaseNow() + timedelta(seconds=90))
-        connections[alias].close()
-
-    thread = threading.Thread(target=renew)
-    thread.start()
+    steps = after_looks(lambda: None, lambda: renew(alias, 90))
     assert execute(work, request, never) == SKIPPED
-    thread.join()
-    assert left(alias) == (1, 1)
+    assert (steps, left(alias)) == ([], (1, 1))
 
 
 def test_a_lost_worker_s_job_is_taken_over_when_its_lease_ends(alias, work, message):
@@ -192,22 +209,14 @@ def test_a_lost_worker_s_job_is_taken_over_when_its_lease_ends(alias, work, mess
     assert left(alias) == (0, 0)
 
 
-def test_a_retry_waits_for_the_run_that_has_sent_it(alias, work, message):
+def test_a_retry_waits_for_the_run_that_has_sent_it(alias, work, message, after_looks):
     """Although that renews its lease: it is about to end."""
     request = message()
     hold(alias, request)
-
-    def end() -> None:
-        for n in range(3):
-            time.sleep(0.2)
-            Run.objects.using(alias).update(lease_until=DatabaseNow() + timedelta(seconds=90 + n))
-        Run.objects.using(alias).all().delete()
-        connections[alias].close()
-
-    thread = threading.Thread(target=end)
-    thread.start()
+    renewals = [partial(renew, alias, 90 + n) for n in range(3)]
+    steps = after_looks(*renewals, Run.objects.using(alias).all().delete)
     assert execute(work, {**request, "retries": 1}) == SUCCESS
-    thread.join()
+    assert steps == []
 
 
 def test_after_the_last_attempt_it_is_dead(alias, work, message):
@@ -318,11 +327,8 @@ def test_leases_are_renewed(alias, work, message):
     def body() -> Any:
         runs = Run.objects.using(alias)
         before = runs.get().lease_until
-        deadline = time.monotonic() + 60
         with keeper.keeper_of(alias).ledger._lock:  # a statement of another job waits
-            while runs.get().lease_until == before:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            eventually(lambda: runs.get().lease_until != before)
         return SUCCESS
 
     execute(work, message(), body)
@@ -339,10 +345,7 @@ def test_an_end_that_the_database_refuses_is_repeated(alias, work, message, monk
 
     monkeypatch.setattr(Ledger, "end", fail_once)
     assert execute(work, message()) == SUCCESS
-    deadline = time.monotonic() + 60
-    while left(alias) != (0, 0):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: left(alias) == (0, 0))
 
 
 def test_without_the_database_no_body_runs(alias, work, message, monkeypatch):
