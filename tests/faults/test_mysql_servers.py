@@ -7,7 +7,6 @@ What each test of MySQL runs on anyway, see ``tests.servers.mysql``: GTIDs, a bi
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 
 import pytest
@@ -21,6 +20,7 @@ from outbox_app.events import publish, subscriber
 from outbox_app.events.models import Event
 from outbox_app.events.subscriptions.runner import Runner
 from outbox_app.events.subscriptions.subscriber import subscriber_named
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StagedJob
 from tests import tasks
 from tests.entities.models import Account
@@ -62,13 +62,36 @@ def reads():
         for event in events:
             with connections[subscriber_named("reads").using].cursor() as cursor:
                 cursor.execute("INSERT INTO handled VALUES (%s)", [event.id])
-            time.sleep(0.005)
 
     return subscriber_named("reads")
 
 
+@pytest.fixture
+def in_the_middle():
+    """``in_the_middle(alias, more_than=5)``: a batch stops before its commit, and goes on.
+
+    It is the first one that is not among the first events. Returns the events of both.
+    """
+
+    def make(using, *, more_than):
+        reached, goes_on = threading.Event(), threading.Event()
+
+        def wait():
+            if len(handled(using)) > more_than:
+                reached.set()
+                goes_on.wait(patience())
+
+        set_failpoint("handled", wait)
+        return reached, goes_on
+
+    yield make
+    set_failpoint("handled", None)
+
+
 @pytest.mark.slow
-def test_a_replica_takes_over(alias, django_db_blocker, settings, make_app, redis_url, reads):
+def test_a_replica_takes_over(
+    alias, django_db_blocker, settings, make_app, redis_url, reads, in_the_middle
+):
     """In the middle of a drain and of a subscription, after transactions that were rolled back."""
     app = make_app(redis_url)
     app.task(name="note")(tasks.note)
@@ -91,14 +114,16 @@ def test_a_replica_takes_over(alias, django_db_blocker, settings, make_app, redi
         [gtids] = ask(using, "SELECT @@gtid_executed")
         runner = Runner([reads], interval=0.02, lease_seconds=2.0, batch_size=5)
         thread = threading.Thread(target=runner.run, daemon=True)
+        in_a_batch, has_moved = in_the_middle(using, more_than=5)
         thread.start()
         try:
             with draining(using, batch_size=5, interval=0.05):
-                eventually(lambda: handled(using), "handled")
+                assert in_a_batch.wait(patience())
                 move(using, replica)
                 ask(using, f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{gtids}', 60)")
                 primary.kill()
                 replica.promote()
+                has_moved.set()
                 eventually(lambda: not StagedJob.objects.using(using).exists(), "drained")
                 with transaction.atomic(using=using):
                     publish("after", "made", using=using)
@@ -106,6 +131,7 @@ def test_a_replica_takes_over(alias, django_db_blocker, settings, make_app, redi
                 eventually(lambda: handled(using) == stored(using), "handled")
                 eventually(lambda: not StagedJob.objects.using(using).exists(), "drained")
         finally:
+            has_moved.set()
             runner.stop()
             thread.join(patience())
         assert len(stored(using)) == 121
@@ -114,7 +140,7 @@ def test_a_replica_takes_over(alias, django_db_blocker, settings, make_app, redi
 
 @pytest.mark.slow
 def test_a_dump_is_restored_beside_a_running_subscription(
-    alias, django_db_blocker, settings, make_app, reads
+    alias, django_db_blocker, settings, make_app, reads, in_the_middle
 ):
     """The dump is of one moment: the cursor in it stands before what is not in it."""
     make_app().task(name="note")(tasks.note)
@@ -136,15 +162,18 @@ def test_a_dump_is_restored_beside_a_running_subscription(
 
         runner = Runner([reads], interval=0.02, lease_seconds=2.0, batch_size=5)
         threads = [threading.Thread(target=each, daemon=True) for each in (runner.run, write)]
+        in_a_batch, is_dumped = in_the_middle(using, more_than=20)
         for thread in threads:
             thread.start()
         try:
-            eventually(lambda: len(handled(using)) > 20, "handled")
+            assert in_a_batch.wait(patience())
             server.restore(server.dump("outbox"), "copy")
+            is_dumped.set()
             before = len(handled(using))
             eventually(lambda: len(handled(using)) > before, "goes on")
         finally:
             ended.set()
+            is_dumped.set()
             eventually(lambda: handled(using) == stored(using), "all handled")
             runner.stop()
             for thread in threads:
@@ -154,8 +183,12 @@ def test_a_dump_is_restored_beside_a_running_subscription(
         assert handled(using) != stored(using)
         with transaction.atomic(using=using):
             publish("after", "made", using=using)
-        Runner([reads]).run(once=True)
-        assert handled(using) == stored(using)
+
+        def is_level():
+            Runner([reads]).run(once=True)
+            return handled(using) == stored(using)
+
+        eventually(is_level, "positions of transactions that the dump has not settle first")
 
 
 @pytest.mark.django_db(transaction=True)
