@@ -52,6 +52,23 @@ def element(key: Any = "k-1", **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Method, path, number of commands and limit in bytes of each request that is sent."""
+    made, call = [], client.call
+
+    def note(peer: Any, method: str, path: str, payload: Any, **options: Any) -> Any:
+        made.append((method, path, len(payload), options["most"]))
+        return call(peer, method, path, payload, **options)
+
+    monkeypatch.setattr(client, "call", note)
+    return made
+
+
+def sizes(requests: list[Any]) -> list[int]:
+    return [count for _, _, count, _ in requests]
+
+
+@pytest.fixture
 def post(granted: None, peers: dict[str, Any]) -> Callable[..., Any]:
     """``post(commands)``: a request of billing, signed by hand; ``sent_…`` change after that."""
     pem = peers["billing"]["shop"]["keys"][0]["private"].removeprefix("file:")
@@ -192,18 +209,10 @@ def test_one_post_with_one_signature(
     alias: str,
     account: None,
     shop: Any,
-    monkeypatch: Any,
+    requests: list[Any],
 ) -> None:
-    made = []
-    call = client.call
-
-    def note(peer: Any, method: str, path: str, payload: Any, **options: Any) -> Any:
-        made.append((method, path, len(payload), options["most"]))
-        return call(peer, method, path, payload, **options)
-
-    monkeypatch.setattr(client, "call", note)
     shop.execute_many(TYPE, [take(0, f"k-{n}") for n in range(100)])
-    assert made == [("POST", f"entities/{TYPE}", 100, peers.LIMITS["bytes"])]
+    assert requests == [("POST", f"entities/{TYPE}", 100, peers.LIMITS["bytes"])]
 
 
 @one
@@ -212,24 +221,17 @@ def test_more_than_a_request_may_have(
     account: None,
     shop: Any,
     monkeypatch: Any,
+    requests: list[Any],
 ) -> None:
     """They are sent in several requests: by the limits known here, then by the peer's own."""
-    sizes = []
-    call = client.call
-
-    def note(peer: Any, method: str, path: str, payload: Any, **options: Any) -> Any:
-        sizes.append(len(payload))
-        return call(peer, method, path, payload, **options)
-
-    monkeypatch.setattr(client, "call", note)
     monkeypatch.setitem(peers.LIMITS, "commands", 4)
     asked = [take(0, f"k-{n}") for n in range(10)]
     answers = shop.execute_many(TYPE, asked)
-    assert ([each.version for each in answers], sizes) == ([*range(2, 12)], [4, 4, 2])
-    sizes.clear()
+    assert ([each.version for each in answers], sizes(requests)) == ([*range(2, 12)], [4, 4, 2])
+    requests.clear()
     monkeypatch.setitem(peers.LIMITS, "bytes", 200)
     answers = shop.execute_many(TYPE, asked[:4])
-    assert ([each.replayed for each in answers], sizes) == ([True] * 4, [2, 2])
+    assert ([each.replayed for each in answers], sizes(requests)) == ([True] * 4, [2, 2])
 
 
 @one
