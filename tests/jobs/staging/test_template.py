@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from contextvars import copy_context
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from celery import chord, group
 from celery.app import base
 from celery.app.amqp import AMQP
 from celery.app.task import Task
-from celery.signals import after_task_publish, before_task_publish
+from celery.signals import after_task_publish, before_task_publish, task_sent
 from django.db import transaction
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -307,6 +308,34 @@ def test_what_was_chosen_is_not_taken_for_what_follows_from_a_job():
 
     shown = [json.loads(row["envelope"])["headers"]["argsrepr"] for row in rows]
     assert (shown, by_template) == (["()"] * 5, 3)
+    app.close()
+
+
+@pytest.mark.parametrize("signal", [before_task_publish, task_sent], ids=["before", "sent"])
+def test_a_receiver_that_comes_meanwhile_sees_the_jobs_from_there(signal):
+    app, seen = app_with_tasks(), []
+
+    def receiver(sender, **facts):
+        seen.append(sender)
+
+    receiver.__module__ = PAIRED[0] if signal is task_sent else "project"
+
+    def signatures():
+        for i in range(6):
+            if i == 4:
+                signal.connect(receiver, weak=False)
+            yield app.tasks["anything"].s(i)
+
+    # The app keeps the list of receivers, in whose place Celery 5.5 puts another one when it
+    # removes receivers that are gone.
+    gc.collect()
+    with signal.lock:
+        signal._clear_dead_receivers()
+    try:
+        made(app, signatures(), {}, with_templates=True)
+    finally:
+        signal.disconnect(receiver)
+    assert seen == ["anything"] * 2
     app.close()
 
 
