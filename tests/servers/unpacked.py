@@ -20,7 +20,7 @@ from .install import apt_get
 
 _SOURCE = """\
 Types: deb
-URIs: http://deb.debian.org/debian
+URIs: {address}
 Suites: sid
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
@@ -57,7 +57,7 @@ def _download(packages: Sequence[str], root: Path) -> None:
         for each in ("state", "lists/partial", "cache/archives/partial", "root"):
             (folder / each).mkdir(parents=True)
         (folder / "state/status").touch()
-        (folder / "sid.sources").write_text(_SOURCE)
+        (folder / "sid.sources").write_text(_SOURCE.format(address=_debian()))
         places = {
             "Dir::Etc::sourcelist": folder / "sid.sources",
             "Dir::Etc::sourceparts": "/dev/null",
@@ -77,6 +77,16 @@ def _download(packages: Sequence[str], root: Path) -> None:
         for archive in folder.glob("cache/archives/*.deb"):
             subprocess.run(["dpkg-deb", "-x", archive, folder / "root"], check=True)
         (folder / "root").rename(root)
+
+
+def _debian() -> str:
+    """Return the address from which this machine gets Debian itself."""
+    command = ["apt-get", "indextargets", "--no-release-info", "--format", "$(REPO_URI)"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    for address in found:
+        if address.rstrip("/").endswith("/debian"):
+            return address
+    raise OSError("the sources of apt name no folder 'debian'")
 
 
 def _cache() -> Path:
