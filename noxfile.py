@@ -28,7 +28,7 @@ EXTRAS = ("postgres", "mysql", "redis", "prometheus", "door", "coordination", "t
 #: Packages of the group "test". The others check types, or are for tests that do not run here.
 RUNNERS = ("httpx2", "hypothesis", "opentelemetry-sdk", "pytest", "pyyaml")
 ROOMS = ("admin", "checks", "django_tasks", "door", "entities", "events", "ids", "jobs", "mixin")
-ROOMS += ("monitoring", "prepared", "process", "shadow", "testing", "text")
+ROOMS += ("monitoring", "prepared", "process", "receipts", "shadow", "testing", "text")
 #: Versions of Python and Django. Celery and all other packages are the newest ones.
 NEWEST = [
     ("3.11", "5.2"),
