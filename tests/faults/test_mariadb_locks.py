@@ -133,7 +133,7 @@ def cancel_all(rows, app, last):
 
 
 def bury(rows, app, last):
-    row = SimpleNamespace(id=last.pk, task_id=last.task_id)
+    row = SimpleNamespace(id=last.pk, task_id=last.task_id, publishes=None)
     return dead_rows.move_to_dead(row, ValueError("x"), using=rows.db)
 
 
